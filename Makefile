@@ -1,0 +1,31 @@
+# Two commands on a fresh machine with Python, pip and make:
+#   make demo   sets everything up and trains with progressive resizing on images it makes itself
+#   make test   sets everything up, lints, type-checks and runs the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	$(BIN)/feedline demo-data demo-data
+	$(BIN)/feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2" --batch-size 16 --lr 0.002
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]" torchvision
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo-data runs

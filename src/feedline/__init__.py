@@ -1,0 +1,51 @@
+"""feedline keeps the GPU fed while you train vision models with PyTorch.
+
+Importing this package does nothing: each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feedline.errors import FeedlineError
+    from feedline.images.crops import EvalCrop, TrainCrop
+    from feedline.images.folder import ImageFolder
+    from feedline.loader import DataLoader
+    from feedline.plan.schedule import Phase, Schedule
+
+__all__ = [
+    "DataLoader",
+    "EvalCrop",
+    "FeedlineError",
+    "ImageFolder",
+    "Phase",
+    "Schedule",
+    "TrainCrop",
+    "__version__",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DataLoader": "feedline.loader",
+    "EvalCrop": "feedline.images.crops",
+    "FeedlineError": "feedline.errors",
+    "ImageFolder": "feedline.images.folder",
+    "Phase": "feedline.plan.schedule",
+    "Schedule": "feedline.plan.schedule",
+    "TrainCrop": "feedline.images.crops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'feedline' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

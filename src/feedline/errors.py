@@ -1,0 +1,71 @@
+"""The exceptions, all of them.
+
+FeedlineError
+├── UsageError (ValueError)        an argument, file or folder that cannot be used as asked
+│   ├── ScheduleError              a schedule that does not parse or does not add up
+│   ├── DatasetError               a folder or index that is missing, empty or untidy
+│   └── StateError                 a state of another dataset, seed or schedule
+├── ResourceError (MemoryError)    memory, descriptors or processes this machine does not have
+├── ClosedError (RuntimeError)     you closed the loader and then used it
+├── SampleError (RuntimeError)     one sample could not be loaded; names it
+│   └── ImageError                 an image that cannot be decoded as it claims to be
+└── WorkerError (RuntimeError)     the machinery broke: a worker or the fork server failed
+
+A message says what was asked, what was found, the likely cause and the next step.
+`UsageError` and below end a command with exit status 2.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "DatasetError",
+    "FeedlineError",
+    "ImageError",
+    "ResourceError",
+    "SampleError",
+    "ScheduleError",
+    "StateError",
+    "UsageError",
+    "WorkerError",
+]
+
+
+class FeedlineError(Exception):
+    """The root of every exception that feedline raises on purpose."""
+
+
+class UsageError(FeedlineError, ValueError):
+    """What was asked for cannot be done as asked."""
+
+
+class ScheduleError(UsageError):
+    """A schedule does not parse or does not add up."""
+
+
+class DatasetError(UsageError):
+    """A folder or an index is missing, empty or untidy."""
+
+
+class StateError(UsageError):
+    """A state belongs to another dataset, seed, schedule or version."""
+
+
+class ResourceError(FeedlineError, MemoryError):
+    """The machine lacks the memory, descriptors or processes that were asked for."""
+
+
+class ClosedError(FeedlineError, RuntimeError):
+    """The loader was closed before it was used."""
+
+
+class SampleError(FeedlineError, RuntimeError):
+    """One sample could not be loaded. The message names it."""
+
+
+class ImageError(SampleError):
+    """An image file cannot be decoded as what it claims to be."""
+
+
+class WorkerError(FeedlineError, RuntimeError):
+    """A worker process or the fork server failed beyond repair."""

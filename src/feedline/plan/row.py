@@ -1,0 +1,44 @@
+"""One row of a batch: how it is laid out, and what a source is asked to put there.
+
+`Field` and `Item` are all that the engine and a source share: the engine knows no images,
+and a source knows no slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Field", "Item"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of a batch, described by one of its rows.
+
+    Args:
+        name: what the array is called, e.g. "image".
+        dtype: a numpy dtype string, e.g. "uint8".
+        shape: the shape of one row; () for a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row to be made.
+
+    Args:
+        sample: which sample, in 0 .. len(source) - 1.
+        image_size: side of the square image, in pixels.
+        seed: 64 bits drawn from (seed, epoch, sample); every random choice for the row follows
+            from it, so a row is the same whoever makes it, however often.
+        strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
+    """
+
+    sample: int
+    image_size: int
+    seed: int
+    strength: float

@@ -1,0 +1,49 @@
+"""Randomness that depends on position alone.
+
+splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
+a few integer operations on 64 bits, the same on every platform and in every numpy, which
+promises no stability for its Generator. The global random states are never touched.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Stream", "mix"]
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _scramble(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def mix(*parts: int) -> int:
+    """Fold integers into one well-mixed unsigned 64-bit seed; the order of the parts counts."""
+    z = 0
+    for part in parts:
+        z = _scramble((z + _GAMMA + (part & _MASK)) & _MASK)
+    return z
+
+
+class Stream:
+    """An endless row of random numbers from one 64-bit seed, cheap to make."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed
+
+    def bits(self) -> int:
+        """64 uniform random bits."""
+        self._state = (self._state + _GAMMA) & _MASK
+        return _scramble(self._state)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        """A float in [low, high), from 53 random bits."""
+        return low + (high - low) * ((self.bits() >> 11) * 2.0**-53)
+
+    def below(self, bound: int) -> int:
+        """An integer in 0 .. bound - 1; its bias is below bound / 2**64."""
+        return (self.bits() * bound) >> 64
