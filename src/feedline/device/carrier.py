@@ -1,0 +1,79 @@
+"""How a filled batch gets to the step: what the loader asks of a carrier.
+
+Two carriers keep this protocol: HostCarrier (no device, or device="cpu") and CudaCarrier.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.engine.feed import Flight
+from feedline.engine.ring import Ring
+from feedline.plan.row import Field
+from feedline.trace.split import Timing
+
+__all__ = ["Carrier", "Tensors", "good_rows", "is_image", "to_tensor"]
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Carrier(Protocol):
+    """Takes flights in order, hands their tensors out in the same order.
+
+    For each batch the loader calls `asked`, then `send` unless the batch was sent ahead, then
+    `receive`; after that it may `send` the next one ahead, if `ahead` says so.
+    """
+
+    ahead: bool
+    """Whether a batch may be sent while the one before it is still in use."""
+
+    timing: Timing
+    """Waits, copies and computing of the steps so far."""
+
+    def asked(self) -> None:
+        """The step wants a batch now: whatever passes until `receive` is exposed."""
+        ...
+
+    def send(self, flight: Flight) -> None:
+        """Start a batch on its way. Takes over its slot."""
+        ...
+
+    def receive(self) -> Tensors:
+        """The oldest batch that was sent."""
+        ...
+
+    def reclaim(self, wait: bool) -> None:
+        """Free slots that have been read; `wait` until at least one has."""
+        ...
+
+    def drop(self) -> None:
+        """Give up what was sent and not received; no slot is being read afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Finish all copies and let go of the ring."""
+        ...
+
+
+def is_image(field: Field) -> bool:
+    """Whether a field holds RGB pixels, rows of shape (H, W, 3), uint8."""
+    return field.name == "image" and field.dtype == "uint8" and field.shape[2:] == (3,)
+
+
+def to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
+    """A tensor on an array's memory; pixels as (N, 3, H, W), channels_last in memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.permute(0, 3, 1, 2) if is_image(field) else tensor
+
+
+def good_rows(ring: Ring, flight: Flight) -> tuple[NDArray[np.generic], ...]:
+    """Copies of the rows of a batch that could be made, in order; frees the slot."""
+    rows = flight.batch.rows
+    keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])
+    arrays = tuple(array[keep] for array in ring.view(flight.slot, flight.fields, rows))
+    ring.release(flight.slot)
+    return arrays

@@ -1,0 +1,100 @@
+"""Batches for the CPU.
+
+Guarantees: a tensor handed out is safe to keep. It is the slot itself where that leaves the
+workers enough slots, and a copy otherwise; the slot returns when the tensor is garbage.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
+from feedline.device.normalise import Normalise
+from feedline.engine.feed import Flight
+from feedline.engine.ring import Ring
+from feedline.trace.split import Timing
+
+__all__ = ["HostCarrier"]
+
+_SLOTS_FOR_WORKERS = 2
+
+
+class HostCarrier:
+    """Carries batches to CPU tensors.
+
+    Args:
+        ring: where batches come from.
+        normalise: makes floats of pixels; None hands pixels out as uint8.
+    """
+
+    ahead = False
+
+    def __init__(self, ring: Ring, normalise: Normalise | None) -> None:
+        self._ring = ring
+        self._normalise = normalise
+        self._constants = normalise.constants(torch.device("cpu")) if normalise else None
+        self._flight: Flight | None = None
+        self.timing = Timing()
+        self._asked_s = self._sent_s = self._received_s = 0.0
+
+    def asked(self) -> None:
+        """The step wants a batch now."""
+        self._asked_s = time.perf_counter()
+
+    def send(self, flight: Flight) -> None:
+        """Take a batch over."""
+        self._flight = flight
+        self._sent_s = time.perf_counter()
+
+    def receive(self) -> Tensors:
+        """Its tensors."""
+        assert self._flight is not None, "receive without send"
+        flight, self._flight = self._flight, None
+        tensors = self._tensors(flight)
+        now_s = time.perf_counter()
+        if self._received_s:
+            self.timing.add(
+                wait_ms=1000 * (self._sent_s - self._asked_s),
+                copy_ms=1000 * (now_s - self._sent_s),
+                compute_ms=1000 * (self._asked_s - self._received_s),
+            )
+        self._received_s = now_s
+        return tensors
+
+    def _tensors(self, flight: Flight) -> Tensors:
+        ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows
+        if flight.failures:
+            return self._copies(good_rows(ring, flight), flight)
+        if self._normalise is None and ring.lent < ring.slots - _SLOTS_FOR_WORKERS:
+            lent = ring.lend(slot, fields, rows)
+            return tuple(to_tensor(a, f) for a, f in zip(lent, fields, strict=True))
+        copies = self._copies(ring.view(slot, fields, rows), flight)
+        ring.release(slot)
+        return copies
+
+    def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: Flight) -> Tensors:
+        tensors = []
+        for array, field in zip(arrays, flight.fields, strict=True):
+            tensor = to_tensor(array, field)
+            if self._normalise and self._constants and is_image(field):
+                tensors.append(self._normalise(tensor, self._constants))
+            else:
+                tensors.append(tensor.clone())
+        return tuple(tensors)
+
+    def reclaim(self, wait: bool) -> None:
+        """Slots of the host's batches come back by themselves."""
+        assert not wait, "a host batch holds no slot that could be waited for"
+
+    def drop(self) -> None:
+        """Give up a batch that was sent and not received."""
+        if self._flight is not None:
+            self._ring.release(self._flight.slot)
+            self._flight = None
+
+    def close(self) -> None:
+        """There is nothing to finish."""

@@ -1,0 +1,24 @@
+"""What every worker is doing now, in shared memory.
+
+Each worker writes its own cache line and the trainer reads it: which piece it holds and which
+row it is on. So when a worker dies or hangs, the trainer knows what it held and at which sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BOARD_BYTES", "MAX_SEATS", "board_of"]
+
+MAX_SEATS = 512
+_WORDS = 8  # one cache line of 64 bytes each: no worker slows another down
+BOARD_BYTES = MAX_SEATS * _WORDS * 8
+
+PIECE, ROW = 0, 1
+"""Columns: the piece held, 0 for none; the row of it being made, counted from 0."""
+
+
+def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The board at the head of a block: shape (MAX_SEATS, 8), int64."""
+    return block[:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, _WORDS)

@@ -1,0 +1,140 @@
+"""The workers as a set: what the feed asks of them, whatever road they came by.
+
+Three crews keep this protocol:
+    SocketCrew   fork server, one SEQPACKET socket, memfd: Linux, the default there
+    PipeCrew     spawn, a pipe for each worker, named shared memory: everywhere
+    InlineCrew   no process at all: num_workers=0
+
+Guarantees, of each: a piece that was submitted comes back exactly once, in a `Report`, in the
+`lost` of a `Death`, or from `recall`. A dead worker is replaced by the crew itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.messages import Piece, Report
+from feedline.errors import WorkerError
+
+__all__ = ["Crew", "Death", "check_started", "how_it_ended"]
+
+MAX_FRUITLESS_DEATHS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker died.
+
+    Args:
+        how: what ended it, for a message, e.g. "killed by SIGKILL".
+        lost: ids of the pieces it held, not made.
+        piece: the one of them that it was working on; 0 where none is to blame.
+        row: the row of that piece that it was on, counted from 0.
+    """
+
+    how: str
+    lost: tuple[int, ...] = ()
+    piece: int = 0
+    row: int = 0
+
+
+class Crew(Protocol):
+    """A set of workers that fill pieces in one block of memory."""
+
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The shared memory, shape (bytes,); its head is the board."""
+        ...
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        ...
+
+    def resize(self, workers: int) -> None:
+        """Grow or shrink to so many workers. Those that leave finish their piece first."""
+        ...
+
+    def submit(self, piece: Piece) -> bool:
+        """Queue a piece; False where there is no room now. Never blocks."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """What has happened; blocks until something has, or for `timeout_s` at most."""
+        ...
+
+    def recall(self) -> list[int]:
+        """Take back the pieces that no worker has begun; their ids."""
+        ...
+
+    def busy(self) -> dict[int, tuple[int, int]]:
+        """What the workers hold: seat to (piece, row)."""
+        ...
+
+    def kill(self, seat: int, why: str) -> None:
+        """Kill a worker; its `Death` will say why."""
+        ...
+
+    def restart(self) -> None:
+        """Replace all workers at once and forget all pieces: for a trainer that lost count."""
+        ...
+
+    def close(self) -> None:
+        """End all workers and free all they used. No process is left when this returns."""
+        ...
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words; negative is a signal."""
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    return f"exited with status {status}"
+
+
+def check_started(report: Report) -> Report:
+    """Pass a report on, unless it says that a worker could not open its source.
+
+    Raises:
+        WorkerError: with the worker's own traceback.
+    """
+    if report.id == 0:
+        failure = report.failures[0]
+        raise WorkerError(
+            f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
+            f"In the worker:\n{failure.trace}"
+        )
+    return report
+
+
+class FruitlessDeaths:
+    """Counts workers that die before any worker has done anything; gives up in time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def success(self) -> None:
+        """A worker finished a piece."""
+        self._count = 0
+
+    def death(self, how: str) -> None:
+        """A worker died.
+
+        Raises:
+            WorkerError: too many in a row, and none of them finished a piece.
+        """
+        self._count += 1
+        if self._count >= MAX_FRUITLESS_DEATHS:
+            raise WorkerError(
+                f"{self._count} workers in a row ended before finishing anything (the last was "
+                f"{how}); see their output above, or load one sample with num_workers=0"
+            )

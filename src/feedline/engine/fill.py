@@ -1,0 +1,55 @@
+"""A worker's work: fill the rows of one piece. The same code in a worker and in the trainer.
+
+Guarantees: every row of the piece is tried; a row that fails is reported, never left looking
+like a made one; nothing outside the piece's rows is written.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.board import ROW
+from feedline.engine.layout import arrays
+from feedline.engine.messages import Failure, Piece, Report
+from feedline.engine.source import Source
+from feedline.plan.row import Item
+from feedline.plan.seeds import mix
+
+__all__ = ["fill"]
+
+
+def fill(
+    piece: Piece,
+    source: Source,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    seat: int,
+) -> Report:
+    """Make the rows of `piece` in `block`.
+
+    Args:
+        piece: what to make and where.
+        source: makes the rows.
+        block: the shared memory, shape (bytes,).
+        line: this worker's line of the board; its row is kept up to date.
+        seat: this worker's number, for the report.
+    """
+    started_ns = time.monotonic_ns()
+    failures: list[Failure] = []
+    slot = block[piece.offset : piece.offset + piece.slot_bytes]
+    views = arrays(slot, source.fields(piece.image_size), piece.batch_rows)
+    for k, sample in enumerate(piece.samples.tolist()):
+        line[ROW] = k
+        row = piece.start + k
+        item = Item(sample, piece.image_size, mix(piece.seed, sample), piece.strength)
+        try:
+            source.load(item, tuple([view[row, ...] for view in views]))
+        except (Exception, SystemExit) as error:
+            failures.append(
+                Failure(row, type(error).__name__, str(error), traceback.format_exc(limit=-20))
+            )
+    return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

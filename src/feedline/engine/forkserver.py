@@ -1,0 +1,201 @@
+"""The fork server: a process that has imported what workers need, and forks them in no time.
+
+It belongs to one trainer and serves all its crews. Each crew has a control connection:
+    down  {"do": "fork", "seat": 3}     {"do": "kill", "seat": 3}
+    up    {"seat": 3, "pid": 4711}      {"seat": 3, "pid": 4711, "status": -9}
+          {"seat": 3, "failed": "why it could not be forked"}
+A crew comes by a message on the main connection that carries its descriptors: control, tasks,
+results, block, shipment. When its control connection ends, its workers are killed; when the
+main connection ends, or the trainer is gone, so is everything.
+
+Guarantees: no worker outlives it (the kernel kills them with it), and it does not outlive the
+trainer by more than half a second, even where somebody else inherited the connections.
+Relies on: no thread running when it forks; libraries are held to one thread before import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from feedline.engine import worker
+from feedline.engine.process import end_with_parent, settle
+
+__all__ = ["serve"]
+
+_PARENT_CHECK_S = 0.5
+_MESSAGE_BYTES = 4096
+_CREW_FDS = 5
+
+
+@dataclass(eq=False)
+class _Crew:
+    control: socket.socket
+    tasks_fd: int
+    results_fd: int
+    block_fd: int
+    shipment_fd: int
+    pids: dict[int, int] = field(default_factory=dict)  # by seat
+
+    def close(self) -> None:
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids.values():
+            # Reaped before the trainer sees the results end: then none of them can still write.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.shipment_fd):
+            os.close(fd)
+        self.control.close()
+
+
+def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> None:
+    """Run the fork server until its trainer goes. Does not return.
+
+    Args:
+        main_fd: the main connection, a SEQPACKET socket.
+        trainer: process id of the trainer, this process's parent.
+        preload: modules to import first; one that is missing is left out.
+        tied: whether the trainer's main thread started this process, so that the kernel may
+            kill it with that thread: then a trainer killed during the imports leaves nothing.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if tied:
+        end_with_parent(trainer)
+    try:
+        _serve(main_fd, trainer, preload)
+    finally:
+        os._exit(0)  # the kernel kills the workers; an orderly farewell could only hang
+
+
+def _serve(main_fd: int, trainer: int, preload: Sequence[str]) -> None:
+    for name in preload:
+        # A worker that needs it will say so; without it the start is only slower.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector must not touch pages that workers share
+
+    main = socket.socket(fileno=main_fd)
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    selector = selectors.DefaultSelector()
+    selector.register(main, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    crews: list[_Crew] = []
+    keep_out = [main, woken, waker]
+
+    while os.getppid() == trainer:
+        for key, _ in selector.select(_PARENT_CHECK_S):
+            if key.fileobj is main:
+                message, fds, _, _ = socket.recv_fds(main, _MESSAGE_BYTES, _CREW_FDS)
+                if not message:
+                    return
+                control, tasks, results, block, parcel = fds
+                crew = _Crew(socket.socket(fileno=control), tasks, results, block, parcel)
+                crews.append(crew)
+                selector.register(crew.control, selectors.EVENT_READ, crew)
+            elif key.fileobj is woken:
+                woken.recv(_MESSAGE_BYTES)
+                _reap(crews)
+            elif not _obey(key.data, [*keep_out, *[c.control for c in crews]], selector, crews):
+                selector.unregister(key.data.control)
+                crews.remove(key.data)
+                key.data.close()
+
+
+def _tell(crew: _Crew, **news: object) -> None:
+    with contextlib.suppress(OSError):  # the trainer closed: the next read says so
+        crew.control.send(json.dumps(news).encode())
+
+
+def _reap(crews: list[_Crew]) -> None:
+    for crew in crews:
+        for seat, pid in list(crew.pids.items()):
+            with contextlib.suppress(ChildProcessError):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    del crew.pids[seat]
+                    _tell(crew, seat=seat, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+
+def _obey(
+    crew: _Crew,
+    others: list[socket.socket],
+    selector: selectors.BaseSelector,
+    crews: list[_Crew],
+) -> bool:
+    """Do what a crew's trainer asks; False when it has closed the connection."""
+    try:
+        message = crew.control.recv(_MESSAGE_BYTES)
+    except OSError:
+        return False
+    if not message:
+        return False
+    order = json.loads(message)
+    seat = order["seat"]
+    if order["do"] == "kill":
+        if seat in crew.pids:
+            os.kill(crew.pids[seat], signal.SIGKILL)
+        return True
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _tell(crew, seat=seat, failed=str(error))
+        return True
+    if pid == 0:
+        _be_worker(crew, seat, server, others, selector, crews)
+    crew.pids[seat] = pid
+    _tell(crew, seat=seat, pid=pid)
+    return True
+
+
+def _be_worker(
+    crew: _Crew,
+    seat: int,
+    server: int,
+    others: list[socket.socket],
+    selector: selectors.BaseSelector,
+    crews: list[_Crew],
+) -> None:
+    """The forked child: keeps its own crew's descriptors only, and never returns."""
+    status = 1
+    try:
+        end_with_parent(server)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        selector.close()
+        for connection in others:
+            connection.close()
+        for other in crews:
+            if other is not crew:
+                for fd in (other.tasks_fd, other.results_fd, other.block_fd, other.shipment_fd):
+                    os.close(fd)
+        settle()
+        with socket.socket(fileno=crew.tasks_fd) as tasks:
+            results = socket.socket(fileno=crew.results_fd)
+            worker.run(tasks, results, crew.block_fd, crew.shipment_fd, seat)
+        status = 0
+    except BrokenPipeError:
+        status = 0  # the trainer is gone
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,72 @@
+"""No workers: pieces are filled in the training process, by the same code. num_workers=0."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.board import BOARD_BYTES, board_of
+from feedline.engine.crew import Death
+from feedline.engine.fill import fill
+from feedline.engine.messages import Piece, Report
+from feedline.engine.source import Source
+
+__all__ = ["InlineCrew"]
+
+
+class InlineCrew:
+    """A crew of none, for debugging and for tiny sets.
+
+    Args:
+        source: makes the rows.
+        slots_bytes: memory for all slots.
+    """
+
+    def __init__(self, source: Source, slots_bytes: int) -> None:
+        self._source = source
+        self.block: NDArray[np.uint8] = np.zeros(BOARD_BYTES + slots_bytes, np.uint8)
+        self._queue: deque[Piece] = deque()
+
+    @property
+    def pids(self) -> list[int]:
+        """None."""
+        return []
+
+    def resize(self, workers: int) -> None:
+        """There is nothing to resize."""
+
+    def submit(self, piece: Piece) -> bool:
+        """Queue a piece."""
+        self._queue.append(piece)
+        return True
+
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """Fill one piece, here and now; nothing where `timeout_s` is 0, so prefetch costs none."""
+        if not self._queue or timeout_s == 0:
+            return []
+        piece = self._queue.popleft()
+        return [fill(piece, self._source, self.block, board_of(self.block)[0], 0)]
+
+    def recall(self) -> list[int]:
+        """Take back all queued pieces."""
+        ids = [piece.id for piece in self._queue]
+        self._queue.clear()
+        return ids
+
+    def busy(self) -> dict[int, tuple[int, int]]:
+        """Never anybody."""
+        return {}
+
+    def kill(self, seat: int, why: str) -> None:
+        """There is nobody to kill."""
+
+    def restart(self) -> None:
+        """Forget all pieces."""
+        self._queue.clear()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._queue.clear()
+        self.block = np.empty(0, np.uint8)

@@ -1,0 +1,46 @@
+"""How a batch lies in its slot: one array after another, each on its own cache lines.
+
+Pure arithmetic, done alike in the training process and in the workers.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.plan.row import Field
+
+__all__ = ["PAGE_BYTES", "align", "arrays", "batch_bytes"]
+
+PAGE_BYTES = 4096
+_LINE_BYTES = 64
+
+
+def align(offset: int, to: int) -> int:
+    """The next multiple of `to` at or after `offset`."""
+    return -(-offset // to) * to
+
+
+def _field_bytes(field: Field, rows: int) -> int:
+    return rows * np.dtype(field.dtype).itemsize * prod(field.shape)
+
+
+def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
+    """Bytes that a batch of `rows` rows takes, a whole number of pages."""
+    return align(sum(align(_field_bytes(f, rows), _LINE_BYTES) for f in fields), PAGE_BYTES)
+
+
+def arrays(
+    slot: NDArray[np.uint8], fields: tuple[Field, ...], rows: int
+) -> tuple[NDArray[np.generic], ...]:
+    """A batch's arrays as views of its slot, each of shape (rows, *field.shape)."""
+    views: list[NDArray[np.generic]] = []
+    offset = 0
+    for field in fields:
+        nbytes = _field_bytes(field, rows)
+        view = slot[offset : offset + nbytes].view(field.dtype).reshape(rows, *field.shape)
+        views.append(view)
+        offset += align(nbytes, _LINE_BYTES)
+    return tuple(views)

@@ -1,0 +1,119 @@
+"""One block of memory that all processes of a crew map.
+
+Guarantees: its size is fixed and paid for at creation (no page of it can be missing later, so
+no SIGBUS), and it goes with its processes: nothing stays behind, whoever is killed.
+Relies on: memfd on Linux, which needs no /dev/shm; elsewhere, and on the spawn road,
+`multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+from multiprocessing.shared_memory import SharedMemory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import ResourceError
+from feedline.system import available_memory_bytes
+
+__all__ = ["Memfd", "Named", "require_memory"]
+
+
+def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
+    """Refuse what the machine does not have, before the kernel kills for it.
+
+    Raises:
+        ResourceError: fewer than `nbytes` bytes are available.
+    """
+    available = available_memory_bytes()
+    if nbytes > available:
+        raise ResourceError(
+            f"{purpose} needs {nbytes / 2**20:,.0f} MiB of memory, "
+            f"{available / 2**20:,.0f} MiB are available; {remedy}"
+        )
+
+
+class Memfd:
+    """A block behind a file descriptor. Linux.
+
+    Args:
+        fd: an open memfd; owned from here on.
+        nbytes: its size in bytes.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        # The mapping is closed by the last array on it: batches may outlive the loader.
+        self.array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, nbytes), dtype=np.uint8)
+
+    @classmethod
+    def create(cls, nbytes: int) -> Memfd:
+        """Allocate a block of `nbytes` zero bytes.
+
+        Raises:
+            ResourceError: the kernel would not give that much.
+        """
+        # The fork server hands descriptors on by name of this call: not inheritable otherwise.
+        fd = os.memfd_create("feedline", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            return cls(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise ResourceError(
+                f"cannot allocate {nbytes / 2**20:,.0f} MiB for batches: {error}; "
+                "use a smaller batch_size, image size or prefetch"
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the descriptor and, once no batch uses it, of the memory."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self.array = np.empty(0, np.uint8)
+
+
+class Named:
+    """A block behind a name, for the spawn road.
+
+    Args:
+        name: of an existing block to attach to; None makes a new one of `nbytes` bytes.
+        nbytes: its size in bytes.
+
+    Raises:
+        ResourceError: /dev/shm has too little room.
+    """
+
+    def __init__(self, name: str | None, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._owner = name is None
+        if name is None and sys.platform == "linux":
+            room = os.statvfs("/dev/shm")
+            if nbytes > room.f_bavail * room.f_frsize:
+                raise ResourceError(
+                    f"batches need {nbytes / 2**20:,.0f} MiB of /dev/shm, which has "
+                    f"{room.f_bavail * room.f_frsize / 2**20:,.0f} MiB left; use "
+                    'start_method="forkserver", which needs none, or smaller batches'
+                )
+        self._memory = SharedMemory(name=name, create=name is None, size=nbytes)
+        self.name = self._memory.name
+        assert self._memory.buf is not None
+        self.array: NDArray[np.uint8] = np.frombuffer(
+            self._memory.buf, dtype=np.uint8, count=nbytes
+        )
+
+    def close(self) -> None:
+        """Unlink the block if it is ours; its memory goes with the last array on it."""
+        self.array = np.empty(0, np.uint8)
+        if self._owner:
+            self._owner = False
+            with contextlib.suppress(FileNotFoundError):
+                self._memory.unlink()
+        # Batches still in a user's hands keep the mapping; it is unmapped with them.
+        with contextlib.suppress(BufferError):
+            self._memory.close()

@@ -1,0 +1,187 @@
+"""Workers by spawn, each with a pipe of its own. Works on every platform; tested on Linux.
+
+Guarantees: as every crew. Since the trainer deals pieces out, it knows what each worker holds.
+Costs: workers start as slowly as spawn is (seconds), each has its own copy of the libraries and
+of the source, and pieces are dealt while the trainer is inside `wait`, a few ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine import pipe_worker, shipment
+from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
+from feedline.engine.crew import Death, FruitlessDeaths, check_started, how_it_ended
+from feedline.engine.memory import Named
+from feedline.engine.messages import Piece, Report
+from feedline.engine.source import Source
+from feedline.errors import UsageError
+
+__all__ = ["PipeCrew"]
+
+_DEPTH = 4  # pieces a worker has in its pipe: enough to bridge a training step
+_END_DEADLINE_S = 5.0
+_NO_SAMPLES = np.empty(0, np.int64)
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection[bytes, bytes]
+    held: dict[int, Piece] = field(default_factory=dict)
+    leaving: bool = False
+
+
+class PipeCrew:
+    """A crew on the spawn road.
+
+    Args:
+        source: makes the rows; pickled here, once.
+        slots_bytes: memory for all slots.
+
+    Raises:
+        UsageError: the source cannot be pickled.
+        ResourceError: the memory cannot be had.
+    """
+
+    def __init__(self, source: Source, slots_bytes: int, preload: Sequence[str] = ()) -> None:
+        parts = shipment.pack(source)
+        self._memory = Named(None, BOARD_BYTES + slots_bytes)
+        self._shipment = Named(None, shipment.size_bytes(parts))
+        shipment.lay(parts, self._shipment.array)
+        self._board = board_of(self._memory.array)
+        self._board[:] = 0
+        self._workers: dict[int, _Worker] = {}
+        self._target = 0
+        self._killed: dict[int, str] = {}
+        self._fruitless = FruitlessDeaths()
+
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The shared memory, shape (bytes,); its head is the board."""
+        return self._memory.array
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [w.process.pid for w in self._workers.values() if w.process.pid]
+
+    def resize(self, workers: int) -> None:
+        """Grow or shrink to so many workers. Those that leave finish their pieces first."""
+        if not 1 <= workers <= MAX_SEATS:
+            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS} here, got {workers}")
+        self._target = workers
+        staying = [w for w in self._workers.values() if not w.leaving]
+        for worker in staying[workers:]:
+            worker.leaving = True
+            with contextlib.suppress(OSError):
+                worker.pipe.send_bytes(Piece(id=-1, samples=_NO_SAMPLES).pack())
+        self._spawn_missing()
+
+    def _spawn_missing(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        staying = sum(not worker.leaving for worker in self._workers.values())
+        free = (seat for seat in range(MAX_SEATS) if seat not in self._workers)
+        for _ in range(self._target - staying):
+            seat = next(free)
+            self._board[seat] = 0
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=pipe_worker.run,
+                args=(
+                    theirs,
+                    (self._memory.name, self._memory.nbytes),
+                    (self._shipment.name, self._shipment.nbytes),
+                    seat,
+                ),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()  # so that the pipe ends with the worker
+            self._workers[seat] = _Worker(process, ours)
+
+    def submit(self, piece: Piece) -> bool:
+        """Give a piece to the worker with the least to do; False where all have enough."""
+        staying = [worker for worker in self._workers.values() if not worker.leaving]
+        worker = min(staying, key=lambda w: len(w.held), default=None)
+        if worker is None or len(worker.held) >= _DEPTH:
+            return False
+        worker.held[piece.id] = piece
+        with contextlib.suppress(OSError):  # it died: `wait` says so and hands the piece back
+            worker.pipe.send_bytes(piece.pack())
+        return True
+
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """What has happened; blocks until something has, or for `timeout_s` at most."""
+        pipes = {worker.pipe: seat for seat, worker in self._workers.items()}
+        news: list[Report | Death] = []
+        for pipe in wait(list(pipes), timeout_s):
+            seat = pipes[pipe]  # type: ignore[index]
+            try:
+                report = check_started(Report.unpack(self._workers[seat].pipe.recv_bytes()))
+            except (EOFError, OSError):
+                news += self._bury(seat)
+            else:
+                self._workers[seat].held.pop(report.id, None)
+                self._fruitless.success()
+                news.append(report)
+        return news
+
+    def _bury(self, seat: int) -> list[Death]:
+        worker = self._workers.pop(seat)
+        worker.process.join()  # its pipe has ended: it is dead or dying
+        worker.pipe.close()
+        status = worker.process.exitcode or 0
+        worker.process.close()
+        if worker.leaving and not worker.held:
+            return []
+        how = self._killed.pop(seat, None) or how_it_ended(status)
+        piece, row = self._board[seat, [PIECE, ROW]].tolist()
+        self._fruitless.death(how)
+        self._spawn_missing()
+        return [Death(how, tuple(worker.held), piece if piece in worker.held else 0, row)]
+
+    def recall(self) -> list[int]:
+        """What is in a pipe cannot be taken back."""
+        return []
+
+    def busy(self) -> dict[int, tuple[int, int]]:
+        """What the workers hold: seat to (piece, row)."""
+        lines = {seat: tuple(self._board[seat, :2].tolist()) for seat in self._workers}
+        return {seat: (piece, row) for seat, (piece, row) in lines.items() if piece > 0}
+
+    def kill(self, seat: int, why: str) -> None:
+        """Kill a worker; its `Death` will say why."""
+        self._killed[seat] = why
+        self._workers[seat].process.kill()
+
+    def restart(self) -> None:
+        """Replace all workers at once; nothing is outstanding afterwards."""
+        self._end_all()
+        self._board[:] = 0
+        self._spawn_missing()
+
+    def _end_all(self) -> None:
+        for worker in self._workers.values():
+            worker.process.kill()
+        for worker in self._workers.values():
+            worker.process.join(_END_DEADLINE_S)
+            worker.process.close()
+            worker.pipe.close()
+        self._workers.clear()
+        self._killed.clear()
+
+    def close(self) -> None:
+        """End all workers and free all they used. No process is left when this returns."""
+        self._end_all()
+        self._board = np.empty((0, 8), np.int64)
+        self._memory.close()
+        self._shipment.close()

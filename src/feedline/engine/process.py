@@ -1,0 +1,60 @@
+"""What a process does to be a well-behaved worker or fork server.
+
+Guarantees: it dies with its parent, does not answer the terminal's Ctrl-C (the trainer does),
+and runs its libraries on one thread: the workers are the parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["SINGLE_THREADED", "end_with_parent", "in_worker", "limit_threads", "settle"]
+
+_THREAD_SETTINGS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+SINGLE_THREADED = dict.fromkeys(_THREAD_SETTINGS, "1")
+"""Environment for a child: it must be set before its libraries are imported."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_in_worker = False
+
+
+def in_worker() -> bool:
+    """Whether this process is one of feedline's workers."""
+    return _in_worker
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies. Linux; elsewhere a no-op."""
+    if sys.platform == "linux":
+        # The libc of the running process: where prctl is missing the orphan check remains.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(1)
+
+
+def settle() -> None:
+    """Turn this process into a worker: it leaves Ctrl-C to the trainer and may be terminated."""
+    global _in_worker
+    _in_worker = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def limit_threads() -> None:
+    """Hold the libraries that have been imported to one thread."""
+    torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
+    if torch is not None:
+        torch.set_num_threads(1)
+    if cv2 is not None:
+        cv2.setNumThreads(1)

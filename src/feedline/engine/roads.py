@@ -1,0 +1,82 @@
+"""Which crew a platform gets."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+
+from feedline.engine.board import BOARD_BYTES, MAX_SEATS
+from feedline.engine.crew import Crew
+from feedline.engine.inline_crew import InlineCrew
+from feedline.engine.memory import require_memory
+from feedline.engine.process import in_worker
+from feedline.engine.source import Source
+from feedline.errors import UsageError
+
+__all__ = ["WORKER_BYTES", "default_start_method", "start_crew"]
+
+# Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
+WORKER_BYTES = 64 << 20
+_METHODS = ("forkserver", "spawn")
+
+
+def default_start_method() -> str:
+    """The best road this platform has: "forkserver" or "spawn"."""
+    linux = sys.platform == "linux" and hasattr(os, "memfd_create")
+    return "forkserver" if linux else "spawn"
+
+
+def start_crew(
+    source: Source, *, slots_bytes: int, workers: int, method: str | None, preload: Sequence[str]
+) -> Crew:
+    """Start the workers.
+
+    Args:
+        source: makes the rows.
+        slots_bytes: memory for all slots.
+        workers: how many; 0 fills in this process.
+        method: "forkserver", "spawn", or None for the platform's best.
+        preload: modules that workers will need.
+
+    Raises:
+        UsageError: an argument is out of range, the source cannot be pickled, or this process
+            is itself a worker.
+        ResourceError: the memory cannot be had.
+    """
+    method = method or default_start_method()
+    if method not in _METHODS:
+        raise UsageError(f"start_method must be one of {_METHODS} or None, got {method!r}")
+    if method == "forkserver" and default_start_method() != "forkserver":
+        raise UsageError('start_method="forkserver" needs Linux; leave it at None')
+    if not 0 <= workers <= MAX_SEATS:
+        raise UsageError(f"num_workers must be from 0 to {MAX_SEATS}, got {workers}")
+    require_memory(
+        BOARD_BYTES + slots_bytes + workers * WORKER_BYTES,
+        f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",
+        "use fewer num_workers, a smaller batch_size, image size or prefetch",
+    )
+    if workers == 0:
+        return InlineCrew(source, slots_bytes)
+    if in_worker() or getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a loader with workers was built inside a worker: your script builds it when it is "
+            'imported. Put that code under `if __name__ == "__main__":`'
+        )
+    crew: Crew
+    if method == "forkserver":
+        # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
+        from feedline.engine.socket_crew import SocketCrew
+
+        crew = SocketCrew(source, slots_bytes, preload)
+    else:
+        from feedline.engine.pipe_crew import PipeCrew
+
+        crew = PipeCrew(source, slots_bytes)
+    try:
+        crew.resize(workers)
+    except BaseException:
+        crew.close()
+        raise
+    return crew

@@ -1,0 +1,121 @@
+"""A source on its way to the workers: pickled once, its large arrays mapped by all.
+
+Guarantees: numpy arrays inside the source are stored once for all workers (pickle protocol 5,
+out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The
+pickle is made by the trainer for its own workers and never read from a file.
+Relies on: the source being picklable; `pack` names the attribute that is not.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing.spawn as mp_spawn
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.layout import align
+from feedline.engine.source import Source
+from feedline.errors import UsageError
+
+__all__ = ["lay", "pack", "size_bytes", "unpack"]
+
+_COUNT = struct.Struct("<q")
+_LINE_BYTES = 64
+
+
+def pack(source: Source) -> list[memoryview | bytes]:
+    """The parts of a shipment, to be laid one after another by `lay`.
+
+    Raises:
+        UsageError: something in the source cannot be pickled; names it.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:
+        raise UsageError(
+            f"{_culprit(source)} cannot be sent to worker processes: {error}. Lambdas and "
+            "functions or classes made inside a function cannot be pickled: define them at the "
+            "top of a module, or use num_workers=0"
+        ) from error
+    return [pickle.dumps(_main_module(body)), body, *[buffer.raw() for buffer in buffers]]
+
+
+def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
+    """Bytes that a shipment takes."""
+    head = _COUNT.size * (1 + len(parts))
+    return align(head, _LINE_BYTES) + sum(align(len(part), _LINE_BYTES) for part in parts)
+
+
+def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
+    """Write a shipment into a block of at least `size_bytes(parts)` bytes."""
+    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
+    offset = 0
+    for part in (head, *parts):
+        block[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
+        offset += align(len(part), _LINE_BYTES)
+
+
+def unpack(block: NDArray[np.uint8]) -> Source:
+    """Open a shipment in a worker. The source's arrays stay where they are, in `block`."""
+    data = block.data
+    (count,) = _COUNT.unpack_from(data)
+    sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
+    offset = align(_COUNT.size * (1 + count), _LINE_BYTES)
+    parts = []
+    for size in sizes:
+        parts.append(data[offset : offset + size])
+        offset += align(size, _LINE_BYTES)
+    main = pickle.loads(parts[0])
+    if main:
+        # What multiprocessing does for its own children: import the user's script, whose
+        # `if __name__ == "__main__"` part does not run there, so that its classes are found.
+        mp_spawn.prepare(main)
+    source: Source = pickle.loads(parts[1], buffers=parts[2:])
+    return source
+
+
+def _main_module(body: bytes) -> dict[str, Any]:
+    """How a worker finds the user's script; empty where the source needs nothing from it."""
+    if b"__main__" not in body:
+        return {}
+    data = mp_spawn.get_preparation_data("feedline worker")
+    return {name: data[name] for name in data if name.startswith("init_main")}
+
+
+def _pickles(value: object) -> bool:
+    try:
+        # Large arrays need not be copied to learn that they pickle.
+        pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _culprit(value: object, depth: int = 0) -> str:
+    """The path to the innermost attribute that does not pickle, e.g. ImageFolder.transform."""
+    name = type(value).__name__
+    if isinstance(value, (FunctionType, type)):
+        return f"{value.__module__}.{value.__qualname__}"
+    parts: dict[str, object] = {}
+    if depth < 8:
+        parts = {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()}
+        if isinstance(value, dict):
+            parts = {f"[{key!r}]": part for key, part in value.items()}
+        elif isinstance(value, (list, tuple)):
+            parts = {f"[{k}]": part for k, part in enumerate(value)}
+    for key, part in parts.items():
+        if not _pickles(part):
+            inner = _culprit(part, depth + 1)
+            return f"{name}{key}{inner[inner.find('.') :]}" if _nests(part) else f"{name}{key}"
+    return name
+
+
+def _nests(value: object) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (Callable, type))  # type: ignore[arg-type]

@@ -1,0 +1,84 @@
+"""A worker's life on the fork-server road: claim a piece, fill it, report it, again.
+
+All workers read one SEQPACKET socket: the kernel hands each message to exactly one of them.
+Between taking a piece and writing it on the board a worker holds a record lock. The kernel
+gives that lock back when a process dies, so it cannot be left behind; and whoever holds it
+knows that every piece taken stands on the board. That is how the trainer tells exactly which
+piece a dead worker held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine import shipment
+from feedline.engine.board import PIECE, board_of
+from feedline.engine.fill import fill
+from feedline.engine.memory import Memfd
+from feedline.engine.messages import MAX_MESSAGE_BYTES, Piece, Report
+from feedline.engine.process import limit_threads
+
+__all__ = ["claim_lock", "run"]
+
+_ORPHAN_CHECK_S = 1.0
+
+
+@contextmanager
+def claim_lock(fd: int) -> Iterator[None]:
+    """Hold the lock under which pieces are taken. Per process, released by the kernel at death."""
+    fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
+    try:
+        yield
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, 0)
+
+
+def run(
+    tasks: socket.socket, results: socket.socket, block_fd: int, shipment_fd: int, seat: int
+) -> None:
+    """Serve until asked to leave, until the trainer closes `tasks`, or until it is gone."""
+    parent = os.getppid()
+    block = Memfd(block_fd, os.fstat(block_fd).st_size)
+    line = board_of(block.array)[seat]
+    try:
+        source = shipment.unpack(_private(shipment_fd))
+        limit_threads()  # of whatever came with the source
+    except BaseException as error:
+        results.send(Report.start_failure(seat, error).pack())
+        return
+    # Exclusive: one message wakes one idle worker, not all of them.
+    waiting = select.epoll()
+    waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    while True:
+        if not waiting.poll(_ORPHAN_CHECK_S):
+            if os.getppid() != parent:
+                return
+            continue
+        with claim_lock(block_fd):
+            try:
+                message = tasks.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue  # another worker was quicker
+            if not message:
+                return
+            piece = Piece.unpack(message)
+            line[:2] = piece.id, 0
+        if not len(piece.samples):
+            return
+        report = fill(piece, source, block.array, line, seat)
+        results.send(report.pack())
+        line[PIECE] = 0
+
+
+def _private(fd: int) -> NDArray[np.uint8]:
+    """Map a shipment copy-on-write, so that a source may write to its own arrays."""
+    return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)

@@ -1,0 +1,482 @@
+"""The loader: joins plan, engine and device.
+
+Guarantees: batches come in the plan's order at the plan's sizes, exact to the batch, whatever
+the number of workers; `state_dict` names the next batch to hand out, at any moment.
+Relies on: being used from one thread of the process that built it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from feedline.device.carrier import Carrier, Tensors
+from feedline.device.cuda import CudaCarrier
+from feedline.device.host import HostCarrier
+from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from feedline.device.pinning import Pinned
+from feedline.engine.feed import Feed, Flight
+from feedline.engine.layout import batch_bytes
+from feedline.engine.ring import Ring
+from feedline.engine.roads import default_start_method, start_crew
+from feedline.engine.source import Source
+from feedline.errors import ClosedError, ImageError, SampleError, UsageError
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.journey import Journey
+from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.state import resume, snapshot
+from feedline.system import rank_and_world, usable_cores
+from feedline.trace.split import Timing
+
+__all__ = ["DataLoader"]
+
+# The fork server imports these once, so that every worker starts with them in no time.
+_PRELOAD = ("numpy", "torch", "simplejpeg", "cv2", "PIL.Image", "feedline.images.folder")
+
+
+class DataLoader:
+    """Batches of images, made by worker processes that live as long as the loader.
+
+    Each `iter()` is one epoch of (images, labels). With `device`, images are normalised, of
+    `dtype`, on that device; without it they are uint8 on the CPU. Either way their shape is
+    (N, 3, H, W), channels_last in memory; labels are int64, shape (N,).
+
+    Args:
+        dataset: what makes the samples, e.g. a feedline.ImageFolder.
+        batch_size: rows per rank where the schedule names none.
+        schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
+            Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
+        image_size: side of the images in pixels, without a schedule; 224 if not given.
+        max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
+            allocated once; None allows up to the largest size of the schedule.
+        shuffle: a new permutation each epoch.
+        drop_last: leave out an epoch's last batch where it is not full.
+        seed: all randomness follows from it; the global random state is never touched.
+        num_workers: processes; "auto" takes the cores this process may use, 0 none.
+        prefetch: batches that are made ahead; the ring has one slot more.
+        device: where batches go; None leaves pixels as uint8 on the CPU.
+        dtype, mean, std: of the normalised images, used with `device`.
+        on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
+            leaves its row out of its batch and lists it in `skipped`.
+        timeout: seconds after which a worker stuck on one sample is replaced.
+        start_method: "forkserver" (Linux) or "spawn"; None takes the platform's best.
+        rank, world_size: this process's share; None asks torch.distributed, else the
+            environment that torchrun sets, else takes everything.
+
+    Raises:
+        UsageError: an argument that cannot be used; says which and why.
+        ResourceError: memory or processes that the machine does not have.
+    """
+
+    def __init__(
+        self,
+        dataset: Source,
+        batch_size: int = 1,
+        *,
+        schedule: str | Schedule | Phase | Iterable[Phase] | None = None,
+        image_size: int | None = None,
+        max_image_size: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        num_workers: int | str = "auto",
+        prefetch: int = 3,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        on_error: str = "raise",
+        timeout: float = 120.0,
+        start_method: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        _check(dataset, schedule, image_size, prefetch, on_error, timeout)
+        found_rank, found_world = rank_and_world()
+        self._endless = schedule is None
+        if schedule is None:
+            schedule = Phase(size=224 if image_size is None else image_size, epochs=1)
+        self.dataset = dataset
+        self.plan = Plan(
+            length=len(dataset),
+            schedule=Schedule.of(schedule),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            rank=found_rank if rank is None else rank,
+            world_size=found_world if world_size is None else world_size,
+        )
+        self.on_error = on_error
+        self.device = None if device is None else _usable_device(device)
+        self.start_method = start_method or default_start_method()
+        self.prefetch = prefetch
+        normalise = Normalise(mean=mean, std=std, dtype=dtype)
+        self._workers = _worker_count(num_workers)
+        phases = self.plan.schedule.phases
+        self.max_image_size = max(max_image_size or 0, *(phase.size for phase in phases))
+        # set_image_size may come in any phase: each slot holds the largest batch at any size.
+        rows = max(phase.batch_size or batch_size for phase in phases)
+        if max_image_size is None:
+            slot_bytes = max(
+                batch_bytes(dataset.fields(phase.size), phase.batch_size or batch_size)
+                for phase in phases
+            )
+        else:
+            slot_bytes = batch_bytes(dataset.fields(self.max_image_size), rows)
+        self.memory_bytes = (prefetch + 1) * slot_bytes
+        crew = start_crew(
+            dataset,
+            slots_bytes=self.memory_bytes,
+            workers=self._workers,
+            method=self.start_method,
+            preload=_PRELOAD,
+        )
+        ring = Ring(crew.block, slot_bytes, prefetch + 1)
+        self._feed = Feed(dataset, crew, ring, workers=self._workers, timeout_s=timeout)
+        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._feed, None)
+        self._carrier: Carrier
+        if self.device is not None and self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                pinned = Pinned(crew.block)
+            self._carrier = CudaCarrier(ring, normalise, self.device, pinned)
+            self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, _end, os.getpid(), self._feed, self._carrier)
+        else:
+            self._carrier = HostCarrier(ring, normalise if self.device else None)
+        self._owner = os.getpid()
+        self._fingerprint = dataset.fingerprint()
+        self._journey = Journey(self.plan, endless=self._endless)
+        self._iteration: object = None
+        self._ahead: list[Batch] = []  # sent to the device and not yet handed out
+        self._disturbed = False
+        self._skipped: list[tuple[str, str]] = []
+        self.batch: Batch | None = None
+        """What was planned for the batch handed out last: sample numbers, size, padding."""
+        self._feed.start(self._journey.ahead())
+
+    # Iteration
+
+    def __iter__(self) -> Iterator[Tensors]:
+        self._check_usable()
+        if self._journey.begin():
+            self._aim()
+        token = self._iteration = object()
+        return self._epoch(token)
+
+    def _epoch(self, token: object) -> Iterator[Tensors]:
+        while self._iteration is token:
+            if self._journey.at_end():
+                self._iteration = None
+                self._journey.finish()
+                return
+            yield self._next()
+        raise UsageError("this iteration ended when another was begun; a loader has one at a time")
+
+    def _next(self) -> Tensors:
+        self._check_usable()
+        if self._disturbed:
+            self._carrier.drop()
+            self._ahead.clear()
+            self._feed.restart(self._journey.ahead())
+        # An exception that is not ours, Ctrl-C above all, may leave the books half written:
+        # then the next call begins with new workers.
+        self._disturbed = True
+        try:
+            self._carrier.asked()
+            if not self._ahead:
+                self._send(self._take())
+            tensors = self._carrier.receive()
+            self.batch = self._ahead.pop(0)
+            self._journey.delivered(self.batch)
+            if self._carrier.ahead and not self._journey.at_end() and self._feed.ready():
+                self._send(self._take())
+        except SampleError:
+            self._aim()
+            self._disturbed = False
+            raise
+        self._disturbed = False
+        return tensors
+
+    def _take(self) -> Flight:
+        self._carrier.reclaim(wait=False)
+        while (flight := self._feed.take()) is None:
+            self._carrier.reclaim(wait=True)
+        return flight
+
+    def _send(self, flight: Flight) -> None:
+        if flight.failures:
+            self._judge(flight)
+        self._carrier.send(flight)
+        self._ahead.append(flight.batch)
+
+    def _judge(self, flight: Flight) -> None:
+        """Skip the rows that failed, or raise for the first of them."""
+        failures = sorted(flight.failures, key=lambda failure: failure.row)
+        batch = flight.batch
+        if self.on_error == "skip" and len(failures) < batch.rows:
+            for failure in failures:
+                name = self.dataset.name(int(batch.samples[failure.row]))
+                self._skipped.append((name, f"{failure.kind}: {failure.message}"))
+            return
+        first = failures[0]
+        sample = int(batch.samples[first.row])
+        name = self.dataset.name(sample)
+        self._feed.ring.release(flight.slot)
+        said = first.message if name in first.message else f"{name}: {first.message}"
+        what = f"sample {sample} (epoch {batch.epoch}, step {batch.step}): {first.kind}: {said}"
+        if self.on_error == "skip":
+            what = f"not one of a batch's {batch.rows} samples could be loaded; {what}"
+        else:
+            what += '. Mend or remove it, or pass on_error="skip" to leave such samples out'
+        if first.kind == ImageError.__name__:
+            raise ImageError(what)
+        raise SampleError(f"{what}\n{first.trace}".rstrip())
+
+    def _aim(self) -> None:
+        """Make the workers go on from the position."""
+        self._carrier.drop()
+        self._ahead.clear()
+        self._feed.start(self._journey.ahead())
+
+    # Position
+
+    def __len__(self) -> int:
+        """Batches in the current epoch."""
+        return self.plan.steps(self.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or else the one that the next iteration runs. From 0."""
+        return self._journey.position.epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of the schedule; None without one."""
+        return None if self._endless else self.plan.schedule.epochs
+
+    @property
+    def total_steps(self) -> int:
+        """Batches over the whole schedule."""
+        return self.plan.total_steps
+
+    def steps_in(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        return self.plan.steps(epoch)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the batch handed out last, or before the first, of the one to come."""
+        return self.batch.phase if self.batch else self.plan.schedule.phase_at(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` what the next iteration runs."""
+        self._check_usable()
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
+        if self._journey.set_epoch(epoch):
+            self._iteration = None
+            self._aim()
+
+    def set_image_size(self, size: int | None) -> None:
+        """Make the next batch handed out, and all after it, of this size in pixels.
+
+        Args:
+            size: side of the images; None follows the schedule again.
+
+        Raises:
+            UsageError: larger than the memory that was allocated allows.
+        """
+        self._check_usable()
+        if size is not None:
+            Phase(size=size, epochs=1)  # checks the range
+            if size > self.max_image_size:
+                raise UsageError(
+                    f"image size {size} is above {self.max_image_size}, for which memory was "
+                    f"allocated; build the loader with max_image_size={size}"
+                )
+        if self._journey.set_image_size(size):
+            self._aim()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: small, JSON-able, the same on every rank."""
+        return snapshot(self.plan, self._journey.position, self._fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with exactly the batches that the state's loader had not handed out.
+
+        Raises:
+            StateError: the state is of another dataset, seed, order or schedule.
+        """
+        self._check_usable()
+        position = resume(state, self.plan, self._fingerprint)
+        if position.image_size is not None and position.image_size > self.max_image_size:
+            raise UsageError(
+                f"the state's image size {position.image_size} is above {self.max_image_size}; "
+                f"build the loader with max_image_size={position.image_size}"
+            )
+        self._journey.restore(position)
+        self._aim()
+
+    # Workers
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes make the batches. Can be set at any time."""
+        return self._workers
+
+    @num_workers.setter
+    def num_workers(self, workers: int | str) -> None:
+        self._check_usable()
+        wanted = _worker_count(workers)
+        if (wanted == 0) != (self._workers == 0):
+            raise UsageError(
+                f"num_workers cannot change between {self._workers} and {wanted} while the "
+                "loader lives; build a new one"
+            )
+        if wanted != self._workers:
+            self._feed.resize(wanted)
+            self._workers = wanted
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._feed.pids
+
+    @property
+    def worker_deaths(self) -> list[str]:
+        """How each worker died that had to be replaced."""
+        return list(self._feed.deaths)
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Samples left out so far: their names and why."""
+        return list(self._skipped)
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of the steps goes."""
+        return self._carrier.timing
+
+    def explain(self) -> str:
+        """What will run, in words: one fact a line."""
+        plan, device = self.plan, self.device
+        phases = ", then ".join(
+            f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or plan.batch_size}"
+            for phase in plan.schedule.phases
+        )
+        if self._endless:
+            phase = plan.schedule.phases[0]
+            phases = f"epochs without end at {phase.size} px, batch {plan.batch_size}"
+        road = "in this process" if self._workers == 0 else f"by {self.start_method}"
+        form = (
+            "uint8, channels_last, on the CPU; no copy unless you keep more than "
+            f"{max(0, self.prefetch - 1)} batches"
+            if device is None
+            else f"normalised floats, channels_last, on {device}"
+        )
+        return "\n".join(
+            [
+                f"samples     {plan.length} from {self.dataset!r}",
+                f"schedule    {phases}",
+                f"order       {'shuffled' if plan.shuffle else 'as they are'}, seed {plan.seed}, "
+                f"rank {plan.rank} of {plan.world_size}",
+                f"workers     {self._workers}, started {road}",
+                f"memory      {self.memory_bytes / 2**20:.0f} MiB in {self.prefetch + 1} batches",
+                f"batches     {form}",
+                f"bad samples {self.on_error}",
+            ]
+        )
+
+    # Life
+
+    def _check_usable(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError("the loader is closed; build a new one")
+        if os.getpid() != self._owner:
+            raise UsageError(
+                "this loader belongs to the process that built it; build one in each process"
+            )
+
+    def close(self) -> None:
+        """End the workers. Batches that were handed out stay valid. May be called twice."""
+        if os.getpid() == self._owner:
+            self._iteration = None
+            self._finalizer()
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _end(owner: int, feed: Feed, carrier: Carrier | None) -> None:
+    """Close a loader; not the parent's, where a forked child collects its garbage."""
+    if os.getpid() == owner:
+        if carrier is not None:
+            carrier.close()
+        feed.close()
+
+
+def _check(
+    dataset: Source,
+    schedule: object,
+    image_size: int | None,
+    prefetch: int,
+    on_error: str,
+    timeout: float,
+) -> None:
+    missing = [n for n in ("fields", "load", "name", "fingerprint") if not hasattr(dataset, n)]
+    if missing:
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no {', '.join(missing)}; pass a "
+            "feedline.ImageFolder, or any object with the methods of feedline's Source"
+        )
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
+        raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
+    if not timeout > 0:
+        raise UsageError(f"timeout must be above 0 seconds, got {timeout!r}")
+    if schedule is not None and image_size is not None:
+        raise UsageError("give either a schedule or an image_size, not both")
+
+
+def _usable_device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device {device!r}: {error}") from None
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                f'device="{device}" was asked for, but torch sees no CUDA device; use '
+                'device="cpu", or look at `nvidia-smi` and torch.version.cuda'
+            )
+        return torch.device("cuda", found.index if found.index is not None else _current_cuda())
+    if found.type != "cpu":
+        raise UsageError(f'device must be "cpu", "cuda" or None, got {device!r}')
+    return found
+
+
+def _current_cuda() -> int:
+    return torch.cuda.current_device()
+
+
+def _worker_count(workers: int | str) -> int:
+    if workers == "auto":
+        return usable_cores()
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise UsageError(f'num_workers must be "auto" or a whole number from 0, got {workers!r}')
+    return workers

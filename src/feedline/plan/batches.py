@@ -1,0 +1,140 @@
+"""Which samples make which batch, at which size: the plan itself.
+
+Guarantees: `Plan.batch(epoch, step)` depends on its arguments and the plan's fields alone, so
+it is the same in every process, after every restart and on any number of workers. Over all
+ranks an epoch holds each sample exactly once (plus the padding that equal shares need, or less
+the tail that `drop_last` drops). At a given step every rank has equally many rows of one size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import UsageError
+from feedline.plan.order import epoch_order, share
+from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.seeds import mix
+
+__all__ = ["Batch", "Plan"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One batch of one rank, before anybody made it.
+
+    Args:
+        epoch: counted from 0.
+        step: counted from 0 within the epoch; the same on every rank.
+        phase: the phase it belongs to.
+        image_size: side of its images, in pixels.
+        samples: sample numbers, shape (rows,), int64.
+        padding: how many rows at its end repeat samples that another row already stands for.
+        seed: 64 bits from (seed, epoch); a row's own seed is mix(seed, sample).
+    """
+
+    epoch: int
+    step: int
+    phase: Phase
+    image_size: int
+    samples: NDArray[np.int64]
+    padding: int
+    seed: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has on this rank."""
+        return len(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The way through all epochs for one rank.
+
+    Args:
+        length: number of samples.
+        schedule: the phases.
+        batch_size: rows per rank where a phase names none.
+        shuffle: a new permutation each epoch, or the samples' own order.
+        drop_last: leave out an epoch's last batch where it would not be full on every rank.
+        seed: what all randomness follows from.
+        rank: this process among world_size.
+        world_size: how many processes share each epoch.
+
+    Raises:
+        UsageError: a value is out of range, or no epoch would hold a batch.
+    """
+
+    length: int
+    schedule: Schedule
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("length", "batch_size", "world_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
+            )
+        for phase in self.schedule.phases:
+            rows = self._global_batch(phase)
+            if self.drop_last and rows > self.length:
+                raise UsageError(
+                    f"drop_last=True with a global batch of {rows} leaves nothing of "
+                    f"{self.length} samples; use a smaller batch or drop_last=False"
+                )
+
+    def _global_batch(self, phase: Phase) -> int:
+        return (phase.batch_size or self.batch_size) * self.world_size
+
+    def global_batch(self, epoch: int) -> int:
+        """Rows of a full batch over all ranks."""
+        return self._global_batch(self.schedule.phase_at(epoch))
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch; the same on every rank."""
+        full, rest = divmod(self.length, self.global_batch(epoch))
+        return full + (rest > 0 and not self.drop_last)
+
+    @property
+    def total_steps(self) -> int:
+        """Batches of the whole schedule."""
+        steps, epoch = 0, 0
+        for phase in self.schedule.phases:
+            steps += phase.epochs * self.steps(epoch)
+            epoch += phase.epochs
+        return steps
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Batch `step` of an epoch. `step` must be below steps(epoch)."""
+        phase = self.schedule.phase_at(epoch)
+        rows = self._global_batch(phase)
+        start, stop = step * rows, min((step + 1) * rows, self.length)
+        if not 0 <= start < stop:
+            raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
+        order = epoch_order(self.length, self.seed, epoch, self.shuffle)
+        missing = -(stop - start) % self.world_size
+        return Batch(
+            epoch=epoch,
+            step=step,
+            phase=phase,
+            image_size=phase.size,
+            samples=share(order, start, stop, self.rank, self.world_size),
+            # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
+            padding=_padding_of(self.rank, stop - start, missing, self.world_size),
+            seed=mix(self.seed, epoch),
+        )
+
+
+def _padding_of(rank: int, rows: int, missing: int, world_size: int) -> int:
+    positions = range(rank, rows + missing, world_size)
+    return sum(position >= rows for position in positions[-2:]) if missing else 0

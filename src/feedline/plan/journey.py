@@ -1,0 +1,95 @@
+"""Where a loader stands on its way through the epochs.
+
+Guarantees: every iteration is one epoch; each batch is delivered once; what lies ahead is known
+across epoch and phase edges. Pure bookkeeping: no process, no clock.
+
+The rules: an iteration begins at the position. One that runs to its end moves on to the next
+epoch. One that was left early is over too: the next begins a new epoch, as torch's DataLoader
+draws a new permutation. A restored position in mid-epoch is continued by the next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.state import Position
+
+__all__ = ["Journey"]
+
+
+class Journey:
+    """The position of one loader.
+
+    Args:
+        plan: the way.
+        endless: there is no last epoch; else the way ahead ends with the schedule, and goes on
+            an epoch at a time when somebody iterates beyond it.
+    """
+
+    def __init__(self, plan: Plan, *, endless: bool) -> None:
+        self._plan = plan
+        self._endless = endless
+        self._begun = False  # an iteration is under way in the position's epoch
+        self._horizon = 0  # the way ahead, as last given out, ends before this epoch
+        self.position = Position()
+
+    def begin(self) -> bool:
+        """An iteration begins. Whether what lies ahead is other than was given out."""
+        moved = self._begun
+        if moved:
+            self._next_epoch()
+        self._begun = True
+        return moved or not (self._endless or self.position.epoch < self._horizon)
+
+    def at_end(self) -> bool:
+        """Whether the epoch has no batch left."""
+        return self.position.step >= self._plan.steps(self.position.epoch)
+
+    def delivered(self, batch: Batch) -> None:
+        """A batch was handed out."""
+        self.position = replace(self.position, epoch=batch.epoch, step=batch.step + 1)
+
+    def finish(self) -> None:
+        """The epoch's last batch was handed out and the iteration ended."""
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self._begun = False
+        self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration with `epoch`; whether that changes what lies ahead.
+
+        A position restored within that very epoch stays: its remainder is what comes next.
+        """
+        if not self._begun and epoch == self.position.epoch:
+            return False
+        self._begun = False
+        self.position = replace(self.position, epoch=epoch, step=0)
+        return True
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Make all batches from here on of one size; None follows the schedule again."""
+        changed = size != self.position.image_size
+        self.position = replace(self.position, image_size=size)
+        return changed
+
+    def restore(self, position: Position) -> None:
+        """Go to a position. An iteration under way goes on from there."""
+        self.position = position
+
+    def ahead(self) -> Iterator[Batch]:
+        """The batches from the position on, in order."""
+        position = self.position
+        self._horizon = max(self._plan.schedule.epochs, position.epoch + 1)
+        return self._walk(position, None if self._endless else self._horizon)
+
+    def _walk(self, position: Position, horizon: int | None) -> Iterator[Batch]:
+        epoch, step, size = position.epoch, position.step, position.image_size
+        while horizon is None or epoch < horizon:
+            for k in range(step, self._plan.steps(epoch)):
+                batch = self._plan.batch(epoch, k)
+                yield batch if size is None else replace(batch, image_size=size)
+            epoch, step = epoch + 1, 0

@@ -1,0 +1,128 @@
+"""The schedule: phases of training, each at one image size.
+
+Guarantees: a schedule that exists is valid; its text form reads back to the same schedule
+(strengths other than 1 have no text form and are given as objects).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from feedline.errors import ScheduleError
+
+__all__ = ["MAX_SIZE_PX", "Phase", "Schedule"]
+
+MAX_SIZE_PX = 16_384
+_ITEM = re.compile(r"(?P<size>\d+)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?")
+_FORM = 'SIZExEPOCHS[@BATCH], comma separated, e.g. "112x10@512,160x10@384,224x10@256"'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """A stretch of training at one image size, batch size and strength of augmentation.
+
+    Args:
+        size: side of the square image, in pixels.
+        epochs: how many epochs the phase lasts, at least 1.
+        batch_size: rows of a batch on each rank; None takes the loader's.
+        strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
+
+    Raises:
+        ScheduleError: a value is out of range.
+    """
+
+    size: int
+    epochs: int
+    batch_size: int | None = None
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole = [("size", self.size, MAX_SIZE_PX), ("epochs", self.epochs, 1_000_000)]
+        if self.batch_size is not None:
+            whole.append(("batch_size", self.batch_size, 1 << 24))
+        for name, value, most in whole:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ScheduleError(
+                    f"a phase's {name} must be a whole number from 1 to {most}, got {value!r}"
+                )
+        if not 0.0 <= self.strength <= 1.0:
+            raise ScheduleError(f"a phase's strength must be from 0 to 1, got {self.strength!r}")
+
+    def __str__(self) -> str:
+        batch = "" if self.batch_size is None else f"@{self.batch_size}"
+        return f"{self.size}x{self.epochs}{batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The phases in order. After the last one, training goes on as in the last one.
+
+    Raises:
+        ScheduleError: there is no phase.
+    """
+
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(self.phases))
+        if not self.phases:
+            raise ScheduleError(f"a schedule needs at least one phase: {_FORM}")
+        for phase in self.phases:
+            if not isinstance(phase, Phase):
+                raise ScheduleError(f"a schedule is made of feedline.Phase objects, got {phase!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read a schedule from text.
+
+        Args:
+            text: `SIZExEPOCHS[@BATCH]`, comma separated, e.g. `112x10@512,160x10@384`.
+
+        Raises:
+            ScheduleError: the text does not parse; names the part that does not.
+        """
+        phases = []
+        for part in text.split(","):
+            match = _ITEM.fullmatch(part.strip())
+            if match is None:
+                raise ScheduleError(
+                    f"schedule {text!r}: cannot read {part.strip()!r}; write {_FORM}"
+                )
+            batch = match["batch"]
+            try:
+                phase = Phase(
+                    size=int(match["size"]),
+                    epochs=int(match["epochs"]),
+                    batch_size=None if batch is None else int(batch),
+                )
+            except ValueError as error:
+                raise ScheduleError(f"schedule {text!r}, at {part.strip()!r}: {error}") from None
+            phases.append(phase)
+        return cls(tuple(phases))
+
+    @classmethod
+    def of(cls, schedule: str | Schedule | Phase | Iterable[Phase]) -> Schedule:
+        """Take a schedule in any form a user may write it."""
+        if isinstance(schedule, Schedule):
+            return schedule
+        if isinstance(schedule, str):
+            return cls.parse(schedule)
+        return cls((schedule,) if isinstance(schedule, Phase) else tuple(schedule))
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of all phases together."""
+        return sum(phase.epochs for phase in self.phases)
+
+    def phase_at(self, epoch: int) -> Phase:
+        """The phase that an epoch belongs to; beyond the end, the last."""
+        for phase in self.phases:
+            if epoch < phase.epochs:
+                return phase
+            epoch -= phase.epochs
+        return self.phases[-1]
+
+    def __str__(self) -> str:
+        return ",".join(str(phase) for phase in self.phases)
