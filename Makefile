@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	$(BIN)/feedline demo-data demo-data
-	$(BIN)/feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2" --batch-size 16 --lr 0.002
+	$(BIN)/feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2" --batch-size 16
 
 test: lint
 	$(BIN)/python -m pytest

@@ -28,7 +28,7 @@ from feedline.engine.source import Source
 from feedline.errors import ClosedError, ImageError, SampleError, UsageError
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.journey import Journey
-from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
 from feedline.plan.state import resume, snapshot
 from feedline.system import rank_and_world, usable_cores
 from feedline.trace.split import Timing
@@ -96,7 +96,7 @@ class DataLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        _check(dataset, schedule, image_size, prefetch, on_error, timeout)
+        _check(dataset, schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout)
         found_rank, found_world = rank_and_world()
         self._endless = schedule is None
         if schedule is None:
@@ -152,8 +152,9 @@ class DataLoader:
         self._owner = os.getpid()
         self._fingerprint = dataset.fingerprint()
         self._journey = Journey(self.plan, endless=self._endless)
-        self._iteration: object = None
-        self._ahead: list[Batch] = []  # sent to the device and not yet handed out
+        self._iteration = 0  # how many were begun: only the latest may go on
+        # Sent to the device and not yet handed out, each with the samples it had to skip.
+        self._ahead: list[tuple[Batch, list[tuple[str, str]]]] = []
         self._disturbed = False
         self._skipped: list[tuple[str, str]] = []
         self.batch: Batch | None = None
@@ -166,42 +167,50 @@ class DataLoader:
         self._check_usable()
         if self._journey.begin():
             self._aim()
-        token = self._iteration = object()
-        return self._epoch(token)
+        self._iteration += 1
+        self._carrier.pause()
+        return _Epoch(self, self._iteration)
 
-    def _epoch(self, token: object) -> Iterator[Tensors]:
-        while self._iteration is token:
-            if self._journey.at_end():
-                self._iteration = None
-                self._journey.finish()
-                return
-            yield self._next()
-        raise UsageError("this iteration ended when another was begun; a loader has one at a time")
+    def _advance(self, iteration: int) -> Tensors:
+        if self._iteration != iteration:
+            raise UsageError(
+                "this iteration ended when another was begun or the epoch was set; a loader has "
+                "one at a time"
+            )
+        if self._journey.at_end():
+            self._journey.finish()
+            raise StopIteration
+        return self._next()
 
     def _next(self) -> Tensors:
         self._check_usable()
-        if self._disturbed:
-            self._carrier.drop()
-            self._ahead.clear()
-            self._feed.restart(self._journey.ahead())
-        # An exception that is not ours, Ctrl-C above all, may leave the books half written:
-        # then the next call begins with new workers.
+        self._recover()
         self._disturbed = True
         try:
             self._carrier.asked()
             if not self._ahead:
                 self._send(self._take())
             tensors = self._carrier.receive()
-            self.batch = self._ahead.pop(0)
+            self.batch, skipped = self._ahead.pop(0)
+            self._skipped += skipped
             self._journey.delivered(self.batch)
-            if self._carrier.ahead and not self._journey.at_end() and self._feed.ready():
-                self._send(self._take())
+            self._send_ahead()
         except SampleError:
-            self._aim()
             self._disturbed = False
+            self._aim()
             raise
         self._disturbed = False
         return tensors
+
+    def _send_ahead(self) -> None:
+        if self._carrier.ahead and not self._journey.at_end() and self._feed.ready():
+            try:
+                self._send(self._take())
+            except SampleError:
+                # Not this batch's fault: it is made again, and says so, when its turn comes.
+                self._disturbed = False
+                self._aim()
+                self._disturbed = True
 
     def _take(self) -> Flight:
         self._carrier.reclaim(wait=False)
@@ -210,26 +219,24 @@ class DataLoader:
         return flight
 
     def _send(self, flight: Flight) -> None:
-        if flight.failures:
-            self._judge(flight)
+        skipped = self._judge(flight) if flight.failures else []
         self._carrier.send(flight)
-        self._ahead.append(flight.batch)
+        self._ahead.append((flight.batch, skipped))
 
-    def _judge(self, flight: Flight) -> None:
-        """Skip the rows that failed, or raise for the first of them."""
+    def _judge(self, flight: Flight) -> list[tuple[str, str]]:
+        """The rows to skip, as `skipped` lists them; raises where failing is not allowed."""
         failures = sorted(flight.failures, key=lambda failure: failure.row)
         batch = flight.batch
         if self.on_error == "skip" and len(failures) < batch.rows:
-            for failure in failures:
-                name = self.dataset.name(int(batch.samples[failure.row]))
-                self._skipped.append((name, f"{failure.kind}: {failure.message}"))
-            return
+            names = [self.dataset.name(int(batch.samples[f.row])) for f in failures]
+            said = [f"{failure.kind}: {failure.message}" for failure in failures]
+            return list(zip(names, said, strict=True))
         first = failures[0]
         sample = int(batch.samples[first.row])
         name = self.dataset.name(sample)
         self._feed.ring.release(flight.slot)
-        said = first.message if name in first.message else f"{name}: {first.message}"
-        what = f"sample {sample} (epoch {batch.epoch}, step {batch.step}): {first.kind}: {said}"
+        told = first.message if name in first.message else f"{name}: {first.message}"
+        what = f"sample {sample} (epoch {batch.epoch}, step {batch.step}): {first.kind}: {told}"
         if self.on_error == "skip":
             what = f"not one of a batch's {batch.rows} samples could be loaded; {what}"
         else:
@@ -240,9 +247,23 @@ class DataLoader:
 
     def _aim(self) -> None:
         """Make the workers go on from the position."""
-        self._carrier.drop()
-        self._ahead.clear()
-        self._feed.start(self._journey.ahead())
+        if not self._disturbed:
+            self._disturbed = True
+            self._carrier.drop()
+            self._ahead.clear()
+            self._feed.start(self._journey.ahead())
+            self._disturbed = False
+
+    def _recover(self) -> None:
+        """Begin again with new workers where something broke off half done.
+
+        An exception that is not ours, Ctrl-C above all, may leave the books half written.
+        """
+        if self._disturbed:
+            self._carrier.drop()
+            self._ahead.clear()
+            self._feed.restart(self._journey.ahead())
+            self._disturbed = False
 
     # Position
 
@@ -280,7 +301,7 @@ class DataLoader:
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
         if self._journey.set_epoch(epoch):
-            self._iteration = None
+            self._iteration += 1
             self._aim()
 
     def set_image_size(self, size: int | None) -> None:
@@ -340,6 +361,7 @@ class DataLoader:
                 "loader lives; build a new one"
             )
         if wanted != self._workers:
+            self._recover()
             self._feed.resize(wanted)
             self._workers = wanted
 
@@ -406,7 +428,6 @@ class DataLoader:
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid. May be called twice."""
         if os.getpid() == self._owner:
-            self._iteration = None
             self._finalizer()
 
     def __enter__(self) -> DataLoader:
@@ -421,6 +442,27 @@ class DataLoader:
         self.close()
 
 
+class _Epoch:
+    """The batches of one epoch. An error in one `next` does not end it: the next tries again."""
+
+    def __init__(self, loader: DataLoader, iteration: int) -> None:
+        self._loader = loader
+        self._iteration = iteration
+        self._ended = False
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Tensors:
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._loader._advance(self._iteration)
+        except StopIteration:
+            self._ended = True
+            raise
+
+
 def _end(owner: int, feed: Feed, carrier: Carrier | None) -> None:
     """Close a loader; not the parent's, where a forked child collects its garbage."""
     if os.getpid() == owner:
@@ -433,11 +475,14 @@ def _check(
     dataset: Source,
     schedule: object,
     image_size: int | None,
+    max_image_size: int | None,
     prefetch: int,
+    dtype: object,
     on_error: str,
     timeout: float,
 ) -> None:
-    missing = [n for n in ("fields", "load", "name", "fingerprint") if not hasattr(dataset, n)]
+    methods = ("__len__", "fields", "load", "name", "fingerprint")
+    missing = [name for name in methods if not hasattr(dataset, name)]
     if missing:
         raise UsageError(
             f"cannot load from a {type(dataset).__name__}: it has no {', '.join(missing)}; pass a "
@@ -447,16 +492,22 @@ def _check(
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
         raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
-    if not timeout > 0:
+    if not isinstance(timeout, int | float) or not timeout > 0:
         raise UsageError(f"timeout must be above 0 seconds, got {timeout!r}")
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {dtype!r}")
     if schedule is not None and image_size is not None:
         raise UsageError("give either a schedule or an image_size, not both")
+    for name, size in (("image_size", image_size), ("max_image_size", max_image_size)):
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (whole and 1 <= size <= MAX_SIZE_PX):
+            raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
 
 
 def _usable_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UsageError(f"device {device!r}: {error}") from None
     if found.type == "cuda":
         if not torch.cuda.is_available():

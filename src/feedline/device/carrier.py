@@ -34,6 +34,10 @@ class Carrier(Protocol):
     timing: Timing
     """Waits, copies and computing of the steps so far."""
 
+    def pause(self) -> None:
+        """An epoch begins: the time since the last batch belongs to no step."""
+        ...
+
     def asked(self) -> None:
         """The step wants a batch now: whatever passes until `receive` is exposed."""
         ...

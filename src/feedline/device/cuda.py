@@ -40,6 +40,7 @@ class _Sent:
 class _Step:
     """Marks of one step on the device's own timeline."""
 
+    before: torch.cuda.Event | None  # the step before it got going
     asked: torch.cuda.Event
     going: torch.cuda.Event
     sent: _Sent
@@ -71,6 +72,7 @@ class CudaCarrier:
         self._sent: deque[_Sent] = deque()
         self._copying: deque[_Sent] = deque()
         self._asked: torch.cuda.Event | None = None
+        self._before: torch.cuda.Event | None = None
         self._steps: deque[_Step] = deque()
         self.timing = Timing()
 
@@ -78,6 +80,10 @@ class CudaCarrier:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
+
+    def pause(self) -> None:
+        """An epoch begins: the time since the last batch belongs to no step."""
+        self._before = None
 
     def asked(self) -> None:
         """The step wants a batch now: all it has queued so far is computing."""
@@ -112,11 +118,12 @@ class CudaCarrier:
         stream.wait_event(sent.finished)
         for tensor in sent.tensors:
             tensor.record_stream(stream)  # made on the side stream, used on this one
-        if self._asked is not None:
-            self._steps.append(_Step(self._asked, self._mark(stream), sent))
-            self._asked = None
-            if len(self._steps) > _MOST_STEPS_AHEAD:
-                self._steps[-1 - _MOST_STEPS_AHEAD].going.synchronize()
+        assert self._asked is not None, "receive without asked"
+        going = self._mark(stream)
+        self._steps.append(_Step(self._before, self._asked, going, sent))
+        self._before = going
+        if len(self._steps) > _MOST_STEPS_AHEAD:
+            self._steps[-1 - _MOST_STEPS_AHEAD].going.synchronize()
         tensors, sent.tensors = sent.tensors, ()
         self.reclaim(wait=False)
         self._settle()
@@ -141,19 +148,21 @@ class CudaCarrier:
 
     def _settle(self) -> None:
         """Read the marks of the steps that the device has finished."""
-        while len(self._steps) > 1 and self._steps[1].going.query():
-            last, step = self._steps.popleft(), self._steps[0]
+        while self._steps and self._steps[0].going.query():
+            step = self._steps.popleft()
+            if step.before is None:
+                continue
             stall = step.asked.elapsed_time(step.going)
-            sent = step.sent
             # Exposed copying: from its start, or from being asked if that was later.
             copy = min(
-                sent.started.elapsed_time(sent.finished), step.asked.elapsed_time(sent.finished)
+                step.sent.started.elapsed_time(step.sent.finished),
+                step.asked.elapsed_time(step.sent.finished),
             )
             copy = min(max(copy, 0.0), stall)
             self.timing.add(
                 wait_ms=stall - copy,
                 copy_ms=copy,
-                compute_ms=last.going.elapsed_time(step.asked),
+                compute_ms=step.before.elapsed_time(step.asked),
             )
 
     def close(self) -> None:

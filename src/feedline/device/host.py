@@ -41,6 +41,10 @@ class HostCarrier:
         self.timing = Timing()
         self._asked_s = self._sent_s = self._received_s = 0.0
 
+    def pause(self) -> None:
+        """An epoch begins: the time since the last batch belongs to no step."""
+        self._received_s = 0.0
+
     def asked(self) -> None:
         """The step wants a batch now."""
         self._asked_s = time.perf_counter()

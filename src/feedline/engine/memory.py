@@ -78,6 +78,14 @@ class Memfd:
         self.array = np.empty(0, np.uint8)
 
 
+class _Segment(SharedMemory):
+    """Named memory that leaves batches in a user's hands their mapping, and does so quietly."""
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            super().close()
+
+
 class Named:
     """A block behind a name, for the spawn road.
 
@@ -100,7 +108,7 @@ class Named:
                     f"{room.f_bavail * room.f_frsize / 2**20:,.0f} MiB left; use "
                     'start_method="forkserver", which needs none, or smaller batches'
                 )
-        self._memory = SharedMemory(name=name, create=name is None, size=nbytes)
+        self._memory = _Segment(name=name, create=name is None, size=nbytes)
         self.name = self._memory.name
         assert self._memory.buf is not None
         self.array: NDArray[np.uint8] = np.frombuffer(
@@ -114,6 +122,4 @@ class Named:
             self._owner = False
             with contextlib.suppress(FileNotFoundError):
                 self._memory.unlink()
-        # Batches still in a user's hands keep the mapping; it is unmapped with them.
-        with contextlib.suppress(BufferError):
-            self._memory.close()
+        self._memory.close()

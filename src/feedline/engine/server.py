@@ -6,7 +6,6 @@ uses, and never stops, its parent's server.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -84,30 +83,35 @@ class ForkServer:
 _lock = threading.Lock()
 _server: ForkServer | None = None
 _owner = 0
-_users = 0
+_holders: set[int] = set()
 
 
-def hold(preload: Sequence[str]) -> ForkServer:
-    """This process's fork server, started or started anew if need be. Pair with `let_go`."""
-    global _server, _owner, _users
+def hold(holder: object, preload: Sequence[str]) -> ForkServer:
+    """This process's fork server, started or started anew if need be.
+
+    It runs until every holder has let go. Holding twice is as good as once, so that whoever
+    was interrupted can begin again.
+    """
+    global _server, _owner, _holders
     with _lock:
         if _owner != os.getpid():  # inherited by fork: it is our parent's, not ours
-            _server, _owner, _users = None, os.getpid(), 0
-        if _server is None or not _server.alive():
-            if _server is not None:
-                _server.stop()
+            _server, _owner, _holders = None, os.getpid(), set()
+        _holders.add(id(holder))
+        if _server is not None and not _server.alive():
+            _server.stop()
+            _server = None
+        if _server is None:
             _server = ForkServer(preload)
-        _users += 1
         return _server
 
 
-def let_go() -> None:
-    """Say that one `hold` is over; the last one stops the server."""
-    global _server, _users
-    with _lock, contextlib.suppress(OSError):
+def let_go(holder: object) -> None:
+    """Say that a holder needs the server no more; the last one stops it."""
+    global _server
+    with _lock:
         if _owner != os.getpid():
             return
-        _users -= 1
-        if _users == 0 and _server is not None:
+        _holders.discard(id(holder))
+        if not _holders and _server is not None:
             _server.stop()
             _server = None

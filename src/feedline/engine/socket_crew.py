@@ -72,7 +72,7 @@ class SocketCrew:
         self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._results, theirs = socket.socketpair(*pair)
         self._control, control = socket.socketpair(*pair)
-        self._server = server.hold(self._preload)
+        self._server = server.hold(self, self._preload)
         with theirs, control, contextlib.suppress(OSError):  # a dead server shows in `wait`
             fds = [control.fileno(), self._tasks_end.fileno(), theirs.fileno()]
             self._server.adopt([*fds, self._memory.fd, self._shipment.fd])
@@ -262,25 +262,38 @@ class SocketCrew:
         self._news = [*reports, Death(how, lost)]
 
     def _disconnect(self) -> None:
-        """Close the sockets and make sure that no worker can still write to the block."""
-        self._control.close()
-        server.let_go()
-        deadline = time.monotonic() + _END_DEADLINE_S
-        # The results end when the last process that could write to them is gone.
-        self._results.settimeout(0.05)
-        while True:
-            try:
-                if not self._results.recv(MAX_MESSAGE_BYTES):
-                    break
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    break
+        """Close the sockets and make sure that no worker can still write to the block.
+
+        May be called again where it was interrupted.
+        """
+        self._control.close()  # upon which the fork server kills the workers
+        if self._results.fileno() >= 0:
+            self._await_silence()
         for connection in (self._tasks, self._tasks_end, self._results):
             connection.close()
 
+    def _await_silence(self) -> None:
+        """Wait for the end of the results: it comes when nobody is left who could write them."""
+        deadline = time.monotonic() + _END_DEADLINE_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._results.settimeout(left_s)
+            try:
+                if not self._results.recv(MAX_MESSAGE_BYTES):
+                    return
+            except TimeoutError:
+                break
+        raise WorkerError(
+            f"workers {self.pids} did not end within {_END_DEADLINE_S:.0f} s of being killed; "
+            "they may hang in the kernel (a dead network disk?)"
+        )
+
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
-        self._disconnect()
-        self._board = np.empty((0, 8), np.int64)
-        self._memory.close()
-        self._shipment.close()
+        try:
+            self._control.close()
+            server.let_go(self)  # if it is still starting, it need not finish that
+            self._disconnect()
+        finally:
+            self._board = np.empty((0, 8), np.int64)
+            self._memory.close()
+            self._shipment.close()

@@ -81,7 +81,10 @@ class Plan:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not 0 <= self.rank < self.world_size:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
+        if not whole or not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
             )
@@ -119,7 +122,7 @@ class Plan:
         phase = self.schedule.phase_at(epoch)
         rows = self._global_batch(phase)
         start, stop = step * rows, min((step + 1) * rows, self.length)
-        if not 0 <= start < stop:
+        if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
         order = epoch_order(self.length, self.seed, epoch, self.shuffle)
         missing = -(stop - start) % self.world_size

@@ -49,6 +49,7 @@ class Journey:
 
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out."""
+        self._begun = True
         self.position = replace(self.position, epoch=batch.epoch, step=batch.step + 1)
 
     def finish(self) -> None:
@@ -77,7 +78,8 @@ class Journey:
         return changed
 
     def restore(self, position: Position) -> None:
-        """Go to a position. An iteration under way goes on from there."""
+        """Go to a position. An iteration under way goes on from there, and so does a new one."""
+        self._begun = False
         self.position = position
 
     def ahead(self) -> Iterator[Batch]:

@@ -15,7 +15,7 @@ from feedline.errors import ScheduleError
 __all__ = ["MAX_SIZE_PX", "Phase", "Schedule"]
 
 MAX_SIZE_PX = 16_384
-_ITEM = re.compile(r"(?P<size>\d+)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?")
+_ITEM = re.compile(r"(?P<size>\d+)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?", re.ASCII)
 _FORM = 'SIZExEPOCHS[@BATCH], comma separated, e.g. "112x10@512,160x10@384,224x10@256"'
 
 
@@ -47,7 +47,7 @@ class Phase:
                 raise ScheduleError(
                     f"a phase's {name} must be a whole number from 1 to {most}, got {value!r}"
                 )
-        if not 0.0 <= self.strength <= 1.0:
+        if not isinstance(self.strength, int | float) or not 0.0 <= self.strength <= 1.0:
             raise ScheduleError(f"a phase's strength must be from 0 to 1, got {self.strength!r}")
 
     def __str__(self) -> str:
@@ -109,7 +109,11 @@ class Schedule:
             return schedule
         if isinstance(schedule, str):
             return cls.parse(schedule)
-        return cls((schedule,) if isinstance(schedule, Phase) else tuple(schedule))
+        if isinstance(schedule, Phase):
+            return cls((schedule,))
+        if not isinstance(schedule, Iterable):
+            raise ScheduleError(f"a schedule is text, a Schedule or Phases, got {schedule!r}")
+        return cls(tuple(schedule))
 
     @property
     def epochs(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from feedline.errors import StateError
 from feedline.plan.batches import Plan
+from feedline.plan.schedule import MAX_SIZE_PX
 
 __all__ = ["STATE_VERSION", "Position", "resume", "snapshot"]
 
@@ -75,8 +76,8 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
         StateError: the state is no state of feedline's, or of another dataset, seed, order or
             schedule; names each difference.
     """
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
-        found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+    found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+    if _differs(found, STATE_VERSION):
         raise StateError(
             f"cannot resume: expected a loader state of version {STATE_VERSION}, found {found!r}; "
             "pass what DataLoader.state_dict() returned"
@@ -85,7 +86,7 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
     differences = [
         f"{name} was {state.get(name)!r}, is {mine[name]!r}"
         for name in mine
-        if state.get(name) != mine[name]
+        if _differs(state.get(name), mine[name])
     ]
     if differences:
         raise StateError(
@@ -94,8 +95,10 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
             "batch_size times world_size must stay the same), or start anew"
         )
     epoch, step, size = state.get("epoch"), state.get("step"), state.get("image_size")
-    if not (_is_count(epoch) and _is_count(step) and (size is None or _is_count(size))):
-        raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
+    if not (_is_count(epoch) and _is_count(step) and (size is None or _is_size(size))):
+        raise StateError(
+            f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size {size!r}"
+        )
     assert isinstance(epoch, int)
     assert isinstance(step, int)
     if step > plan.steps(epoch):
@@ -107,3 +110,15 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and _is_count(value) and 1 <= value <= MAX_SIZE_PX
+
+
+def _differs(found: object, mine: object) -> bool:
+    """Whether two values differ; what cannot be compared does."""
+    try:
+        return type(found) is not type(mine) or bool(found != mine)
+    except Exception:  # e.g. an array, whose comparison has no one truth
+        return True

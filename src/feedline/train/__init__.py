@@ -1,0 +1,1 @@
+"""The recipe: model, optimizer, rate, step, loop, validation and checkpoints of a run."""

@@ -1,0 +1,65 @@
+"""What every command says and writes: messages on stderr, progress, and the `--json` file.
+
+Guarantees: a JSON file is there whole or not at all; where it cannot be written, that is said
+before the work and not after it. Progress is drawn on a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feedline.errors import UsageError
+
+__all__ = ["JsonFile", "complain", "write_json"]
+
+
+def _writable(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        problem = "it is a folder" if path.is_dir() else f"{folder} is no folder one can write to"
+        raise UsageError(f"--json {path}: cannot write there, {problem}; name a file elsewhere")
+    return path
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the results to FILE as JSON.", callback=_writable
+    ),
+]
+
+
+def complain(message: str, *, label: str = "error: ") -> None:
+    """Print one message to stderr, its label in red where stderr is a terminal."""
+    typer.echo(typer.style(f"feedline: {label}", fg="red", bold=True) + message, err=True)
+
+
+def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
+    """Write `payload` to `path`, replacing it in one step; do nothing for None.
+
+    Raises:
+        ValueError: a value is NaN or infinite, which JSON cannot say.
+    """
+    if path is None:
+        return
+    text = json.dumps(payload, indent=2, allow_nan=False) + "\n"
+    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # mkstemp makes it readable by its owner alone
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,208 @@
+"""Which part of an image becomes a row: the random crop of training, the central one of testing.
+
+Guarantees: pure geometry on the original image's height and width, so that the same crop can
+be taken from a smaller copy of it; the same seed gives the same crop everywhere.
+
+Relies on: torchvision's RandomResizedCrop.get_params, Resize and CenterCrop for the
+algorithms, their distributions and their roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from feedline.errors import UsageError
+from feedline.plan.row import Item
+from feedline.plan.seeds import Stream
+
+__all__ = ["Box", "EvalCrop", "Placement", "TrainCrop", "Transform", "Window"]
+
+_TRIES = 10
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels, to be resized to a square row and perhaps mirrored."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool
+
+    def shrink(self, height: int, width: int, size: int) -> int:
+        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
+
+        The most at which this part still has the `size` of the row in both directions.
+        """
+        return _shrink(min(self.height, self.width), size)
+
+    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
+        """Find this part of an image `of` (height, width) on a copy of (height, width)."""
+        if (height, width) == of:
+            return self
+        down, across = height / of[0], width / of[1]
+        top = min(round(self.top * down), height - 1)
+        left = min(round(self.left * across), width - 1)
+        bottom = min(max(round((self.top + self.height) * down), top + 1), height)
+        right = min(max(round((self.left + self.width) * across), left + 1), width)
+        return Box(top, left, bottom - top, right - left, self.flip)
+
+
+class Window(NamedTuple):
+    """A square at (top, left) of an image that is resized as a whole to (height, width)."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+
+    def shrink(self, height: int, width: int, size: int) -> int:
+        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
+
+        The most at which the whole need not be enlarged.
+        """
+        return min(_shrink(height, self.height), _shrink(width, self.width))
+
+    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
+        """Find this part on a copy of (height, width): it is resized to the same whole."""
+        return self
+
+
+Placement: TypeAlias = Box | Window
+
+
+class Transform(Protocol):
+    """What an image folder asks of a transform."""
+
+    def place(self, height: int, width: int, item: Item) -> Placement:
+        """Say which part of an image of (height, width) pixels becomes the row."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainCrop:
+    """A random part of the image, resized to the row and mirrored half of the time.
+
+    torchvision's RandomResizedCrop and RandomHorizontalFlip: an area and an aspect ratio are
+    drawn up to ten times until they fit into the image; else the largest central part within
+    the ratios is taken. All draws come from the item's seed.
+
+    Args:
+        scale: the smallest and the largest share of the image's area.
+        ratio: the smallest and the largest width / height; drawn uniformly in its logarithm.
+        flip: the probability of mirroring left and right.
+
+    An item's strength s, 0 to 1, weakens the crop: the smallest share of the area becomes
+    1 - s * (1 - scale[0]), but no more than scale[1]. Progressive resizing wants weak
+    augmentation at small sizes (EfficientNetV2, arXiv:2104.00298, section 4).
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        scale = _pair("scale", self.scale)
+        ratio = _pair("ratio", self.ratio)
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise UsageError(
+                f"scale must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}"
+            )
+        if not 0 < ratio[0] <= ratio[1] < math.inf:
+            raise UsageError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio!r}")
+        if not (isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1):
+            raise UsageError(f"flip must be a probability, 0 to 1, got {self.flip!r}")
+        # Lists would make the transform unhashable.
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "ratio", ratio)
+
+    def place(self, height: int, width: int, item: Item) -> Box:
+        """Draw the part of an image of (height, width) pixels for this item."""
+        return self.box(height, width, Stream(item.seed), item.strength)
+
+    def box(self, height: int, width: int, stream: Stream, strength: float = 1.0) -> Box:
+        """Draw a part of an image of (height, width) pixels; it lies inside the image.
+
+        Args:
+            height: of the original image, in pixels, at least 1.
+            width: likewise.
+            stream: where the random numbers come from; how many are taken varies.
+            strength: 0 (hardly any cropping) to 1 (as `scale` says).
+        """
+        # The mirror is drawn first: it then does not depend on how many tries the crop takes.
+        flip = stream.uniform() < self.flip
+        smallest, largest = self.scale
+        smallest = min(1.0 - strength * (1.0 - smallest), largest)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        area = height * width
+        for _ in range(_TRIES):
+            target = area * stream.uniform(smallest, largest)
+            ratio = math.exp(stream.uniform(low, high))
+            w = round(math.sqrt(target * ratio))
+            h = round(math.sqrt(target / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                top = stream.below(height - h + 1)
+                return Box(top, stream.below(width - w + 1), h, w, flip)
+        h, w = height, width
+        if width < height * self.ratio[0]:
+            h = max(1, min(height, round(width / self.ratio[0])))
+        elif width > height * self.ratio[1]:
+            w = max(1, min(width, round(height * self.ratio[1])))
+        return Box((height - h) // 2, (width - w) // 2, h, w, flip)
+
+
+@dataclass(frozen=True)
+class EvalCrop:
+    """The centre of the image: torchvision's Resize(round(size / fraction)), CenterCrop(size).
+
+    Args:
+        fraction: which part of the shorter side is kept, above 0 and at most 1; 0.875 is the
+            usual 224 of 256.
+    """
+
+    fraction: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1):
+            raise UsageError(f"fraction must be above 0 and at most 1, got {self.fraction!r}")
+
+    def place(self, height: int, width: int, item: Item) -> Window:
+        """Place the central square in an image of (height, width) pixels; nothing is drawn."""
+        return self.window(height, width, item.image_size)
+
+    def window(self, height: int, width: int, size: int) -> Window:
+        """Place a central square of `size` px in an image of (height, width) pixels, resized.
+
+        The resized image is never smaller than the square, so nothing is padded.
+        """
+        # As torchvision rounds: the longer side is cut, the corner goes to the even neighbour.
+        short = round(size / self.fraction)
+        if width <= height:
+            resized_height, resized_width = int(short * height / width), short
+        else:
+            resized_height, resized_width = short, int(short * width / height)
+        return Window(
+            resized_height,
+            resized_width,
+            round((resized_height - size) / 2.0),
+            round((resized_width - size) / 2.0),
+        )
+
+
+def _shrink(pixels: int, wanted: int) -> int:
+    for by in (8, 4, 2):
+        if pixels >= wanted * by:
+            return by
+    return 1
+
+
+def _pair(name: str, value: object) -> tuple[float, float]:
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) != 2
+        or not all(isinstance(v, (int, float)) for v in value)
+    ):
+        raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")
+    return (value[0], value[1])

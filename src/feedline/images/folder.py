@@ -1,0 +1,200 @@
+"""A folder of images as a source of rows: the worker's side of an image dataset.
+
+Guarantees: the row depends on the file, the transform and the item alone; what fails is an
+ImageError that names the file, whatever is wrong with it; a pickle carries the index out of
+band and no buffers; several threads may load at once.
+
+Relies on: `index` for which files, `files` for their bytes, `decode`, `crops` and `resize` for
+the pixels.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from feedline.errors import ImageError, UsageError
+from feedline.images.crops import Placement, TrainCrop, Transform
+from feedline.images.decode import DEFAULT_MAX_PIXELS, Scratch, decode
+from feedline.images.files import read_file
+from feedline.images.index import FolderIndex, scan_folder
+from feedline.images.resize import fill
+from feedline.plan.row import Field, Item
+
+__all__ = ["ImageFolder"]
+
+
+class ImageFolder:
+    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
+
+    A row is "image", uint8 (size, size, 3), RGB, and "label", int64.
+
+    Args:
+        root: the folder with one sub-folder a class.
+        transform: which part of an image becomes the row: `TrainCrop()`, the default, or
+            `EvalCrop()`.
+        decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
+            1/2, 1/4 or 1/8 where the part wanted still has the row's size. On 500 ImageNet
+            photographs of about 500 x 375 px its pixels differ from torchvision's by 0.1 to 0.2
+            grey levels on average at 224 px (up to 6 in an image that was reduced) and by 2 to
+            2.7 at 112 px (up to 13), against 0.02 to 0.09 and 0.02 or less for "exact"; it was
+            1.04 times as fast at 224 px and 1.15 to 1.2 times at 112 px.
+        exif: turn images upright by their Exif orientation; torchvision's loader does not.
+        max_pixels: an image whose header announces more is an ImageError.
+        extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
+            list; with another one, sample numbers may differ from torchvision's.
+
+    Raises:
+        DatasetError: the folder is missing, unreadable, without classes or with empty ones.
+        UsageError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Transform | None = None,
+        *,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        extensions: Sequence[str] | None = None,
+    ) -> None:
+        if decode not in ("exact", "scaled"):
+            raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
+        if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
+            raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
+        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+        self.transform: Transform = _checked_transform(transform)
+        self._scaled = decode == "scaled"
+        self._exif = bool(exif)
+        self._max_pixels = max_pixels
+        self._adopt(scan_folder(self.root, extensions))
+
+    def _adopt(self, index: FolderIndex) -> None:
+        self._index = index
+        self._folders = [os.fsencode(os.path.join(self.root, c, "")) for c in index.classes]
+        self._scratch = Scratch()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        """The arrays of a row at this image size, in pixels."""
+        return (
+            Field("image", "uint8", (image_size, image_size, 3)),
+            Field("label", "int64", ()),
+        )
+
+    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
+        """Fill one row.
+
+        Args:
+            item: which sample, how large, with which seed.
+            row: uint8 (size, size, 3), C-contiguous, and int64 (): written over where they lie.
+
+        Raises:
+            ImageError: the file cannot be read or decoded; names it. The row is then undefined.
+            IndexError: there is no such sample.
+        """
+        sample = item.sample
+        index = self._index
+        name = index.name(sample)
+        label = index.labels[sample]
+        try:
+            data = read_file(self._folders[label] + name)
+            if self._scaled:
+                self._fill_scaled(data, item, row[0])
+            else:
+                image = decode(data, self._scratch, max_pixels=self._max_pixels, exif=self._exif)
+                fill(row[0], image, self.transform.place(image.shape[0], image.shape[1], item))
+        except ImageError as error:
+            raise ImageError(
+                f"sample {sample}, {self.name(sample)}, cannot be loaded: {error}"
+            ) from error
+        row[1][()] = label
+
+    def _fill_scaled(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
+        original = (0, 0)
+        placement: Placement | None = None
+
+        def reduce(height: int, width: int) -> int:
+            nonlocal original, placement
+            original = (height, width)
+            placement = self.transform.place(height, width, item)
+            return placement.shrink(height, width, item.image_size)
+
+        image = decode(
+            data, self._scratch, max_pixels=self._max_pixels, exif=self._exif, reduce=reduce
+        )
+        height, width = image.shape[:2]
+        if placement is None:  # no JPEG, and so not asked
+            placement = self.transform.place(height, width, item)
+        else:
+            placement = placement.on(height, width, of=original)
+        fill(row, image, placement)
+
+    def path(self, sample: int) -> str:
+        """The absolute path of a sample's file, to open it; odd names keep their odd bytes."""
+        name = self._index.name(sample)
+        return os.fsdecode(self._folders[self._index.labels[sample]] + name)
+
+    def name(self, sample: int) -> str:
+        """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
+        return os.fsencode(self.path(sample)).decode("utf-8", "backslashreplace")
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, by class number."""
+        return self._index.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The class numbers, by class name; a new dictionary each time."""
+        return {name: number for number, name in enumerate(self._index.classes)}
+
+    @property
+    def targets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The class number of every sample, int64 (n); a new array each time."""
+        return self._index.labels.astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """A short hash of the samples' relative paths and the class names.
+
+        The same for a moved folder and for any transform. Reads no files: 1.3 million samples
+        take about 25 ms.
+        """
+        return self._index.fingerprint()
+
+    def with_transform(self, transform: Transform) -> ImageFolder:
+        """The same images with another transform, e.g. for testing; the index is shared."""
+        other = copy.copy(self)
+        other.transform = _checked_transform(transform)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_scratch"], state["_folders"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adopt(state["_index"])
+
+    def __repr__(self) -> str:
+        return (
+            f"ImageFolder({self.root!r}, {self.transform!r}, "
+            f"decode={'scaled' if self._scaled else 'exact'!r}): "
+            f"{len(self)} images, {len(self.classes)} classes"
+        )
+
+
+def _checked_transform(transform: Transform | None) -> Transform:
+    if transform is None:
+        return TrainCrop()
+    if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
+        raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
+    return transform

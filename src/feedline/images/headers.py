@@ -1,0 +1,134 @@
+"""What the first bytes of an image file say: its format, its size, which way is up.
+
+Guarantees: reads a few bytes and never decodes pixels; any bytes whatever give an answer
+(None or 1 where they make no sense), never an exception.
+
+Relies on: JPEG (ITU T.81 annex B), GIF89a, the WebP container specification (RFC 9649) and
+Exif 2.32 section 4.6 for where the numbers lie.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["canvas", "exif_orientation", "jpeg_orientation", "sniff"]
+
+_MAGICS = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+)
+
+_EXIF_ORIENTATION_TAG = 0x0112
+_JPEG_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+
+
+def sniff(data: bytes) -> str | None:
+    """Name the format of a file by its first bytes, as Pillow names it, or None.
+
+    The extension of a file says what someone called it: ImageNet holds a PNG named .JPEG.
+    """
+    for magic, name in _MAGICS:
+        if data.startswith(magic):
+            return name
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if len(data) > 2 and data[:1] == b"P" and data[1:2] in b"123456fy":
+        return "PPM"
+    return None
+
+
+def canvas(data: bytes, kind: str) -> tuple[int, int] | None:
+    """Width and height in pixels of a GIF or WebP, or None where the header breaks off.
+
+    Only for the two formats whose Pillow reader reserves the memory before it tells the size.
+    A GIF counts with its first frame, which may reach beyond its screen.
+    """
+    try:
+        if kind == "GIF":
+            return _gif_canvas(data)
+        if kind == "WEBP":
+            return _webp_canvas(data)
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
+def _gif_canvas(data: bytes) -> tuple[int, int]:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    while data[at] != 0x2C:
+        if data[at] != 0x21:  # Pillow skips stray bytes between blocks, and so do we.
+            at += 1
+            continue
+        at += 2
+        while data[at]:
+            at += 1 + data[at]
+        at += 1
+    left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
+    return max(width, left + frame_width), max(height, top + frame_height)
+
+
+def _webp_canvas(data: bytes) -> tuple[int, int] | None:
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        width = int.from_bytes(data[24:27], "little") + 1
+        return width, int.from_bytes(data[27:30], "little") + 1
+    if chunk == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """The Exif orientation, 1 to 8, of a JPEG; 1 (upright) where it says none."""
+    at = 2
+    end = len(data)
+    while at + 4 <= end:
+        if data[at] != 0xFF:
+            return 1
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+        elif marker in _JPEG_STANDALONE:
+            at += 2
+        elif marker in (0xD9, 0xDA):  # the pixels begin: no Exif was there
+            return 1
+        else:
+            length = data[at + 2] << 8 | data[at + 3]
+            if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+                return exif_orientation(data[at + 4 : at + 2 + length])
+            at += 2 + length
+    return 1
+
+
+def exif_orientation(exif: bytes) -> int:
+    """The orientation, 1 to 8, in an Exif block; 1 (upright) where it holds none.
+
+    Args:
+        exif: the block, with or without "Exif\\0\\0" before it.
+    """
+    if exif.startswith(b"Exif\0\0"):
+        exif = exif[6:]
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return 1
+    try:
+        (at,) = struct.unpack_from(order + "I", exif, 4)
+        (entries,) = struct.unpack_from(order + "H", exif, at)
+        for entry in range(entries):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, at + 2 + 12 * entry)
+            if tag == _EXIF_ORIENTATION_TAG:
+                return value if kind == 3 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1

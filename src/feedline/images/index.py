@@ -1,0 +1,234 @@
+"""Which files a folder of images holds, and their classes, in a few numpy arrays.
+
+Guarantees: the samples and class numbers of torchvision.datasets.ImageFolder, in its order; no
+Python object per file, whatever their number; the arrays go out of band in pickle protocol 5
+and may be read-only afterwards, so that any number of processes share one copy; scanning ends,
+also where links lead in circles.
+
+Relies on: os.scandir telling files from folders without a stat of each. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+
+__all__ = ["IMAGE_EXTENSIONS", "FolderIndex", "scan_folder"]
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""What torchvision takes for an image, by the end of its name in lower case."""
+
+_NAMED_IN_ERRORS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex:
+    """The files of a folder with one sub-folder a class.
+
+    Args:
+        classes: the names of the classes, sorted.
+        blob: uint8, the path of each sample within its class's folder, in the bytes of the file
+            system (os.fsencode), each ended by a zero byte.
+        starts: int64 (n + 1), where each path begins in `blob`, and its length.
+        labels: int32 (n), the class number of each sample.
+    """
+
+    classes: list[str]
+    blob: np.ndarray[Any, np.dtype[np.uint8]]
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    labels: np.ndarray[Any, np.dtype[np.int32]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the arrays, in bytes."""
+        return self.blob.nbytes + self.starts.nbytes + self.labels.nbytes
+
+    def name(self, sample: int) -> bytes:
+        """The path of a sample within its class's folder, in the file system's bytes.
+
+        Raises:
+            IndexError: there is no such sample; negative numbers do not count from the end.
+        """
+        if not 0 <= sample < len(self.labels):
+            raise IndexError(f"sample {sample} of {len(self.labels)}")
+        starts = self.starts
+        return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
+
+    def fingerprint(self) -> str:
+        """A short hash of the number of samples, their relative paths and the class names.
+
+        Equal for a moved folder, different once a file is added, removed or renamed. It does
+        not see what is in the files.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(f"{len(self)} {len(self.classes)}\n".encode())
+        digest.update(b"\0".join(map(os.fsencode, self.classes)))
+        counts = np.bincount(self.labels, minlength=len(self.classes)).astype("<i8")
+        digest.update(counts.tobytes())
+        digest.update(self.blob.data)
+        return digest.hexdigest()
+
+
+def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
+    """List the images under root/CLASS/, at any depth.
+
+    Args:
+        root: the folder with one sub-folder a class.
+        extensions: how the names of images end; None for torchvision's list. Upper and lower
+            case are alike.
+
+    Raises:
+        DatasetError: the folder is missing, unreadable, without classes, or a class is without
+            images.
+        UsageError: `extensions` is no sequence of strings that begin with a dot.
+    """
+    endings = _checked_endings(extensions)
+    classes = _class_names(root, endings)
+    parts: list[bytes] = []
+    counts: list[int] = []
+    empty: list[str] = []
+    for name in classes:
+        count = 0
+        folder = os.path.join(root, name)
+        for prefix, files in _walk(folder, (root,)):
+            chosen = [file for file in files if file.lower().endswith(endings)]
+            if chosen:
+                chosen.sort()
+                count += len(chosen)
+                # One string a folder, and a zero byte after each name: none can contain one.
+                joint = f"\0{prefix}".join(chosen)
+                parts.append(os.fsencode(f"{prefix}{joint}\0"))
+        counts.append(count)
+        if not count:
+            empty.append(name)
+    if empty:
+        raise DatasetError(_without_images(root, classes, empty, endings))
+    blob = np.frombuffer(b"".join(parts), np.uint8)
+    starts = np.zeros(sum(counts) + 1, np.int64)
+    np.add(np.flatnonzero(blob == 0), 1, out=starts[1:])
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+    return FolderIndex(classes=classes, blob=blob, starts=starts, labels=labels)
+
+
+def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
+    classes = []
+    image = ""
+    for entry in _entries(root):
+        if entry.is_dir():
+            classes.append(entry.name)
+        elif not image and entry.name.lower().endswith(endings):
+            image = entry.name
+    if classes:
+        return sorted(classes)
+    if image:
+        raise DatasetError(
+            f"images of {root!r} were asked for, and images such as {image!r} lie directly in "
+            "it. Each class needs a folder of its own, as in "
+            f"{os.path.join(os.path.basename(root), 'cats', image)!r}: move them there, or give "
+            "the folder above, if this one is a class"
+        )
+    raise DatasetError(
+        f"images of {root!r} were asked for, and it holds no class folders. It should hold one "
+        "folder for each class with that class's images: check the path, and whether an archive "
+        "was unpacked"
+    )
+
+
+def _walk(top: str, above: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Give each folder under `top` as (prefix, file names), in torchvision's order.
+
+    That is the order of the whole paths as strings, in which "a-b" comes before "a/b". The
+    prefix is the folder's path relative to `top` with a separator behind it, "" for `top`.
+    A folder that is one of its own ancestors, through a link, is passed over.
+    """
+    found: list[tuple[str, list[str]]] = []
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [(top, "", above)]
+    while waiting:
+        path, relative, ancestors = waiting.pop()
+        files = []
+        for entry in _entries(path):
+            if _is_folder(entry):
+                inner = f"{relative}{os.sep}{entry.name}" if relative else entry.name
+                line = (*ancestors, path)
+                if not (entry.is_symlink() and _leads_back(entry.path, line)):
+                    waiting.append((entry.path, inner, line))
+            else:
+                files.append(entry.name)
+        found.append((relative, files))
+    found.sort()
+    for relative, files in found:
+        yield (f"{relative}{os.sep}" if relative else ""), files
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        raise DatasetError(
+            f"images of {folder!r} were asked for, and there is no such folder. A misspelt path, "
+            "a disk that is not mounted, or a relative path from another working directory "
+            f"(this one is {os.getcwd()!r})"
+        ) from None
+    except NotADirectoryError:
+        raise DatasetError(
+            f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
+            "one folder for each class; unpack it first if it is an archive"
+        ) from None
+    except OSError as error:
+        raise DatasetError(
+            f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
+            "be missing without a word: change its permissions, or move it out of the dataset"
+        ) from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # as os.walk: what cannot be told is no folder
+        return False
+
+
+def _leads_back(path: str, ancestors: tuple[str, ...]) -> bool:
+    return any(os.path.samefile(path, ancestor) for ancestor in ancestors)
+
+
+def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
+    if extensions is None:
+        return IMAGE_EXTENSIONS
+    endings = () if isinstance(extensions, str) else tuple(extensions)
+    if not endings or not all(isinstance(e, str) and e.startswith(".") for e in endings):
+        raise UsageError(f'extensions must be strings such as (".jpg", ".png"), got {extensions!r}')
+    return tuple(ending.lower() for ending in endings)
+
+
+def _without_images(
+    root: str, classes: list[str], empty: list[str], endings: tuple[str, ...]
+) -> str:
+    some = ", ".join(map(repr, empty[:_NAMED_IN_ERRORS]))
+    if len(empty) > _NAMED_IN_ERRORS:
+        some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
+    message = (
+        f"{len(empty)} of the {len(classes)} class folders in {root!r} hold no images: {some}. "
+        f"Looked for names that end in {', '.join(endings)}. "
+    )
+    for _, files in _walk(os.path.join(root, empty[0]), (root,)):
+        if files:
+            return message + (
+                f"There are other files such as {min(files)!r}: if they are images, name their "
+                "extension in `extensions`; if not, move the folder elsewhere"
+            )
+    return message + (
+        "An empty folder would be a class that cannot be learnt: remove it, or copy the images "
+        "that are missing"
+    )

@@ -1,0 +1,83 @@
+"""Checkpoints: written whole or not at all, read without running anything in them.
+
+Guarantees: a file under its final name is complete, on the disk, and replaces the earlier one in a
+single step, so a crash at any moment leaves the earlier or the later one. Reading goes through
+torch's weights-only unpickler: a checkpoint from elsewhere cannot execute code.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feedline.errors import StateError
+
+__all__ = ["CHECKPOINT_NAME", "CHECKPOINT_VERSION", "load_checkpoint", "save_checkpoint"]
+
+CHECKPOINT_NAME = "last.pt"
+CHECKPOINT_VERSION = 1
+_KIND = "feedline training checkpoint"
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint, replacing an earlier one of that name.
+
+    Args:
+        path: its final name; its folder exists.
+        content: tensors, numbers, strings, and lists and dicts of them.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            torch.save({"kind": _KIND, "version": CHECKPOINT_VERSION, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    # The new name itself must reach the disk too, or a power cut brings the old one back.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, its tensors on the CPU.
+
+    Args:
+        path: a checkpoint, or a run's folder, whose last one is meant.
+
+    Raises:
+        StateError: there is none, it is damaged, or it is something else.
+    """
+    if path.is_dir():
+        path = path / CHECKPOINT_NAME
+    if not path.is_file():
+        raise StateError(
+            f"{path}: no checkpoint there; name a run's folder or its {CHECKPOINT_NAME}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a foreign file; the error says it better
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise StateError(
+            f"{path}: not a checkpoint that feedline can read, or a damaged one ({first})"
+        ) from error
+    kind = content.get("kind") if isinstance(content, dict) else None
+    version = content.get("version") if isinstance(content, dict) else None
+    if kind != _KIND or version != CHECKPOINT_VERSION:
+        raise StateError(
+            f"{path}: expected a feedline training checkpoint of version {CHECKPOINT_VERSION}, "
+            f"found {kind or 'something else'}{'' if version is None else f' of version {version}'}"
+        )
+    assert isinstance(content, dict)
+    return content

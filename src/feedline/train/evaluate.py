@@ -1,0 +1,94 @@
+"""Accuracy and loss on a validation set, exact on every sample.
+
+Guarantees: sums over samples, not means over batches, so a smaller last batch counts as it should.
+The device is waited for once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from feedline.train.learner import Learner
+from feedline.train.step import autocast
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What a model achieves on a set.
+
+    Args:
+        samples: how many samples were judged.
+        loss: mean cross-entropy, without label smoothing.
+        top1: share of samples, 0 to 1, whose class got the highest score.
+        top5: share whose class is among the five highest; None with five classes or fewer.
+    """
+
+    samples: int
+    loss: float
+    top1: float
+    top5: float | None
+
+
+def evaluate(
+    learner: Learner,
+    batches: Iterable[tuple[Tensor, ...]],
+    *,
+    labels_as: Sequence[int] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> Evaluation | None:
+    """Judge a model; its weights, statistics and mode stay as they are.
+
+    Args:
+        learner: whose model is judged, in its own precision.
+        batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the learner's
+            device.
+        labels_as: the training label of each label in `batches`; None where they are the same.
+        stopped: asked after each batch; True ends the work.
+        advance: called with the rows of each batch that is done.
+
+    Returns:
+        The result, or None where it was stopped or there was no sample.
+    """
+    device = learner.device
+    table = None if labels_as is None else torch.tensor(labels_as, device=device)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    hits = torch.zeros(2, dtype=torch.int64, device=device)
+    samples, best = 0, 1
+    training = learner.model.training
+    learner.model.eval()
+    try:
+        with torch.inference_mode():
+            for images, labels in batches:
+                if table is not None:
+                    labels = table[labels]
+                with autocast(learner):
+                    logits = learner.model(images)
+                logits = logits.float()
+                loss_sum += functional.cross_entropy(logits, labels, reduction="sum").double()
+                best = min(5, logits.shape[1])
+                found = logits.topk(best, dim=1).indices == labels[:, None]
+                hits += torch.stack([found[:, 0].sum(), found.any(dim=1).sum()])
+                samples += len(labels)
+                advance(len(labels))
+                if stopped():
+                    return None
+    finally:
+        learner.model.train(training)
+    if not samples:
+        return None
+    first, any_of_five = hits.tolist()
+    classes = logits.shape[1]
+    return Evaluation(
+        samples=samples,
+        loss=loss_sum.item() / samples,
+        top1=first / samples,
+        top5=any_of_five / samples if classes > 5 else None,
+    )

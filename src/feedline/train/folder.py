@@ -1,0 +1,102 @@
+"""The folder of a run: its name, its checkpoint, and the weights it keeps.
+
+runs/resnet18-1/last.pt   everything needed to go on
+runs/resnet18-1/best.pt   the weights with the best validation accuracy, and their classes
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from feedline.errors import StateError, UsageError
+from feedline.train.checkpoint import CHECKPOINT_NAME
+
+__all__ = ["BEST_NAME", "find_checkpoint", "make_run_folder"]
+
+BEST_NAME = "best.pt"
+_RUNS = Path("runs")
+
+
+def _numbered(model: str) -> list[Path]:
+    """The folders that runs of a model got by default, oldest first."""
+    stem = f"{_stem(model)}-"
+    found = [path for path in _RUNS.glob(f"{stem}*") if path.name[len(stem) :].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[len(stem) :]))
+
+
+def _stem(model: str) -> str:
+    return model.replace("/", "-")
+
+
+def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path | None:
+    """The checkpoint to go on from, or None to start anew.
+
+    Args:
+        resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
+            `out` is given that of the model's newest run, and none where there is none.
+        out: the run's folder, if the user named it.
+        model: the model's name.
+
+    Raises:
+        StateError: there is no such checkpoint.
+    """
+    if resume is None:
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        path = path / CHECKPOINT_NAME if path.is_dir() else path
+        if not path.is_file():
+            raise StateError(
+                f"--resume {resume}: no checkpoint there; name a run's folder or its "
+                f"{CHECKPOINT_NAME}, or use --resume auto"
+            )
+        return path
+    folders = [out] if out else reversed(_numbered(model))
+    for folder in folders:
+        if (folder / CHECKPOINT_NAME).is_file():
+            return folder / CHECKPOINT_NAME
+    return None
+
+
+def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) -> Path:
+    """Make the folder that a run writes to.
+
+    Args:
+        out: as the user named it; None goes on in the checkpoint's folder, or takes the next
+            free `runs/MODEL-N`.
+        checkpoint: what the run goes on from, or None.
+        model: the model's name.
+
+    Raises:
+        UsageError: it cannot be written to, or holds another run's checkpoint.
+    """
+    if out is None and checkpoint is not None:
+        out = checkpoint.parent
+    try:
+        if out is None:
+            taken = _numbered(model)
+            first = int(taken[-1].name.rpartition("-")[2]) + 1 if taken else 1
+            for number in itertools.count(first):
+                out = _RUNS / f"{_stem(model)}-{number}"
+                try:
+                    out.mkdir(parents=True)
+                    return out
+                except FileExistsError:  # another run took it a moment ago
+                    continue
+        assert out is not None
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write a run to {out}: {error.strerror}; name another --out"
+        ) from None
+    if not os.access(out, os.W_OK):
+        raise UsageError(f"cannot write a run to {out}: permission denied; name another --out")
+    last = out / CHECKPOINT_NAME
+    if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
+        raise UsageError(
+            f"{out} holds the checkpoint of an earlier run; go on from it with --resume auto, or "
+            "name another --out"
+        )
+    return out

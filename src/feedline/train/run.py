@@ -1,0 +1,216 @@
+"""A whole training run: joins data, model, loop and checkpoints.
+
+Guarantees: what can be found wrong is found before the first worker starts. Both loaders are built
+once, so their workers start once. An interrupted run leaves a checkpoint that `resume` takes up
+to the same weights, bit for bit on a CPU with the same number of torch threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from feedline.errors import StateError
+from feedline.images.crops import EvalCrop, TrainCrop
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.train.checkpoint import CHECKPOINT_NAME, load_checkpoint, save_checkpoint
+from feedline.train.evaluate import Evaluation, evaluate
+from feedline.train.folder import BEST_NAME, find_checkpoint, make_run_folder
+from feedline.train.journal import Journal
+from feedline.train.learner import Learner, create_learner
+from feedline.train.loop import Report, fit
+from feedline.train.model import create_model
+from feedline.train.place import Place
+from feedline.train.recipe import Recipe
+from feedline.train.result import Result
+from feedline.train.runtime import (
+    choose_device,
+    choose_precision,
+    machine,
+    prepare_process,
+    random_state,
+    restore_random_state,
+    versions,
+)
+from feedline.train.splits import check_classes, find_splits, label_map
+from feedline.train.stop import StopRequest
+
+__all__ = ["run_training"]
+
+
+def _loader(data: ImageFolder, recipe: Recipe, place: Place, device: torch.device) -> DataLoader:
+    return DataLoader(
+        data,
+        recipe.batch_size,
+        schedule=recipe.schedule,
+        # A last batch of a row or two upsets batch normalisation; a set smaller than a batch
+        # has no other.
+        drop_last=len(data) >= recipe.largest_batch,
+        seed=recipe.seed,
+        num_workers=place.workers,
+        device=device.type,
+        on_error=recipe.on_error,
+    )
+
+
+def _val_loader(
+    data: ImageFolder, recipe: Recipe, place: Place, device: torch.device
+) -> DataLoader:
+    return DataLoader(
+        data,
+        recipe.largest_batch,
+        image_size=recipe.val_px,
+        shuffle=False,
+        seed=recipe.seed,
+        num_workers=place.workers,
+        device=device.type,
+        on_error=recipe.on_error,
+    )
+
+
+def _check_dataset(saved: dict[str, Any], dataset: dict[str, Any]) -> None:
+    differences = [
+        f"{name} were {saved.get(name)!r}, are {dataset[name]!r}"
+        for name in dataset
+        if saved.get(name) != dataset[name]
+    ]
+    if differences:
+        raise StateError(
+            "cannot resume: the checkpoint is of another dataset (" + "; ".join(differences) + ")"
+        )
+
+
+def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
+    """Train, or go on training.
+
+    Ctrl-C and SIGTERM end it after the step under way, with a checkpoint written.
+
+    Raises:
+        UsageError: a folder, model, device or checkpoint that cannot be used as asked.
+        SampleError: an image cannot be decoded and the recipe says "raise".
+        FeedlineError: the loss is not finite.
+    """
+    device = choose_device(place.device)
+    precision = choose_precision(recipe.amp, device)
+    splits = find_splits(place.root, val=place.val)
+    checkpoint = find_checkpoint(place.resume, out=place.out, model=recipe.model)
+    saved = None if checkpoint is None else load_checkpoint(checkpoint)
+    if saved is not None:
+        recipe.check_resumable(saved["recipe"])
+
+    train_data = ImageFolder(splits.train, transform=TrainCrop())
+    check_classes(splits.train, train_data.classes)
+    val_data = None if splits.val is None else ImageFolder(splits.val, transform=EvalCrop())
+    labels_as = None if val_data is None else label_map(train_data.classes, val_data.classes)
+    dataset: dict[str, Any] = {"classes": list(train_data.classes), "images": len(train_data)}
+    if saved is not None:
+        _check_dataset(saved["dataset"], dataset)
+
+    prepare_process(seed=recipe.seed, device=device)
+    model = create_model(recipe.model, classes=len(train_data.classes), sizes=recipe.sizes)
+    out = make_run_folder(place.out, checkpoint=checkpoint, model=recipe.model)
+    report.note(
+        f"{len(train_data)} images of {len(train_data.classes)} classes"
+        + (f", {len(val_data)} to validate on" if val_data else "")
+        + f"; {recipe.model} in {precision} on {device.type}; writing to {out}/"
+    )
+    if splits.note:
+        report.note(splits.note)
+
+    with StopRequest() as stop, _loader(train_data, recipe, place, device) as loader:
+        learner = create_learner(
+            model, recipe, total_steps=loader.total_steps, device=device, precision=precision
+        )
+        journal = Journal.new(device)
+        if saved is not None:
+            loader.load_state_dict(saved["loader"])
+            learner.load_state_dict(saved["learner"])
+            journal = Journal.from_state(saved["journal"], device)
+            restore_random_state(saved["random"], device)
+            done = f"step {learner.step} of {learner.total_steps}"
+            over = len(journal.records) == recipe.phases.epochs
+            report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
+            del saved
+
+        def save() -> None:
+            save_checkpoint(
+                out / CHECKPOINT_NAME,
+                {
+                    "recipe": recipe.as_dict(),
+                    "dataset": dataset,
+                    "loader": loader.state_dict(),
+                    "learner": learner.state_dict(),
+                    "journal": journal.state_dict(),
+                    "random": random_state(device),
+                    "best_top1": journal.best_top1,
+                },
+            )
+
+        def keep() -> None:
+            save_checkpoint(out / BEST_NAME, _weights(learner, recipe, dataset, journal))
+
+        val_loader = None if val_data is None else _val_loader(val_data, recipe, place, device)
+        try:
+            finished = fit(
+                learner,
+                loader,
+                recipe=recipe,
+                journal=journal,
+                validate=_validator(learner, val_loader, labels_as, stop, report),
+                save=save,
+                keep=keep,
+                stopped=lambda: bool(stop),
+                report=report,
+                checkpoint_every=place.checkpoint_every,
+            )
+            skipped = [*loader.skipped, *(val_loader.skipped if val_loader else [])]
+        finally:
+            if val_loader is not None:
+                val_loader.close()
+
+    return Result(
+        recipe=recipe,
+        out=out,
+        classes=dataset["classes"],
+        records=journal.records,
+        stopped_by=None if finished else stop.signum,
+        best_top1=journal.best_top1,
+        skipped=[(str(path), str(reason)) for path, reason in skipped],
+        machine=machine(device),
+        versions=versions(),
+    )
+
+
+def _validator(
+    learner: Learner,
+    loader: DataLoader | None,
+    labels_as: list[int] | None,
+    stop: StopRequest,
+    report: Report,
+) -> Callable[[], Evaluation | None] | None:
+    if loader is None:
+        return None
+    return lambda: evaluate(
+        learner,
+        loader,
+        labels_as=labels_as,
+        stopped=lambda: bool(stop),
+        advance=lambda rows: report.validating(rows=rows),
+    )
+
+
+def _weights(
+    learner: Learner, recipe: Recipe, dataset: dict[str, Any], journal: Journal
+) -> dict[str, Any]:
+    last = journal.records[-1]
+    return {
+        "model": recipe.model,
+        "weights": learner.model.state_dict(),
+        "classes": dataset["classes"],
+        "val_size": recipe.val_px,
+        "epoch": last.epoch,
+        "top1": last.val_top1,
+    }

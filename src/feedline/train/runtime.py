@@ -1,0 +1,133 @@
+"""What a training run asks of its process: device, precision and the global random state.
+
+This is the one place of feedline that touches global state, and only the trainer's own process
+calls it: `prepare_process` seeds torch (initial weights, dropout) and lets cuDNN choose its
+fastest kernels for each shape.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from feedline import __version__
+from feedline.errors import ResourceError, UsageError
+
+__all__ = [
+    "Precision",
+    "choose_device",
+    "choose_precision",
+    "machine",
+    "prepare_process",
+    "random_state",
+    "restore_random_state",
+    "versions",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """How a step computes.
+
+    Args:
+        autocast: the dtype of autocast, or None for float32 throughout.
+        scaled: whether the loss is scaled; float16 needs it, for its gradients underflow.
+    """
+
+    autocast: torch.dtype | None = None
+    scaled: bool = False
+
+    def __str__(self) -> str:
+        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that "auto", "cpu" or "cuda" names.
+
+    Raises:
+        UsageError: another name.
+        ResourceError: CUDA was asked for and is not there.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device must be 'auto', 'cpu' or 'cuda', got {name!r}")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        cause = (
+            "torch was built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
+        )
+        raise ResourceError(
+            f"device 'cuda' was asked for, but {cause}; check `nvidia-smi`, or use --device cpu"
+        )
+    return torch.device("cuda" if there and name != "cpu" else "cpu")
+
+
+def choose_precision(amp: str, device: torch.device) -> Precision:
+    """The precision for "auto", "off", "bf16" or "fp16".
+
+    "auto" is bfloat16 on a GPU that has it, else float16 with a scaled loss; float32 on a CPU.
+
+    Raises:
+        UsageError: float16 was asked for on a CPU, where it gains nothing.
+    """
+    on_cuda = device.type == "cuda"
+    if amp == "fp16" and not on_cuda:
+        raise UsageError("amp 'fp16' needs a CUDA device; use 'bf16' or 'off' on a CPU")
+    if amp == "off" or (amp == "auto" and not on_cuda):
+        return Precision()
+    # is_bf16_supported() also counts emulation; tensor cores have bfloat16 from compute 8.0 on.
+    native = on_cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+    if amp == "bf16" or (amp == "auto" and native):
+        return Precision(autocast=torch.bfloat16)
+    return Precision(autocast=torch.float16, scaled=True)
+
+
+def prepare_process(*, seed: int, device: torch.device) -> None:
+    """Seed torch's global generators and set cuDNN up; call once, before the model is made."""
+    torch.manual_seed(seed)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """torch's random state (dropout draws from it), for a checkpoint."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    import timm  # an extra: only a training run has it
+
+    return {
+        "feedline": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "timm": str(timm.__version__),
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the run ran on. `cpus`: logical CPUs that this process may use."""
+    on_cuda = device.type == "cuda"
+    return {
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor(),
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a request that a loop meets between two steps.
+
+Guarantees: the first signal is only noted; a second one acts as it always did (a stuck step can be
+left). The handlers before are back when the context ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["StopRequest"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Notes SIGINT and SIGTERM while it is entered; outside the main thread it notes nothing."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.signum is not None
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        self.signum = signum
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)

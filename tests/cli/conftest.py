@@ -1,0 +1,50 @@
+"""Running the command line inside the test's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from command_line import Command, Ended
+
+from feedline.cli.app import main
+
+
+@pytest.fixture
+def feedline(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `feedline ARGUMENTS` here and return its exit status and what it printed."""
+    monkeypatch.delenv("FEEDLINE_DEBUG", raising=False)
+
+    def command(*arguments: object) -> Ended:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        printed = capfd.readouterr()
+        code = left.value.code
+        return Ended(code if isinstance(code, int) else 0, printed.out, printed.err)
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of flat grey, 48 px: 16 training and 4 validation images."""
+    root = tmp_path_factory.mktemp("tiny") / "set"
+    for split, count in (("train", 8), ("val", 2)):
+        for name, level in (("dark", 40), ("light", 200)):
+            place = root / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((48, 48, 3), level + number, dtype=np.uint8)
+                (place / f"{number}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
+    return root
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Threads of small steps mostly wait for each other, at worst behind other processes."""
+    import torch
+
+    torch.set_num_threads(1)

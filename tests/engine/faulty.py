@@ -1,0 +1,93 @@
+"""Sources that do harm, for tests of what the engine does about it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from feedline.plan.row import Field, Item
+
+
+class Steady:
+    """Rows that are a pure function of (sample, size, seed); takes a while for each."""
+
+    def __init__(self, length: int = 200, row_s: float = 0.0) -> None:
+        self.length = length
+        self.row_s = row_s
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        return (
+            Field("image", "uint8", (image_size, image_size, 3)),
+            Field("label", "int64", ()),
+        )
+
+    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+        ramp = np.arange(row[0].size, dtype=np.uint64)
+        row[0][...] = (
+            (ramp * (item.seed | 1) >> np.uint64(7)).astype(np.uint8).reshape(row[0].shape)
+        )
+        if self.row_s:
+            time.sleep(self.row_s)
+        row[1][()] = item.sample
+
+    def name(self, sample: int) -> str:
+        return f"sample-{sample}"
+
+    def fingerprint(self) -> str:
+        return f"steady-{self.length}"
+
+
+class Deadly(Steady):
+    """Some samples end their worker, each in its way: always, or the first time only."""
+
+    def __init__(self, ways: dict[int, str], first_time_only: Path | None = None) -> None:
+        super().__init__(96)
+        self.ways = ways
+        self.first_time_only = first_time_only
+
+    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+        way = self.ways.get(item.sample)
+        if way and self._is_time(item.sample):
+            if way == "segfault":
+                ctypes.string_at(0)
+            elif way == "kill":
+                os.kill(os.getpid(), 9)
+            elif way == "exit":
+                os._exit(3)
+            elif way == "hang":
+                time.sleep(3600)
+            elif way == "quit":
+                raise SystemExit("no more")
+            elif way == "raise":
+                raise OSError(f"sample {item.sample} is on a bad sector")
+        super().load(item, row)
+
+    def _is_time(self, sample: int) -> bool:
+        if self.first_time_only is None:
+            return True
+        try:
+            os.close(os.open(self.first_time_only / str(sample), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+class Stillborn(Steady):
+    """Cannot be opened in a worker."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        raise RuntimeError("no licence for this dataset")
+
+
+class Unborn(Steady):
+    """Ends every worker that opens it."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        os._exit(7)

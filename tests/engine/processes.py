@@ -1,0 +1,52 @@
+"""Looking at processes from outside, and running scripts that are meant to come to harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).parent
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
+    """Whether something comes to hold. The deadline only bounds a failure."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def start_script(
+    text: str, folder: Path, *, prefix: tuple[str, ...] = (), **options: object
+) -> subprocess.Popen[str]:
+    """Run a script in a process group of its own, with the faulty sources at hand."""
+    script = folder / "script.py"
+    script.write_text(text)
+    return subprocess.Popen(
+        [*prefix, sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"},
+        **options,  # type: ignore[call-overload]
+    )

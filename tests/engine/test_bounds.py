@@ -1,0 +1,102 @@
+"""Memory, descriptors and processes: bounded, known before the first batch, and flat."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty import Steady
+from processes import start_script
+
+from feedline.errors import ResourceError
+from feedline.loader import DataLoader
+
+MANY_BATCHES = """
+import os, resource
+from faulty import Steady
+from feedline.loader import DataLoader
+
+if __name__ == "__main__":
+    {before}
+    source = Steady(256)
+    with DataLoader(source, 64, num_workers={workers}, image_size=200, prefetch=3) as loader:
+        assert loader.memory_bytes > 28 << 20
+        counts = set()
+        for epoch in range(5):
+            labels = [k for _, labels in loader for k in labels.tolist()]
+            assert sorted(labels) == list(range(256))
+            counts.add(len(os.listdir("/proc/self/fd")))
+        assert not loader.worker_deaths, loader.worker_deaths
+    assert len(counts) == 1, counts
+    print("fine")
+"""
+
+
+def outcome(script: subprocess.Popen[str]) -> str:
+    output, errors = script.communicate(timeout=100)
+    return output.strip() + errors
+
+
+def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path: Path) -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    script = start_script(MANY_BATCHES.format(before=limit, workers=8), tmp_path)
+    assert outcome(script) == "fine"
+
+
+def _can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    command = [unshare or "", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return bool(unshare) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _can_mount(), reason="needs the right to mount in a namespace")
+def test_a_16_mb_dev_shm_is_no_limit(tmp_path: Path) -> None:
+    shell = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
+    script = start_script(
+        MANY_BATCHES.format(
+            before="assert os.statvfs('/dev/shm').f_blocks * 4096 <= 16 << 20", workers=2
+        ),
+        tmp_path,
+        prefix=("unshare", "-m", "sh", "-c", shell, "sh"),
+    )
+    assert outcome(script) == "fine"
+
+
+def test_no_dev_shm_is_used_at_all() -> None:
+    before = os.statvfs("/dev/shm").f_bfree
+    with DataLoader(Steady(64), 32, num_workers=2, image_size=200) as loader:
+        next(iter(loader))
+        pids = [os.getpid(), *loader.worker_pids]
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        assert all("memfd:feedline" in text for text in maps)
+        assert not any("/dev/shm" in text for text in maps)
+        assert before - os.statvfs("/dev/shm").f_bfree < loader.memory_bytes // 4096
+
+
+def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
+    with DataLoader(Steady(128), 32, num_workers=2, image_size=32) as loader:
+        figures = []
+        for _ in range(30):
+            for _ in loader:
+                pass
+            workers = [psutil.Process(pid) for pid in loader.worker_pids]
+            figures.append(
+                (
+                    psutil.Process().num_fds(),
+                    [w.num_fds() for w in workers],
+                    sum(w.memory_full_info().uss for w in workers),
+                )
+            )
+        assert figures[-1][:2] == figures[4][:2]
+        assert figures[-1][2] - figures[4][2] < 1 << 20
+
+
+def test_more_memory_than_there_is_is_refused_before_anything_starts() -> None:
+    children = len(psutil.Process().children())
+    with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
+        DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500)
+    assert len(psutil.Process().children()) == children

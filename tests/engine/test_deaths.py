@@ -1,0 +1,230 @@
+"""Workers that die, hang or are killed: the same bytes arrive, or the culprit is named."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from faulty import Deadly, Steady, Stillborn, Unborn
+from processes import descendants, eventually, gone
+
+from feedline.errors import SampleError, WorkerError
+from feedline.loader import DataLoader
+
+
+def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
+    return [
+        (images.numpy().tobytes(), labels.numpy().tobytes())
+        for _ in range(epochs)
+        for images, labels in loader
+    ]
+
+
+def expected(source: Steady, epochs: int, **options: object) -> list[tuple[bytes, bytes]]:
+    with DataLoader(source, num_workers=0, **options) as loader:  # type: ignore[arg-type]
+        return take(loader, epochs)
+
+
+class Killer(threading.Thread):
+    """Kills a random process out of a changing list, again and again, until stopped."""
+
+    def __init__(self, loader: DataLoader, pause_s: tuple[float, float], seed: int) -> None:
+        super().__init__(daemon=True)
+        self.loader, self.pause_s = loader, pause_s
+        self.random = random.Random(seed)
+        self.kills = 0
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(self.random.uniform(*self.pause_s)):
+            if pids := self.loader.worker_pids:
+                try:
+                    os.kill(self.random.choice(pids), signal.SIGKILL)
+                    self.kills += 1
+                except ProcessLookupError:
+                    pass
+
+
+def test_workers_killed_at_random_moments_do_not_change_a_byte() -> None:
+    options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
+    with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
+        next(iter(loader))
+        loader.set_epoch(0)
+        killer = Killer(loader, (0.02, 0.08), seed=1)
+        killer.start()
+        seen = take(loader, 6)
+        killer.stopped.set()
+        killer.join()
+        assert seen == expected(Steady(200), 6, **options)
+        assert killer.kills >= 10
+        assert len(loader.worker_deaths) >= 10
+
+
+def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
+    options = {"batch_size": 16, "schedule": "8x1,12x2", "seed": 5}
+    source = Steady(200, row_s=0.002)
+    with DataLoader(source, num_workers=2, start_method="spawn", **options) as loader:  # type: ignore[arg-type]
+        seen = []
+        for _ in range(3):
+            for step, (images, labels) in enumerate(loader):
+                seen.append((images.numpy().tobytes(), labels.numpy().tobytes()))
+                if step == 4:
+                    os.kill(loader.worker_pids[0], signal.SIGKILL)
+        assert seen == expected(Steady(200), 3, **options)
+        assert len(loader.worker_deaths) == 3
+
+
+def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
+    options = {"batch_size": 16, "image_size": 8}
+    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
+        seen = []
+        for epoch in range(3):
+            for step, (images, labels) in enumerate(loader):
+                seen.append((images.numpy().tobytes(), labels.numpy().tobytes()))
+                if step == 3 + epoch:
+                    old = loader.worker_pids
+                    server = os.getpid()
+                    for child in descendants(server):
+                        if child.pid not in old and child.children():
+                            child.kill()
+        assert seen == expected(Steady(200), 3, **options)
+        assert any("fork server" in how for how in loader.worker_deaths)
+
+
+@pytest.mark.parametrize("way", ["segfault", "kill", "exit", "hang"])
+def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_path: Path) -> None:
+    source = Deadly({7: way, 50: way}, first_time_only=tmp_path)
+    options = {"batch_size": 16, "image_size": 8}
+    with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:  # type: ignore[arg-type]
+        assert take(loader, 1) == expected(Steady(96), 1, **options)
+        assert len(loader.worker_deaths) == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("segfault", "SIGSEGV"),
+        ("kill", "SIGKILL"),
+        ("exit", "exited with status 3"),
+        ("hang", "without progress"),
+    ],
+)
+def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> None:
+    source = Deadly({41: way})
+    loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0)
+    with loader, pytest.raises(SampleError, match=f"(?s)sample-41.*{words}"):
+        take(loader, 1)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
+    ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
+    loader = DataLoader(
+        Deadly(ways), 16, num_workers=2, image_size=8, on_error="skip", start_method=method
+    )
+    with loader:
+        for _ in range(2):
+            labels = [label for _, labels in loader for label in labels.tolist()]
+            assert sorted(labels) == [k for k in range(96) if k not in ways]
+        named = {name for name, _ in loader.skipped}
+        assert named == {f"sample-{k}" for k in ways}
+        assert len(loader.skipped) == 2 * len(ways)
+
+
+def test_an_error_in_a_worker_brings_its_traceback_and_comes_again() -> None:
+    loader = DataLoader(Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False)
+    with loader:
+        batches = iter(loader)
+        for _ in range(2):
+            with pytest.raises(SampleError, match=r"(?s)sample-5.*bad sector.*faulty\.py"):
+                next(batches)
+
+
+def test_a_source_that_no_worker_can_open_is_an_error_with_the_workers_traceback() -> None:
+    with (
+        DataLoader(Stillborn(), 16, num_workers=2, image_size=8) as loader,
+        pytest.raises(WorkerError, match=r"(?s)no licence.*faulty\.py"),
+    ):
+        next(iter(loader))
+
+
+def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> None:
+    with (
+        DataLoader(Unborn(), 16, num_workers=2, image_size=8) as loader,
+        pytest.raises(WorkerError, match="exited with status 7"),
+    ):
+        next(iter(loader))
+
+
+def test_closing_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Steady(200, row_s=0.01), 16, num_workers=3, image_size=8)
+    next(iter(loader))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    assert len(mine) >= 4
+    loader.close()
+    assert gone(mine)
+
+
+def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Steady(), 16, num_workers=3, image_size=8)
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    loader.close()
+    assert mine
+    assert gone(mine)
+
+
+def test_a_loader_that_is_garbage_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8)
+    next(iter(loader))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    del loader
+    assert eventually(lambda: gone(mine))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_moment_lose_and_repeat_no_batch() -> None:
+    options = {"batch_size": 16, "image_size": 8, "seed": 2}
+    chance = random.Random(3)
+    interrupts = 0
+    seen: list[tuple[bytes, bytes]] = []
+    usual = signal.signal(signal.SIGALRM, _interrupt)
+    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
+        for epoch in range(3):
+            handed_out = 0
+            while handed_out < len(loader):
+                try:
+                    try:
+                        if chance.random() < 0.5:
+                            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0003, 0.03))
+                        if not handed_out:
+                            batches = iter(loader)
+                        batch = next(batches)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    # It may have come after the batch was counted and before it arrived here.
+                    state = loader.state_dict()
+                    assert (state["epoch"], state["step"] - handed_out) in [(epoch, 0), (epoch, 1)]
+                    loader.load_state_dict({**state, "step": handed_out})
+                    continue
+                handed_out += 1
+                seen.append((batch[0].numpy().tobytes(), batch[1].numpy().tobytes()))
+            assert next(batches, None) is None
+    signal.signal(signal.SIGALRM, usual)
+    assert interrupts > 5
+    assert seen == expected(Steady(200), 3, **options)
+    gc.collect()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

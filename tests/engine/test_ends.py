@@ -1,0 +1,106 @@
+"""How a program ends, and what it may leave behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import descendants, eventually, gone, start_script
+
+TRAIN = """
+import sys, time
+from faulty import Steady
+from feedline.loader import DataLoader
+
+if __name__ == "__main__":
+    loader = DataLoader(
+        Steady(400, row_s=0.005), 32, num_workers=4, image_size=32, start_method={method!r}
+    )
+    for epoch in range(1000):
+        for step, (images, labels) in enumerate(loader):
+            if epoch == 0 and step == 1:
+                print("running", flush=True)
+            {body}
+"""
+
+
+def running(script: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Wait until a script is in its loop; its processes."""
+    assert script.stdout is not None
+    line = script.stdout.readline()
+    if line.strip() != "running":
+        raise AssertionError(f"the script said {line!r}; {script.communicate()[1]}")
+    processes = descendants(script.pid)
+    assert len(processes) >= 4
+    return processes
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
+    method: str, tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
+    processes = running(script)
+    script.kill()
+    script.wait()
+    assert eventually(lambda: gone(processes), within_s=10)
+    assert eventually(lambda: set(os.listdir("/dev/shm")) <= before, within_s=10)
+    script.communicate()
+
+
+def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Path) -> None:
+    # The child holds copies of the trainer's sockets: they do not end with the trainer.
+    body = """if epoch == 0 and step == 0:
+                import os
+                child = os.fork()
+                if child == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                print(child, flush=True)"""
+    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
+    assert script.stdout is not None
+    child = int(script.stdout.readline())
+    workers = [p for p in running(script) if p.pid != child]
+    script.kill()
+    script.wait()
+    try:
+        assert eventually(lambda: gone(workers), within_s=10)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        script.communicate()
+
+
+def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
+    script = start_script(TRAIN.format(method="forkserver", body="pass"), tmp_path)
+    processes = running(script)
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1, errors
+    assert gone(processes)
+
+
+def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
+    body = "assert step < 3, 'the model has had enough'"
+    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
+    processes = running(script)
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == 1
+    assert "the model has had enough" in errors
+    assert errors.count("Traceback") == 1, errors
+    assert gone(processes)
+
+
+def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> None:
+    body = "\n            if step == 3: sys.exit(0)"
+    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
+    processes = running(script)
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert errors == ""
+    assert gone(processes)

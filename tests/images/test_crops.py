@@ -1,0 +1,174 @@
+"""Crops: inside the image, as torchvision distributes and rounds them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
+
+from feedline.errors import UsageError
+from feedline.images.crops import Box, EvalCrop, TrainCrop
+from feedline.plan.row import Item
+from feedline.plan.seeds import Stream
+
+SIDES = st.integers(1, 5000)
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@given(SIDES, SIDES, SEEDS, st.floats(0, 1), st.floats(0.01, 1), st.floats(0.1, 10))
+def test_a_training_crop_lies_inside_the_image(height, width, seed, strength, low, ratio):
+    crop = TrainCrop(scale=(low, 1.0), ratio=(ratio, ratio * 1.5))
+    box = crop.box(height, width, Stream(seed), strength)
+    assert box.height >= 1
+    assert box.width >= 1
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+
+
+@given(SIDES, SIDES, SEEDS)
+def test_the_same_seed_gives_the_same_crop(height, width, seed):
+    item = Item(0, 224, seed, 0.7)
+    assert TrainCrop().place(height, width, item) == TrainCrop().place(height, width, item)
+
+
+@given(SIDES, SIDES, SEEDS, st.integers(1, 600), st.integers(1, 600))
+def test_a_crop_found_again_on_a_copy_lies_inside_it(height, width, seed, low, narrow):
+    box = TrainCrop().box(height, width, Stream(seed)).on(low, narrow, of=(height, width))
+    assert 0 <= box.top < box.top + box.height <= low
+    assert 0 <= box.left < box.left + box.width <= narrow
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale"),
+    [(375, 500, (0.08, 1.0)), (300, 900, (0.5, 1.0)), (90, 40, (0.3, 0.9))],
+)
+def test_the_distribution_is_torchvisions(height, width, scale):
+    count = 3000
+    image = torch.zeros(3, height, width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        theirs = np.array(
+            [RandomResizedCrop.get_params(image, list(scale), [3 / 4, 4 / 3]) for _ in range(count)]
+        )
+    crop = TrainCrop(scale=scale)
+    ours = np.array([crop.box(height, width, Stream(seed))[:4] for seed in range(count)])
+    # Two-sample Kolmogorov-Smirnov: 1.95 stands for a chance of 1 in 1000, and seeds are fixed.
+    allowed = 1.95 * math.sqrt(2 / count)
+    for draw in (
+        *((lambda boxes, k=k: boxes[:, k]) for k in range(4)),
+        lambda boxes: boxes[:, 2] * boxes[:, 3],
+        lambda boxes: boxes[:, 3] / boxes[:, 2],
+    ):
+        a, b = np.sort(draw(theirs)), np.sort(draw(ours))
+        points = np.concatenate((a, b))
+        gap = np.abs(
+            np.searchsorted(a, points, "right") - np.searchsorted(b, points, "right")
+        ).max()
+        assert gap / count < allowed
+
+
+def test_half_of_the_crops_are_mirrored_or_as_many_as_asked():
+    for flip in (0.0, 0.2, 0.5, 1.0):
+        crop = TrainCrop(flip=flip)
+        flips = sum(crop.box(100, 100, Stream(seed)).flip for seed in range(4000))
+        assert abs(flips / 4000 - flip) < 0.03
+
+
+def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
+    crop = TrainCrop(scale=(0.9, 1.0))
+    assert crop.box(10, 1000, Stream(3))[:4] == (0, 493, 10, 13)
+    assert crop.box(1000, 10, Stream(3))[:4] == (493, 0, 13, 10)
+    assert RandomResizedCrop.get_params(torch.zeros(3, 10, 1000), [0.9, 1], [3 / 4, 4 / 3]) == (
+        0, 493, 10, 13,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
+def test_strength_raises_the_smallest_area(strength):
+    crop = TrainCrop()
+    lowest = 1 - strength * (1 - 0.08)
+    areas = [
+        box.height * box.width / 500**2
+        for box in (crop.box(500, 500, Stream(seed), strength) for seed in range(2000))
+    ]
+    assert min(areas) > lowest - 0.01
+    assert min(areas) < lowest + 0.1
+
+
+def test_strength_never_turns_the_scale_around():
+    crop = TrainCrop(scale=(0.1, 0.4))
+    box = crop.box(1000, 1000, Stream(1), 0.0)
+    assert 0.39 < box.height * box.width / 1e6 < 0.41
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scale": (0.5, 0.2)}, r"scale.*got \(0.5, 0.2\)"),
+        ({"scale": (0.0, 1.0)}, "scale.*got"),
+        ({"scale": (0.5, 2.0)}, "scale.*got"),
+        ({"scale": 0.5}, "scale must be two numbers.*got 0.5"),
+        ({"scale": (0.5, float("nan"))}, "scale.*nan"),
+        ({"ratio": (2.0, 1.0)}, "ratio.*got"),
+        ({"ratio": (0.0, 1.0)}, "ratio.*got"),
+        ({"ratio": ("a", "b")}, "ratio.*got"),
+        ({"flip": 1.5}, "flip.*got 1.5"),
+        ({"flip": None}, "flip.*got None"),
+    ],
+)
+def test_settings_of_a_training_crop_are_checked(settings, message):
+    with pytest.raises(UsageError, match=message):
+        TrainCrop(**settings)
+
+
+@pytest.mark.parametrize("fraction", [0, 1.01, -1, float("nan"), "a"])
+def test_settings_of_an_evaluation_crop_are_checked(fraction):
+    with pytest.raises(UsageError, match=r"fraction.*got"):
+        EvalCrop(fraction)
+
+
+def test_transforms_are_values():
+    assert TrainCrop(scale=[0.1, 1]) == TrainCrop(scale=(0.1, 1))
+    assert len({TrainCrop(), TrainCrop(), EvalCrop(), EvalCrop(0.875)}) == 2
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 64), st.floats(0.3, 1))
+def test_the_window_is_where_torchvision_resizes_and_crops(height, width, size, fraction):
+    window = EvalCrop(fraction).window(height, width, size)
+    if window.height * window.width > 300_000:
+        return
+    # Its place is read off an image whose pixels say where they are.
+    resized = Resize(round(size / fraction))(Image.new("RGB", (width, height)))
+    assert (window.height, window.width) == (resized.height, resized.width)
+    ys, xs = np.mgrid[: resized.height, : resized.width].astype(np.int32)
+    for numbers, first in ((ys, window.top), (xs, window.left)):
+        cut = np.asarray(CenterCrop(size)(Image.fromarray(numbers)))
+        assert cut.shape == (size, size)
+        assert cut.min() == first
+        assert cut.max() == first + size - 1
+
+
+@given(SIDES, SIDES, st.integers(1, 500), SEEDS)
+def test_no_crop_is_decoded_smaller_than_its_row(height, width, size, seed):
+    box = TrainCrop().box(height, width, Stream(seed))
+    by = box.shrink(height, width, size)
+    assert by in (1, 2, 4, 8)
+    assert by == 1 or min(box.height, box.width) >= size * by
+    assert by == 8 or min(box.height, box.width) < size * by * 2
+    window = EvalCrop().window(height, width, size)
+    by = window.shrink(height, width, size)
+    assert by in (1, 2, 4, 8)
+    assert by == 1 or (height >= window.height * by and width >= window.width * by)
+
+
+def test_a_box_is_unchanged_on_the_original():
+    box = Box(3, 4, 5, 6, True)
+    assert box.on(100, 200, of=(100, 200)) is box
+    assert box.on(50, 100, of=(100, 200)) == Box(2, 2, 2, 3, True)

@@ -1,0 +1,393 @@
+"""Decoding: Pillow's pixels for what is whole, an ImageError for what is not."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import threading
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile, ImageOps
+
+from feedline.errors import ImageError
+from feedline.images.decode import Scratch, decode
+from feedline.images.headers import canvas, exif_orientation, jpeg_orientation, sniff
+
+
+def picture(width=61, height=47, mode="RGB"):
+    """A picture with smooth parts and detail, different in each corner."""
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(5).integers(0, 40, (height, width))
+    planes = (x * 200 // width + noise, y * 200 // height + noise, (x * y) % 200 + noise)
+    image = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
+    return image if mode == "RGB" else image.convert(mode)
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def reference(data):
+    """What torchvision's pil_loader gives."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def silently(data, **options):
+    """Decode; fail if a warning of any kind is issued."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            return decode(data, Scratch(), **options)
+        finally:
+            assert [str(warning.message) for warning in caught] == []
+
+
+def with_alpha(mode):
+    image = picture(mode="RGBA" if mode == "RGBA" else "LA")
+    image.putalpha(picture(mode="L"))
+    return image
+
+
+def see_through_palette(transparency):
+    return encoded(picture(mode="P"), "PNG", transparency=transparency)
+
+
+def sixteen_bits():
+    return Image.fromarray((np.arange(61 * 47).reshape(47, 61) * 20).astype(np.uint16))
+
+
+WHOLE = {
+    "jpeg 4:2:0": lambda: encoded(picture(), "JPEG", quality=90),
+    "jpeg 4:4:4": lambda: encoded(picture(), "JPEG", subsampling=0),
+    "jpeg progressive": lambda: encoded(picture(), "JPEG", progressive=True),
+    "jpeg with restarts": lambda: encoded(picture(), "JPEG", restart_marker_blocks=2),
+    "jpeg grey": lambda: encoded(picture(mode="L"), "JPEG"),
+    "jpeg rgb": lambda: encoded(picture(), "JPEG", keep_rgb=True),
+    "jpeg cmyk": lambda: encoded(picture(mode="CMYK"), "JPEG"),
+    "jpeg with bytes behind": lambda: encoded(picture(), "JPEG") + b"behind the end" * 9,
+    "jpeg with bytes before the end": lambda: encoded(picture(), "JPEG")[:-2] + b"abcd\xff\xd9",
+    "jpeg progressive with bytes before the end": lambda: (
+        encoded(picture(), "JPEG", progressive=True)[:-2] + b"abcd\xff\xd9"
+    ),
+    "jpeg 1 x 1": lambda: encoded(picture(1, 1), "JPEG"),
+    "png": lambda: encoded(picture(), "PNG"),
+    "png grey": lambda: encoded(picture(mode="L"), "PNG"),
+    "png black and white": lambda: encoded(picture(mode="1"), "PNG"),
+    "png palette": lambda: encoded(picture(mode="P"), "PNG"),
+    "png palette, one colour clear": lambda: see_through_palette(3),
+    "png palette, clear by degrees": lambda: see_through_palette(bytes(range(0, 250, 5))),
+    "png grey, one grey clear": lambda: encoded(picture(mode="L"), "PNG", transparency=9),
+    "png rgb, one colour clear": lambda: encoded(picture(), "PNG", transparency=(1, 2, 3)),
+    "png alpha": lambda: encoded(with_alpha("RGBA"), "PNG"),
+    "png grey and alpha": lambda: encoded(with_alpha("LA"), "PNG"),
+    "png 16 bits": lambda: encoded(sixteen_bits(), "PNG"),
+    "png animated": lambda: encoded(
+        picture(), "PNG", save_all=True, append_images=[ImageOps.invert(picture())]
+    ),
+    "webp": lambda: encoded(picture(), "WEBP"),
+    "webp lossless": lambda: encoded(picture(), "WEBP", lossless=True),
+    "webp alpha": lambda: encoded(with_alpha("RGBA"), "WEBP"),
+    "webp animated": lambda: encoded(
+        picture(), "WEBP", save_all=True, append_images=[ImageOps.invert(picture())]
+    ),
+    "gif": lambda: encoded(picture(mode="P"), "GIF"),
+    "gif with a clear colour": lambda: encoded(picture(mode="P"), "GIF", transparency=2),
+    "gif animated": lambda: encoded(
+        picture(), "GIF", save_all=True, append_images=[ImageOps.invert(picture())], disposal=2
+    ),
+    "bmp": lambda: encoded(picture(), "BMP"),
+    "bmp grey": lambda: encoded(picture(mode="L"), "BMP"),
+    "tiff": lambda: encoded(picture(), "TIFF"),
+    "tiff compressed": lambda: encoded(picture(), "TIFF", compression="tiff_lzw"),
+    "tiff cmyk": lambda: encoded(picture(mode="CMYK"), "TIFF"),
+    "tiff 16 bits": lambda: encoded(sixteen_bits(), "TIFF"),
+    "tiff floats": lambda: encoded(picture(mode="F"), "TIFF"),
+    "ppm": lambda: encoded(picture(), "PPM"),
+    "pgm": lambda: encoded(picture(mode="L"), "PPM"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_kind_of_image_gives_the_pixels_of_torchvisions_loader(name):
+    data = WHOLE[name]()
+    pixels = silently(data)
+    assert pixels.dtype == np.uint8
+    assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
+    assert np.array_equal(pixels, reference(data))
+
+
+@pytest.mark.parametrize(
+    "kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg with restarts", "jpeg grey", "jpeg cmyk"]
+)
+def test_a_truncated_jpeg_is_an_error_and_never_half_grey(kind):
+    data = WHOLE[kind]()
+    for length in (*range(3, 300, 37), len(data) // 2, len(data) - 40, *range(-6, 0)):
+        with pytest.raises(ImageError, match=r"ends before its last pixel|truncated"):
+            silently(data[:length])
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.9])
+def test_an_end_marker_behind_the_missing_part_does_not_make_a_jpeg_whole(cut):
+    data = encoded(picture(200, 200), "JPEG")
+    with pytest.raises(ImageError, match="ends before its last pixel"):
+        silently(data[: int(len(data) * cut)] + b"\xff\xd9")
+
+
+def test_a_truncated_jpeg_is_an_error_where_pillow_was_told_to_complete_it(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    data = encoded(picture(), "JPEG")
+    with pytest.raises(ImageError, match="ends before"):
+        silently(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("kind", ["png", "webp", "gif", "bmp", "tiff", "tiff compressed", "ppm"])
+def test_other_truncated_images_are_errors(kind):
+    data = WHOLE[kind]()
+    for length in (15, 30, len(data) // 3, len(data) // 2):
+        with pytest.raises(ImageError):
+            silently(data[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"\0" * 5000, "nothing but zeros"),
+        (b"hello, world " * 99, r"no image.*1287 bytes.*b'hello, w'"),
+        (b"\n<!DOCTYPE html><html>404", "web page"),
+        (b"\0\0\0\x1cftypheic" + bytes(99), "HEIC"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+        (b"\xff\xd8\xff", "begins as a JPEG"),
+        (b"\xff\xd8\xff" + b"garbage" * 99, "begins as a JPEG"),
+        (b"\x89PNG\r\n\x1a\n" + b"garbage" * 99, "begins as a PNG"),
+        (b"P", "no image"),
+        (b"x", "no image"),
+    ],
+)
+def test_what_is_no_image_is_an_error_that_says_what_it_seems_to_be(data, message):
+    with pytest.raises(ImageError, match=message):
+        silently(data)
+
+
+ENORMOUS = {
+    "jpeg": lambda: WHOLE["jpeg 4:2:0"](),
+    "jpeg cmyk": lambda: WHOLE["jpeg cmyk"](),
+    **{kind: WHOLE[kind] for kind in ("png", "webp", "webp lossless", "webp alpha")},
+    **{kind: WHOLE[kind] for kind in ("webp animated", "gif", "bmp", "tiff", "ppm")},
+}
+
+
+@pytest.mark.parametrize("kind", ENORMOUS)
+def test_the_header_is_checked_against_the_most_pixels_allowed(kind):
+    data = ENORMOUS[kind]()
+    assert silently(data, max_pixels=61 * 47).shape == (47, 61, 3)
+    with pytest.raises(ImageError, match=r"61 x 47 = 2867 pixels, and at most 2866"):
+        silently(data, max_pixels=61 * 47 - 1)
+
+
+def png_of(width, height):
+    def chunk(name, body):
+        return (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1000))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def gif_frame_beyond_its_screen(width, height):
+    data = bytearray(WHOLE["gif"]())
+    at = data.index(b"\x2c", 13 + 768)
+    struct.pack_into("<HH", data, at + 5, width, height)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [png_of(60_000, 60_000), gif_frame_beyond_its_screen(60_000, 60_000)],
+    ids=["png", "gif"],
+)
+def test_a_decompression_bomb_is_refused_by_its_header(data):
+    with pytest.raises(ImageError, match=r"60000 x 60000 = 3600000000 pixels"):
+        silently(data)
+
+
+def test_a_size_about_which_pillow_warns_is_decoded_without_a_word(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # warns above this, refuses above twice
+    for kind in ("png", "webp", "gif", "tiff", "bmp", "ppm", "jpeg cmyk"):
+        assert silently(WHOLE[kind]()).shape == (47, 61, 3)
+
+
+def test_damaged_exif_says_nothing():
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + b"\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0" * 2
+    for data in (
+        encoded(picture(mode="CMYK"), "JPEG", exif=exif),
+        encoded(picture(), "JPEG", exif=exif),
+        encoded(picture(), "PNG", exif=exif),
+        encoded(picture(), "WEBP", exif=exif),
+    ):
+        for turn in (False, True):
+            assert silently(data, exif=turn).shape == (47, 61, 3)
+
+
+def test_a_damaged_animation_header_says_nothing():
+    data = WHOLE["png animated"]()
+    at = data.index(b"acTL")
+    body = b"acTL" + bytes(8)
+    data = data[:at] + body + struct.pack(">I", zlib.crc32(body)) + data[at + 16 :]
+    assert np.array_equal(silently(data), reference(data))
+
+
+def oriented(kind, orientation, mode="RGB"):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(picture(mode=mode), kind, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG", "WEBP"])
+def test_orientation_is_ignored_unless_asked_for(kind, orientation):
+    data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
+    assert np.array_equal(silently(data), reference(data))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    turned = silently(data, exif=True)
+    assert turned.flags.c_contiguous
+    assert np.array_equal(turned, np.asarray(upright))
+
+
+def test_tiff_is_turned_upright_once_as_pillow_does():
+    data = encoded(picture(), "TIFF", tiffinfo={0x0112: 6})
+    assert np.array_equal(silently(data), reference(data))
+    assert np.array_equal(silently(data, exif=True), reference(data))
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"Exif\0\0",
+        b"II*\0",
+        b"II*\0\xff\xff\xff\xff",
+        b"XX*\0\x08\0\0\0\x01\0",
+        b"II*\0\x08\0\0\0\xff\xff" + bytes(30),
+        b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x09\0\0\0",
+        b"II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x01\0\0\0\x06\0\0\0",
+    ],
+)
+def test_an_orientation_that_makes_no_sense_is_upright(exif):
+    assert exif_orientation(exif) == 1
+
+
+def test_the_orientation_is_found_in_either_byte_order():
+    assert exif_orientation(b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0") == 6
+    assert exif_orientation(b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x08\0\0") == 8
+
+
+@pytest.mark.parametrize("by", [2, 4, 8])
+@pytest.mark.parametrize("size", [(61, 47), (64, 48), (500, 375), (9, 300), (1, 1)])
+def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
+    asked = []
+
+    def reduce(height, width):
+        asked.append((width, height))
+        return by
+
+    pixels = silently(encoded(picture(*size), "JPEG"), reduce=reduce)
+    assert asked == [size]
+    assert pixels.shape == (-(-size[1] // by), -(-size[0] // by), 3)
+
+
+def test_reduction_is_asked_about_the_upright_image():
+    asked = []
+    data = oriented("JPEG", 6)
+    pixels = silently(data, exif=True, reduce=lambda h, w: asked.append((h, w)) or 2)
+    assert asked == [(61, 47)]
+    assert pixels.shape == (31, 24, 3)
+
+
+def test_the_scratch_memory_grows_and_is_each_threads_own():
+    scratch = Scratch()
+    small = scratch.reserve(10)
+    assert scratch.reserve(20) is small
+    assert len(scratch.reserve(len(small) + 1)) > len(small)
+    assert scratch.reserve(1 << 40) is None
+    others = []
+    thread = threading.Thread(target=lambda: others.append(scratch.reserve(10)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(others[0], scratch.reserve(10))
+
+
+def test_an_image_above_the_scratch_memory_is_decoded_all_the_same(monkeypatch):
+    monkeypatch.setattr("feedline.images.decode._KEPT_BYTES", 100)
+    scratch = Scratch()
+    scratch._buffer = np.empty(10, np.uint8)
+    data = WHOLE["jpeg 4:2:0"]()
+    assert np.array_equal(decode(data, scratch), reference(data))
+
+
+def damaged(data, dice):
+    """Flip, cut, repeat, insert or blank some of the bytes."""
+    data = bytearray(data)
+    for _ in range(dice.choice((1, 1, 2, 8))):
+        at = (
+            dice.randrange(len(data)) if dice.random() < 0.6 else dice.randrange(min(64, len(data)))
+        )
+        act = dice.randrange(6)
+        if act == 0:
+            data[at] ^= 1 << dice.randrange(8)
+        elif act == 1:
+            data[at] = dice.choice((0, 255, dice.randrange(256)))
+        elif act == 2:
+            del data[max(at, 1) :]
+        elif act == 3:
+            data[at:at] = dice.randbytes(dice.randrange(1, 20))
+        elif act == 4:
+            data[at : at + 30] = bytes(min(30, len(data) - at))
+        else:
+            del data[at : at + dice.randrange(1, 20)]
+        if not data:
+            break
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", [name for name in WHOLE if not name.startswith("jpeg 1")])
+def test_damage_gives_an_image_or_an_image_error_and_nothing_else(kind):
+    dice = random.Random(kind)
+    whole = WHOLE[kind]()
+    for _ in range(150):
+        data = damaged(whole, dice)
+        options = {"exif": dice.random() < 0.5, "max_pixels": 1_000_000}
+        try:
+            pixels = silently(data, **options)
+        except ImageError:
+            continue
+        assert pixels.dtype == np.uint8
+        assert pixels.ndim == 3
+        assert pixels.shape[2] == 3
+        assert 0 < pixels.shape[0] * pixels.shape[1] <= 1_000_000
+
+
+def test_headers_of_any_bytes_are_read_without_an_exception():
+    dice = random.Random(7)
+    starts = (b"", b"GIF89a", b"RIFF\0\0\0\0WEBPVP8X", b"RIFF\0\0\0\0WEBPVP8L", b"\xff\xd8\xff\xe1")
+    for _ in range(3000):
+        data = dice.choice(starts) + dice.randbytes(dice.randrange(40))
+        sniff(data)
+        for kind in ("GIF", "WEBP", "PNG"):
+            size = canvas(data, kind)
+            assert size is None or (size[0] >= 0 and size[1] >= 0)
+        assert 1 <= jpeg_orientation(data) <= 8
+        assert 1 <= exif_orientation(data) <= 8

@@ -1,0 +1,353 @@
+"""The image folder as a source of rows."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+from torchvision.datasets import ImageFolder as TorchvisionFolder
+from torchvision.transforms import CenterCrop, Compose, Resize
+
+from feedline.errors import DatasetError, ImageError, SampleError, UsageError
+from feedline.images.crops import EvalCrop, TrainCrop
+from feedline.images.folder import ImageFolder
+from feedline.plan.row import Field, Item
+
+
+def photograph(seed, width=90, height=70):
+    coarse = np.random.default_rng(seed).integers(0, 255, (6, 8, 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def root(tmp_path):
+    top = tmp_path / "pets"
+    for number, name in enumerate(
+        ("cats/1.jpg", "cats/2.png", "dogs/a/3.webp", "dogs/4.jpg", "eels/5.bmp")
+    ):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        photograph(number, 90 + 40 * number, 70).save(top / name)
+    return top
+
+
+def loaded(data, sample, size=32, seed=1, strength=1.0):
+    row = np.zeros((size, size, 3), np.uint8), np.full((), -1, np.int64)
+    data.load(Item(sample, size, seed, strength), row)
+    return row
+
+
+def test_a_row_is_the_pixels_and_the_label_of_torchvisions_dataset(root):
+    transform = Compose([Resize(round(32 / 0.875)), CenterCrop(32)])
+    theirs = TorchvisionFolder(str(root), transform)
+    ours = ImageFolder(root, EvalCrop())
+    assert len(ours) == len(theirs)
+    assert ours.classes == theirs.classes
+    assert ours.class_to_idx == theirs.class_to_idx
+    assert ours.targets.dtype == np.int64
+    assert ours.targets.tolist() == theirs.targets
+    for sample, (image, label) in enumerate(theirs):
+        pixels, number = loaded(ours, sample)
+        assert ours.path(sample) == theirs.samples[sample][0]
+        assert number == label
+        assert np.abs(pixels.astype(int) - np.asarray(image)).mean() < 0.35
+
+
+def test_the_fields_describe_the_row(root):
+    assert ImageFolder(root).fields(160) == (
+        Field("image", "uint8", (160, 160, 3)),
+        Field("label", "int64", ()),
+    )
+
+
+def test_rows_are_written_where_they_lie_and_nowhere_else(root):
+    data = ImageFolder(root)
+    images = np.full((4, 32, 32, 3), 9, np.uint8)
+    labels = np.full(4, -1, np.int64)
+    data.load(Item(3, 32, 5, 1.0), (images[2], labels[2, ...]))
+    assert (images[[0, 1, 3]] == 9).all()
+    assert labels.tolist() == [-1, -1, 1, -1]
+    assert images[2].std() > 5
+
+
+@pytest.mark.parametrize("decode", ["exact", "scaled"])
+def test_the_same_item_gives_the_same_row_and_another_seed_another(root, decode):
+    data = ImageFolder(root, decode=decode)
+    other = pickle.loads(pickle.dumps(data, protocol=5))
+    for sample in range(len(data)):
+        first = loaded(data, sample)[0]
+        loaded(data, (sample + 1) % len(data))
+        assert np.array_equal(first, loaded(data, sample)[0])
+        assert np.array_equal(first, loaded(other, sample)[0])
+        assert not np.array_equal(first, loaded(data, sample, seed=2)[0])
+
+
+@pytest.mark.parametrize("transform", [TrainCrop(scale=(0.5, 1.0), flip=0.0), EvalCrop()])
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_scaled_decoding_shows_the_same_part_of_the_image(tmp_path, transform, suffix):
+    (tmp_path / "a").mkdir()
+    photograph(3, 803, 601).save(tmp_path / "a" / f"1.{suffix}")
+    exact = ImageFolder(tmp_path, transform)
+    scaled = ImageFolder(tmp_path, transform, decode="scaled")
+    for size in (32, 100, 224):
+        for seed in range(5):
+            a = loaded(exact, 0, size, seed)[0]
+            b = loaded(scaled, 0, size, seed)[0]
+            # A crop of another place differs by 60 or more.
+            assert np.abs(a.astype(int) - b).mean() < 8
+
+
+def test_scaled_decoding_of_a_jpeg_that_pillow_must_read_takes_the_right_part(tmp_path):
+    (tmp_path / "a").mkdir()
+    photograph(3, 800, 600).convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
+    photograph(3, 800, 600).save(tmp_path / "a" / "warned.jpg", progressive=True)
+    data = (tmp_path / "a" / "warned.jpg").read_bytes()
+    (tmp_path / "a" / "warned.jpg").write_bytes(data[:-2] + b"abcd" * 50 + data[-2:])
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        simplejpeg.decode_jpeg((tmp_path / "a" / "warned.jpg").read_bytes(), strict=True)
+    exact, scaled = ImageFolder(tmp_path), ImageFolder(tmp_path, decode="scaled")
+    for sample in range(2):
+        assert np.array_equal(loaded(exact, sample)[0], loaded(scaled, sample)[0])
+
+
+@pytest.mark.parametrize("decode", ["exact", "scaled"])
+def test_exif_orientation_is_applied_only_if_asked_for(tmp_path, decode):
+    (tmp_path / "a").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = photograph(1, 300, 200)
+    image.save(tmp_path / "a" / "1.jpg", exif=exif, quality=95)
+    transform = Compose([Resize(round(32 / 0.875)), CenterCrop(32)])
+    for turn, shown in ((False, image), (True, image.transpose(Image.Transpose.ROTATE_270))):
+        pixels = loaded(ImageFolder(tmp_path, EvalCrop(), decode=decode, exif=turn), 0)[0]
+        assert np.abs(pixels.astype(int) - np.asarray(transform(shown))).mean() < 3
+
+
+def test_weak_augmentation_takes_nearly_the_whole_image(tmp_path):
+    (tmp_path / "a").mkdir()
+    photograph(1, 64, 64).save(tmp_path / "a" / "1.png")
+    data = ImageFolder(tmp_path, TrainCrop(ratio=(1, 1), flip=0))
+    assert np.array_equal(loaded(data, 0, 64, strength=0.0)[0], np.asarray(photograph(1, 64, 64)))
+
+
+def broken(kind, path, tmp_path):
+    os.unlink(path)
+    if kind == "missing":
+        return
+    if kind == "folder":
+        os.mkdir(path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        os.symlink("/dev/zero", path)
+    elif kind == "circle":
+        os.symlink(os.path.basename(path), path)
+    elif kind == "huge":
+        with open(path, "wb") as file:
+            file.truncate((1 << 30) + 1)
+    elif kind == "empty":
+        open(path, "wb").close()
+    elif kind == "text":
+        with open(path, "w") as file:
+            file.write("not a picture at all")
+    else:
+        photograph(1).save(path)
+        os.truncate(path, os.path.getsize(path) // 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", r"No such file.*removed since"),
+        ("folder", "a folder, not a file"),
+        ("pipe", "a named pipe, not a file"),
+        ("device", "a device, not a file"),
+        ("circle", "symbolic links"),
+        ("huge", "1073741825 bytes"),
+        ("empty", "empty"),
+        ("text", "no image"),
+        ("truncated", "ends before its last pixel"),
+    ],
+)
+@pytest.mark.parametrize("decode", ["exact", "scaled"])
+@pytest.mark.timeout(20)
+def test_whatever_is_wrong_with_a_file_is_an_image_error_that_names_it(
+    root, tmp_path, kind, message, decode
+):
+    data = ImageFolder(root, decode=decode)
+    path = data.path(0)
+    broken(kind, path, tmp_path)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ImageError, match=message) as caught:
+        loaded(data, 0)
+    assert path in str(caught.value)
+    assert "sample 0" in str(caught.value)
+    assert isinstance(caught.value, SampleError)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert loaded(data, 1)[1] == 0
+
+
+def test_a_file_that_may_not_be_read_is_named(root, monkeypatch):
+    data = ImageFolder(root)
+
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("feedline.images.files.os.open", refuse)
+    with pytest.raises(ImageError, match=r"cats/1\.jpg, cannot be loaded.*Permission denied"):
+        loaded(data, 0)
+
+
+def test_a_file_that_is_read_in_short_parts_arrives_whole(root, monkeypatch):
+    data = ImageFolder(root, EvalCrop())
+    expected = loaded(data, 0)[0]
+    read = os.read
+    monkeypatch.setattr("feedline.images.files.os.read", lambda fd, n: read(fd, min(n, 100)))
+    assert np.array_equal(loaded(data, 0)[0], expected)
+
+
+def test_a_mislabelled_image_is_told_by_its_bytes(tmp_path):
+    (tmp_path / "a").mkdir()
+    photograph(1).save(tmp_path / "a" / "1.jpg", "PNG")
+    photograph(1).save(tmp_path / "a" / "2.png", "PNG")
+    data = ImageFolder(tmp_path)
+    assert np.array_equal(loaded(data, 0)[0], loaded(data, 1)[0])
+
+
+def test_file_names_that_are_no_text_load_and_can_be_printed(tmp_path):
+    (tmp_path / "a").mkdir()
+    odd = os.fsencode(tmp_path / "a") + b"/\xff\n\xe9.jpg"
+    photograph(1).save(tmp_path / "1.jpg")
+    os.rename(tmp_path / "1.jpg", odd)
+    data = ImageFolder(tmp_path)
+    assert os.fsencode(data.path(0)) == odd
+    data.name(0).encode("utf-8")
+    assert r"\xff" in data.name(0)
+    loaded(data, 0)
+    os.truncate(odd, 0)
+    with pytest.raises(ImageError, match=r"\\xff"):
+        loaded(data, 0)
+
+
+def test_an_image_above_max_pixels_is_refused(root):
+    with pytest.raises(ImageError, match="at most 100 are allowed"):
+        loaded(ImageFolder(root, max_pixels=100), 0)
+
+
+@pytest.mark.parametrize("sample", [-1, 5, 10**9])
+def test_a_sample_that_is_not_there_is_an_index_error(root, sample):
+    with pytest.raises(IndexError):
+        loaded(ImageFolder(root), sample)
+
+
+def test_a_pickle_carries_the_index_out_of_band_and_no_buffers(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(400):
+            (tmp_path / name / f"a-rather-long-name-for-a-file-{number}.jpg").touch()
+    photograph(1).save(tmp_path / "a" / "a-rather-long-name-for-a-file-0.jpg")
+    data = ImageFolder(tmp_path, EvalCrop())
+    expected = loaded(data, 0)[0]
+    buffers = []
+    text = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+    assert len(text) < 3000
+    other = pickle.loads(text, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    assert np.array_equal(loaded(other, 0)[0], expected)
+    assert other.transform == EvalCrop()
+    assert [other.path(i) for i in range(800)] == [data.path(i) for i in range(800)]
+
+
+def test_another_transform_shares_the_index(root):
+    train = ImageFolder(root, exif=True)
+    test = train.with_transform(EvalCrop())
+    assert test._index is train._index
+    assert (train.transform, test.transform) == (TrainCrop(), EvalCrop())
+    assert test.root == train.root
+    with pytest.raises(UsageError, match="got"):
+        train.with_transform(EvalCrop)
+
+
+def test_the_fingerprint_is_of_the_names_alone(root, tmp_path):
+    before = ImageFolder(root).fingerprint()
+    assert ImageFolder(root, EvalCrop()).fingerprint() == before
+    os.rename(root, tmp_path / "moved")
+    assert ImageFolder(tmp_path / "moved").fingerprint() == before
+    os.unlink(tmp_path / "moved" / "cats" / "1.jpg")
+    assert ImageFolder(tmp_path / "moved").fingerprint() != before
+
+
+def test_threads_that_load_at_once_do_not_meet(tmp_path):
+    (tmp_path / "a").mkdir()
+    for number in range(4):
+        photograph(number, 400, 300).save(tmp_path / "a" / f"{number}.jpg")
+    data = ImageFolder(tmp_path)
+    expected = [loaded(data, sample)[0] for sample in range(4)]
+    wrong = []
+
+    def load(sample):
+        for _ in range(40):
+            if not np.array_equal(loaded(data, sample)[0], expected[sample]):
+                wrong.append(sample)
+
+    threads = [threading.Thread(target=load, args=(sample,)) for sample in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_loading_keeps_no_memory(root):
+    data = ImageFolder(root)
+    row = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)
+    for seed in range(50):
+        data.load(Item(seed % 5, 32, seed, 1.0), row)
+    gc.collect()
+    tracemalloc.start()
+    for seed in range(300):
+        data.load(Item(seed % 5, 32, seed, 1.0), row)
+    gc.collect()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 50_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decode": "fast"}, r"decode.*got 'fast'"),
+        ({"max_pixels": 0}, r"max_pixels.*got 0"),
+        ({"max_pixels": 1.5}, r"max_pixels.*got 1.5"),
+        ({"transform": "crop"}, r"transform.*got 'crop'"),
+        ({"transform": TrainCrop}, r"transform.*got <class"),
+        ({"extensions": ".jpg"}, r"extensions.*got"),
+    ],
+)
+def test_settings_are_checked(root, settings, message):
+    with pytest.raises(UsageError, match=message):
+        ImageFolder(root, **settings)
+
+
+def test_a_missing_root_is_a_dataset_error(tmp_path):
+    with pytest.raises(DatasetError, match="no such folder"):
+        ImageFolder(tmp_path / "nowhere")
+
+
+def test_extensions_widen_what_is_an_image(root):
+    photograph(9).convert("P").save(root / "eels" / "6.gif")
+    assert len(ImageFolder(root)) == 5
+    widened = ImageFolder(root, extensions=(".jpg", ".png", ".webp", ".bmp", ".gif"))
+    assert len(widened) == 6
+    loaded(widened, 5)
+
+
+def test_it_says_what_it_is(root):
+    assert repr(ImageFolder(root, EvalCrop())) == (
+        f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875), decode='exact'): 5 images, 3 classes"
+    )

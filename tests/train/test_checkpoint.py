@@ -1,0 +1,73 @@
+"""Checkpoints are whole, and run nothing when read."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from feedline.errors import StateError
+from feedline.train import checkpoint
+from feedline.train.checkpoint import load_checkpoint, save_checkpoint
+
+
+def test_what_is_saved_is_loaded_and_a_folder_means_its_last_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "last.pt", {"weights": torch.arange(3), "step": 7})
+    content = load_checkpoint(tmp_path)
+    assert content["step"] == 7
+    assert torch.equal(content["weights"], torch.arange(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"step": 1})
+    before = path.read_bytes()
+
+    def full_disk(content: object, file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, {"step": 2})
+    assert path.read_bytes() == before
+    assert [child.name for child in tmp_path.iterdir()] == ["last.pt"]
+
+
+class _Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (Path("sprung"),))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Trap())])
+def test_a_damaged_or_foreign_file_is_refused_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "last.pt").write_bytes(content)
+    with pytest.raises(StateError, match="not a checkpoint that feedline can read"):
+        load_checkpoint(tmp_path / "last.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"weights": torch.zeros(1000)})
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(StateError, match="damaged"):
+        load_checkpoint(path)
+
+
+def test_a_file_of_torchs_that_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.pt")
+    with pytest.raises(StateError, match="found something else"):
+        load_checkpoint(tmp_path / "other.pt")
+
+
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no checkpoint there"):
+        load_checkpoint(tmp_path)

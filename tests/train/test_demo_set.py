@@ -1,0 +1,149 @@
+"""The demo set: deterministic, photograph-like, and whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from feedline.errors import DatasetError, UsageError
+from feedline.train.demo_images import CLASS_NAMES, demo_jpeg, demo_pixels
+from feedline.train.demo_set import MARKER, DemoSet, write_demo_set
+
+SMALL = DemoSet(classes=2, train_per_class=2, val_per_class=1)
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.jpg"))
+    }
+
+
+def test_a_picture_depends_on_class_number_split_and_seed_alone() -> None:
+    assert demo_jpeg("dots", number=3) == demo_jpeg("dots", number=3)
+    others = [
+        demo_jpeg("rings", number=3),
+        demo_jpeg("dots", number=4),
+        demo_jpeg("dots", number=3, split="val"),
+        demo_jpeg("dots", number=3, seed=1),
+    ]
+    assert len({demo_jpeg("dots", number=3), *others}) == 5
+
+
+def test_pictures_cost_what_imagenets_do_and_some_stand_upright() -> None:
+    jpegs = [demo_jpeg(name, number=number) for name in CLASS_NAMES[:6] for number in range(4)]
+    shapes = {simplejpeg.decode_jpeg(jpeg).shape for jpeg in jpegs}
+    assert shapes == {(375, 500, 3), (500, 375, 3)}
+    assert 90_000 < np.mean([len(jpeg) for jpeg in jpegs]) < 140_000
+
+
+@pytest.mark.parametrize("name", CLASS_NAMES)
+def test_every_class_draws_with_full_contrast(name: str) -> None:
+    pixels = demo_pixels(name, number=0)
+    assert pixels.dtype == np.uint8
+    assert pixels.std() > 25
+
+
+def test_a_set_has_the_pictures_asked_for_in_class_folders(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    write_demo_set(
+        tmp_path / "demo", SMALL, progress=lambda done, total: seen.append((done, total))
+    )
+    assert list(fingerprint(tmp_path / "demo")) == [
+        "train/dots/dots-00000.jpg",
+        "train/dots/dots-00001.jpg",
+        "train/stripes/stripes-00000.jpg",
+        "train/stripes/stripes-00001.jpg",
+        "val/dots/dots-00000.jpg",
+        "val/stripes/stripes-00000.jpg",
+    ]
+    assert seen == [(done, 6) for done in range(1, 7)]
+
+
+def test_the_same_set_is_left_alone_and_made_anew_it_is_the_same(tmp_path: Path) -> None:
+    assert write_demo_set(tmp_path / "demo", SMALL)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
+    assert not write_demo_set(tmp_path / "demo", SMALL)
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
+    assert write_demo_set(tmp_path / "again", SMALL)
+    assert fingerprint(tmp_path / "again") == fingerprint(tmp_path / "demo")
+
+
+def test_a_set_that_lost_a_picture_is_made_whole(tmp_path: Path) -> None:
+    write_demo_set(tmp_path / "demo", SMALL)
+    whole = fingerprint(tmp_path / "demo")
+    (tmp_path / "demo/val/dots/dots-00000.jpg").unlink()
+    assert write_demo_set(tmp_path / "demo", SMALL)
+    assert fingerprint(tmp_path / "demo") == whole
+
+
+def test_another_set_replaces_an_earlier_one(tmp_path: Path) -> None:
+    write_demo_set(tmp_path / "demo", SMALL)
+    write_demo_set(tmp_path / "demo", DemoSet(classes=3, train_per_class=1, val_per_class=1))
+    assert len(fingerprint(tmp_path / "demo")) == 6
+    assert sorted(path.name for path in (tmp_path / "demo/train").iterdir()) == [
+        "checks",
+        "dots",
+        "stripes",
+    ]
+
+
+@pytest.mark.parametrize("where", ["holiday.jpg", "train/dots/mine.jpg"])
+def test_a_folder_with_somebody_elses_files_is_refused_and_untouched(
+    tmp_path: Path, where: str
+) -> None:
+    demo = tmp_path / "demo"
+    if where.startswith("train"):
+        write_demo_set(demo, SMALL)
+    (demo / where).parent.mkdir(parents=True, exist_ok=True)
+    (demo / where).write_bytes(b"precious")
+    before = sorted(demo.rglob("*"))
+    with pytest.raises(DatasetError, match="not empty and holds what feedline did not write"):
+        write_demo_set(demo, DemoSet(classes=3))
+    assert sorted(demo.rglob("*")) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_an_empty_folder_may_be_filled_and_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert write_demo_set(tmp_path / "empty", SMALL)
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match="is a file"):
+        write_demo_set(tmp_path / "file", SMALL)
+
+
+def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_demo_set(tmp_path / "demo", SMALL, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_half_done_is_cleared_away(tmp_path: Path) -> None:
+    dead = tmp_path / ".demo.partial-999999999"  # above the largest process id Linux gives
+    dead.mkdir()
+    write_demo_set(tmp_path / "demo", SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_a_damaged_marker_is_no_leave_to_overwrite(tmp_path: Path) -> None:
+    write_demo_set(tmp_path / "demo", SMALL)
+    (tmp_path / "demo" / MARKER).write_text("[]")
+    with pytest.raises(DatasetError, match="not empty"):
+        write_demo_set(tmp_path / "demo", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("classes", 1), ("classes", 13), ("train_per_class", 0), ("seed", -1)],
+)
+def test_a_set_out_of_range_is_refused_with_what_it_got(setting: str, value: int) -> None:
+    with pytest.raises(UsageError, match=rf"{setting}.*got {value}$"):
+        DemoSet(**{setting: value})

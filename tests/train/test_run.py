@@ -1,0 +1,256 @@
+"""Whole runs: they learn, keep their accounts, and go on exactly where they were stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import Recorder
+
+from feedline.errors import FeedlineError, StateError, UsageError
+from feedline.train.checkpoint import load_checkpoint
+from feedline.train.place import Place
+from feedline.train.recipe import Recipe
+from feedline.train.result import Result
+from feedline.train.run import run_training
+
+MODEL = "test_resnet.r160_in1k"
+STEPS_PER_EPOCH = 5  # 40 images in batches of 8
+
+
+def tiny_recipe(**settings: Any) -> Recipe:
+    return Recipe(**{"model": MODEL, "schedule": "32x2,48x1", "batch_size": 8, **settings})
+
+
+def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
+    place = {name: settings.pop(name) for name in list(settings) if name in Place.__slots__}
+    settled = {"root": root, "out": out, "device": "cpu", "workers": 0, **place}
+    return run_training(tiny_recipe(**settings), Place(**settled), report)
+
+
+def stop_with(signum: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def assert_same_training(one: Path, two: Path) -> None:
+    """Both runs ended with the same weights, statistics, optimizer, rate and random state."""
+    a, b = load_checkpoint(one), load_checkpoint(two)
+    for name in ("learner", "random", "loader"):
+        assert_equal(a[name], b[name], name)
+
+
+def assert_equal(a: Any, b: Any, where: str) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{k}]")
+    else:
+        assert a == b, where
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stopped."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    run(tiny_set, out, Recorder())
+    return out
+
+
+def test_a_run_learns_and_keeps_its_accounts(tiny_set: Path, tmp_path: Path) -> None:
+    report = Recorder()
+    result = run(tiny_set, tmp_path / "out", report, lr=0.01)
+    assert result.stopped_by is None
+    assert result.classes == ["class0", "class1"]
+    assert report.steps == list(range(1, 16))
+    assert report.begun == [(1, 32, 0), (2, 32, 5), (3, 48, 10)]
+    assert report.records == result.records
+    assert [(r.epoch, r.size_px, r.steps, r.samples) for r in result.records] == [
+        (1, 32, 5, 40),
+        (2, 32, 5, 40),
+        (3, 48, 5, 40),
+    ]
+    assert all(r.val_samples == 12 and r.val_top5 is None for r in result.records)
+    assert all(r.compute_ms and r.compute_ms > 0 for r in result.records)
+    assert report.validated == 36
+    assert result.best_top1 == max(r.val_top1 or 0 for r in result.records)
+    assert result.best_top1 > 0.9
+    json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_the_best_weights_are_kept_with_their_classes(uninterrupted: Path) -> None:
+    best = torch.load(uninterrupted / "best.pt", weights_only=True)
+    assert best["classes"] == ["class0", "class1"]
+    assert best["weights"].keys() == load_checkpoint(uninterrupted)["learner"]["model"].keys()
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 9, 10, 14])
+def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path, step: int
+) -> None:
+    first = run(tiny_set, tmp_path / "out", Recorder(after=step, do=stop_with(signal.SIGINT)))
+    assert first.stopped_by == signal.SIGINT
+    second = Recorder()
+    result = run(tiny_set, tmp_path / "out", second, resume="auto")
+    assert second.steps == list(range(step + 1, 16))
+    assert [r.samples for r in result.records] == [40, 40, 40]
+    assert_same_training(tmp_path / "out", uninterrupted)
+    whole = load_checkpoint(uninterrupted)["journal"]["records"]
+    for mine, other in zip(result.records, whole, strict=True):
+        assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
+
+
+def test_a_run_stopped_while_validating_validates_first_when_it_goes_on(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    class StopInValidation(Recorder):
+        def validating(self, *, rows: int) -> None:
+            super().validating(rows=rows)
+            if len(self.steps) == STEPS_PER_EPOCH:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    first = run(tiny_set, tmp_path / "out", StopInValidation())
+    assert first.stopped_by == signal.SIGTERM
+    assert first.records == []
+    second = Recorder()
+    run(tiny_set, tmp_path / "out", second, resume=str(tmp_path / "out"))
+    assert [r.epoch for r in second.records] == [1, 2, 3]
+    assert second.steps[0] == STEPS_PER_EPOCH + 1
+    assert_same_training(tmp_path / "out", uninterrupted)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tiny_training import Recorder
+from feedline.train.place import Place
+from feedline.train.recipe import Recipe
+from feedline.train.run import run_training
+if __name__ == "__main__":
+    recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
+    place = Place(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=1,
+                  checkpoint_every=3)
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    run_training(recipe, place, Recorder(after=8, do=kill))
+"""
+
+
+def test_a_run_killed_outright_goes_on_from_its_last_checkpoint_to_the_same_weights(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    out = tmp_path / "out"
+    arguments = [str(Path(__file__).parent), MODEL, str(tiny_set), str(out)]
+    # Sums in the same order need the same number of threads.
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments], env={**os.environ, **threads}, timeout=100
+    )
+    assert ended.returncode == -signal.SIGKILL
+    second = Recorder()
+    run(tiny_set, out, second, resume="auto")
+    assert second.steps[0] == 7  # after the checkpoint at step 6
+    assert_same_training(out, uninterrupted)
+    assert sorted(path.name for path in out.iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_workers_and_validation_size_may_change_when_a_run_goes_on(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run(tiny_set, tmp_path / "out", Recorder(after=7, do=stop_with(signal.SIGINT)))
+    run(tiny_set, tmp_path / "out", Recorder(), resume="auto", workers=2, val_size=32)
+    assert_same_training(tmp_path / "out", uninterrupted)
+
+
+def test_a_finished_run_is_left_as_it_is(tiny_set: Path, uninterrupted: Path) -> None:
+    before = (uninterrupted / "last.pt").read_bytes()
+    report = Recorder()
+    result = run(tiny_set, uninterrupted, report, resume="auto")
+    assert report.steps == []
+    assert len(result.records) == 3
+    assert any("finished already" in note for note in report.notes)
+    assert (uninterrupted / "last.pt").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_recipe_or_dataset_is_refused_by_name(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StateError, match=r"batch_size was 8, is 4.*seed was 0, is 5"):
+        run(tiny_set, uninterrupted, Recorder(), resume="auto", batch_size=4, seed=5)
+    other = tmp_path / "other"
+    (other / "train").mkdir(parents=True)
+    for label, name in enumerate(["ant", "bee"]):
+        (other / "train" / name).symlink_to(tiny_set / "train" / f"class{label}")
+    with pytest.raises(StateError, match=r"another dataset.*'class0'.*'ant'"):
+        run(other, uninterrupted, Recorder(), resume="auto")
+
+
+def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterrupted: Path) -> None:
+    with pytest.raises(UsageError, match="--resume auto"):
+        run(tiny_set, uninterrupted, Recorder())
+
+
+def test_resume_auto_with_nothing_to_resume_starts_anew(tiny_set: Path, tmp_path: Path) -> None:
+    report = Recorder()
+    run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
+    assert report.steps == [1, 2, 3, 4, 5]
+
+
+def test_runs_without_a_name_are_numbered(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        result = run(tiny_set, None, Recorder(), schedule="32x1")  # type: ignore[arg-type]
+        assert result.out == Path(f"runs/{MODEL}-{number}")
+    stopper = Recorder(after=2, do=stop_with(signal.SIGINT))
+    run(tiny_set, None, stopper, schedule="32x1")  # type: ignore[arg-type]
+    result = run(tiny_set, None, Recorder(), schedule="32x1", resume="auto")  # type: ignore[arg-type]
+    assert result.out == Path(f"runs/{MODEL}-3")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FeedlineError, match=r"the loss became (nan|inf).*--lr"):
+        run(tiny_set, tmp_path / "out", Recorder(), optimizer="sgd", lr=1e30)
+    assert not (tmp_path / "out" / "last.pt").exists()
+
+
+def test_without_validation_images_a_run_says_so_and_keeps_the_last_weights(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    report = Recorder()
+    result = run(tiny_set / "train", tmp_path / "out", report, schedule="32x2")
+    assert any("no validation" in note for note in report.notes)
+    assert result.best_top1 is None
+    assert result.as_dict()["final"]["val_top1"] is None
+    assert torch.load(tmp_path / "out" / "best.pt", weights_only=True)["epoch"] == 2
+
+
+def test_training_leaves_pythons_and_numpys_random_state_alone(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    import random
+
+    import numpy as np
+
+    before = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr]
+    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1")
+    after = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr]
+    assert before == after

@@ -1,0 +1,85 @@
+"""Finding training and validation images under a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feedline.errors import DatasetError
+from feedline.train.splits import VAL_NAMES, check_classes, find_splits, label_map
+
+
+def make(root: Path, *folders: str) -> Path:
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize("name", VAL_NAMES)
+def test_validation_images_are_found_beside_train_under_every_usual_name(
+    tmp_path: Path, name: str
+) -> None:
+    splits = find_splits(make(tmp_path, "train/ant", f"{name}/ant"))
+    assert splits.train == tmp_path / "train"
+    assert splits.val == tmp_path / name
+    assert splits.note == ""
+
+
+def test_without_validation_images_the_note_names_where_they_were_looked_for(
+    tmp_path: Path,
+) -> None:
+    splits = find_splits(make(tmp_path, "train/ant", "train/bee"))
+    assert splits.val is None
+    assert all(f"{name}/" in splits.note for name in VAL_NAMES)
+
+
+def test_where_val_and_test_lie_beside_train_val_is_taken_and_said(tmp_path: Path) -> None:
+    splits = find_splits(make(tmp_path, "train/ant", "val/ant", "test/ant"))
+    assert splits.val == tmp_path / "val"
+    assert "test/" in splits.note
+
+
+def test_a_folder_of_class_folders_is_trained_on_whole(tmp_path: Path) -> None:
+    splits = find_splits(make(tmp_path, "ant", "bee"))
+    assert (splits.train, splits.val) == (tmp_path, None)
+    assert "--val" in splits.note
+
+
+def test_a_class_called_train_is_a_class_where_it_holds_no_folders(tmp_path: Path) -> None:
+    splits = find_splits(make(tmp_path, "bus", "train", "test"))
+    assert splits.train == tmp_path
+
+
+def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
+    make(tmp_path, "set/train/ant", "set/val/ant", "mine/ant")
+    splits = find_splits(tmp_path / "set", val=tmp_path / "mine")
+    assert splits.val == tmp_path / "mine"
+
+
+def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="no such folder"):
+        find_splits(tmp_path / "nowhere")
+    with pytest.raises(DatasetError, match="a file, no folder"):
+        find_splits(tmp_path / "file")
+    with pytest.raises(DatasetError, match="no class folders"):
+        find_splits(tmp_path / "empty")
+
+
+def test_val_without_train_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="found val/ but no train/"):
+        find_splits(make(tmp_path, "val/ant", "val/bee"))
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"one class only \(ant\): nothing to learn"):
+        check_classes(tmp_path, ["ant"])
+
+
+def test_labels_of_a_validation_set_without_some_class_read_as_the_training_sets() -> None:
+    assert label_map(["ant", "bee", "wasp"], ["ant", "bee", "wasp"]) is None
+    assert label_map(["ant", "bee", "wasp"], ["ant", "wasp"]) == [0, 2]
+    with pytest.raises(DatasetError, match="'moth'"):
+        label_map(["ant", "bee"], ["ant", "moth"])

@@ -1,0 +1,56 @@
+"""A small data set, and a report that remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+
+from feedline.train.journal import EpochRecord
+
+
+def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int = 6) -> Path:
+    """A set of 48 px JPEGs; class k is brighter than class k - 1."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for label in range(classes):
+            place = folder / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                level = 40 + 170 * label // max(classes - 1, 1)
+                noise = rng.integers(-20, 20, (48, 48, 3))
+                pixels = np.clip(level + noise, 0, 255).astype(np.uint8)
+                jpeg = simplejpeg.encode_jpeg(pixels, quality=90)
+                (place / f"{number:03d}.jpg").write_bytes(jpeg)
+    return folder
+
+
+class Recorder:
+    """A report that keeps what it was told, and may interfere after a given step."""
+
+    def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
+        self.notes: list[str] = []
+        self.begun: list[tuple[int, int, int]] = []
+        self.steps: list[int] = []
+        self.validated = 0
+        self.records: list[EpochRecord] = []
+        self._after, self._do = after, do
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
+        self.begun.append((epoch, size_px, done))
+
+    def stepped(self, *, done: int, loss: float | None) -> None:
+        self.steps.append(done)
+        if done == self._after:
+            self._do()
+
+    def validating(self, *, rows: int) -> None:
+        self.validated += rows
+
+    def ended(self, record: EpochRecord, *, epochs: int) -> None:
+        self.records.append(record)
