@@ -53,7 +53,8 @@ class DataLoader:
             Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
         image_size: side of the images in pixels, without a schedule; 224 if not given.
         max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
-            allocated once; None allows up to the largest size of the schedule.
+            allocated once; None allows up to the largest of the schedule's sizes at which its
+            largest batch fits the memory that the schedule itself needs.
         shuffle: a new permutation each epoch.
         drop_last: leave out an epoch's last batch where it is not full.
         seed: all randomness follows from it; the global random state is never touched.
@@ -119,15 +120,20 @@ class DataLoader:
         normalise = Normalise(mean=mean, std=std, dtype=dtype)
         self._workers = _worker_count(num_workers)
         phases = self.plan.schedule.phases
-        self.max_image_size = max(max_image_size or 0, *(phase.size for phase in phases))
-        # set_image_size may come in any phase: each slot holds the largest batch at any size.
+        # set_image_size may come in any phase: the largest batch must fit at any size it allows.
         rows = max(phase.batch_size or batch_size for phase in phases)
         if max_image_size is None:
             slot_bytes = max(
                 batch_bytes(dataset.fields(phase.size), phase.batch_size or batch_size)
                 for phase in phases
             )
+            self.max_image_size = max(
+                phase.size
+                for phase in phases
+                if batch_bytes(dataset.fields(phase.size), rows) <= slot_bytes
+            )
         else:
+            self.max_image_size = max(max_image_size, *(phase.size for phase in phases))
             slot_bytes = batch_bytes(dataset.fields(self.max_image_size), rows)
         self.memory_bytes = (prefetch + 1) * slot_bytes
         crew = start_crew(

@@ -63,7 +63,7 @@ def local_processes(environ: Mapping[str, str] = os.environ) -> int:
     """How many training processes share this machine, as torchrun or SLURM says; else 1."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         value = environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
+        if value.isdecimal() and int(value) > 0:
             return int(value)
     return 1
 
@@ -77,7 +77,7 @@ def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     rank, world = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
-    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() else (0, 1)
+    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
 
 
 def usable_cores() -> int:
@@ -86,11 +86,14 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
+    most = min(cores, _cpu_quota())
     allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if allotted.isdigit() and int(allotted) > 0:
-        return max(1, min(cores, int(allotted)))
-    quota = _cpu_quota()
-    share = min(cores, quota) / local_processes()
+    if allotted.isdecimal() and int(allotted) > 0:
+        # A task is one training process, unless it is torchrun, which starts several.
+        several = local_processes() if "TORCHELASTIC_RUN_ID" in os.environ else 1
+        share = min(most, int(allotted)) / several
+    else:
+        share = most / local_processes()
     # A quota of 3.5 cores keeps three workers busy, not four.
     return max(1, int(share))
 
@@ -113,8 +116,10 @@ def available_memory_bytes() -> int:
 
 
 def _inactive_file_bytes(folder: Path) -> int:
-    for line in (_read(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    stat = dict(
+        line.split(maxsplit=1)
+        for line in (_read(folder / "memory.stat") or "").splitlines()
+        if "inactive_file" in line
+    )
+    # v1 has both: usage counts the groups inside this one too, and so does the total.
+    return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)

@@ -30,6 +30,8 @@ __all__ = ["Feed", "Flight"]
 
 _TICK_S = 1.0
 _DEATHS_PER_ROW = 2
+_FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
+_NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +45,6 @@ class Flight:
         fields: how its arrays lie there.
         unmade: pieces that have not come back.
         failures: rows that could not be made.
-        reports: of the pieces that were made, for the trace.
         deaths: by row, of workers that were on it.
         cancelled: nobody wants it any more; the slot is free when its last piece is back.
     """
@@ -54,7 +55,6 @@ class Flight:
     fields: tuple[Field, ...]
     unmade: int = 0
     failures: list[Failure] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
     deaths: Counter[int] = field(default_factory=Counter)
     cancelled: bool = False
 
@@ -84,6 +84,7 @@ class Feed:
         self._next_id = 1
         self._pieces: dict[int, tuple[Flight, int, int]] = {}  # id to flight, start, count
         self._pending: list[tuple[int, int, int]] = []  # a heap: flight number, start, id
+        self._row_ns = _FIRST_ROW_NS
         self._waited_s = 0.0
         self._stuck: dict[int, tuple[tuple[int, int], float]] = {}
         self.deaths: list[str] = []
@@ -161,7 +162,8 @@ class Feed:
             flight = Flight(self._number, batch, slot, self._source.fields(batch.image_size))
             self._number += 1
             self._flights.append(flight)
-            for start, count in divide(batch.rows, rows_per_piece(batch.rows, self._workers)):
+            piece_rows = rows_per_piece(batch.rows, self._workers, self._row_ns)
+            for start, count in divide(batch.rows, piece_rows):
                 self._add(flight, start, count)
         while self._pending:
             id = self._pending[0][2]
@@ -212,9 +214,7 @@ class Feed:
         before = time.monotonic()
         for news in self._crew.wait(timeout_s):
             if isinstance(news, Report):
-                flight = self._forget(news.id)
-                flight.failures += news.failures
-                flight.reports.append(news)
+                self._tally(news)
             else:
                 self._mourn(news)
         # Time in which the whole program was stopped or asleep is nobody's fault.
@@ -222,6 +222,13 @@ class Feed:
         if self._waited_s >= _TICK_S:
             self._watch(self._waited_s)
             self._waited_s = 0.0
+
+    def _tally(self, report: Report) -> None:
+        count = self._pieces[report.id][2]
+        row_ns = (report.ended_ns - report.started_ns) / count
+        self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
+        flight = self._forget(report.id)
+        flight.failures += report.failures
 
     def _mourn(self, death: Death) -> None:
         """Queue again what a dead worker held: the row it died on by itself, the rest apart."""

@@ -118,14 +118,15 @@ class Report:
         head = _REPORT.pack(self.seat, self.id, self.started_ns, self.ended_ns)
         if not self.failures:
             return head
-        rows = [
-            (f.row, f.kind[:200], f.message[:_TEXT_CHARS], f.trace[-_TEXT_CHARS:])
-            for f in self.failures
-        ]
-        text = json.dumps(rows).encode()
-        if len(text) > MAX_MESSAGE_BYTES - _REPORT.size:
-            brief = [(row, kind[:60], said[:80], "") for row, kind, said, _ in rows]
-            text = json.dumps(brief).encode()
+        room = MAX_MESSAGE_BYTES - len(head)
+        for chars in (_TEXT_CHARS, 100, 0):
+            rows = [
+                (f.row, f.kind[:40], f.message[:chars], f.trace[-chars:] if chars > 100 else "")
+                for f in self.failures
+            ]
+            text = json.dumps(rows).encode()
+            if len(text) <= room:
+                break
         return head + text
 
     @classmethod

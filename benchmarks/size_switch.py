@@ -1,0 +1,94 @@
+"""What a change of image size costs, and an epoch's edge.
+
+Method: one loader goes through a progressive schedule; the time from each batch handed out to
+the next is taken. In turn with it, `--rounds` times: a loader at the last size alone. Printed,
+as medians and ranges over the rounds: the interval at each switch over the median interval of
+the new size, the longest interval at an epoch's edge over the median of its size, and the time
+of an epoch at the last size in the progressive run over the same epoch alone. Epochs that a
+switch or the start falls into count from their second batch on for the median, and whole for
+the epoch's time. Process ids are compared: none may start or stop.
+
+    python benchmarks/size_switch.py FOLDER --schedule 112x3,160x3,224x3
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from statistics import median
+
+from feedline import DataLoader, ImageFolder, Schedule, TrainCrop
+
+Intervals = list[tuple[int, list[float]]]
+
+
+def intervals(loader: DataLoader, step_s: float) -> Intervals:
+    """For each epoch its size and the seconds that each batch took to come."""
+    epochs: Intervals = []
+    last = time.perf_counter()
+    for _ in range(loader.epochs or 0):
+        times = []
+        for _ in loader:
+            if step_s:
+                time.sleep(step_s)
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+        epochs.append((loader.phase.size, times))
+    return epochs
+
+
+def spread(values: list[float]) -> str:
+    return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="a folder with one sub-folder a class")
+    parser.add_argument("--schedule", default="112x3,160x3,224x3")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-ms", type=float, default=0, help="a step that costs no CPU")
+    options = parser.parse_args()
+
+    data = ImageFolder(options.folder, TrainCrop(scale=(0.25, 1.0)))
+    schedule = Schedule.parse(options.schedule)
+    last = schedule.phases[-1]
+    switches: list[float] = []
+    edges: list[float] = []
+    ratios: list[float] = []
+    for turn in range(options.rounds):
+        spent = {}
+        for name in ("progressive", "alone") if turn % 2 else ("alone", "progressive"):
+            # The same epochs of the same permutation: the last phase's own.
+            plan = options.schedule if name == "progressive" else f"{last.size}x{schedule.epochs}"
+            with DataLoader(
+                data,
+                options.batch_size,
+                schedule=plan,
+                num_workers=options.workers,
+                drop_last=True,
+            ) as loader:
+                next(iter(loader))  # the workers are up
+                loader.set_epoch(0)
+                pids = loader.worker_pids
+                epochs = intervals(loader, options.step_ms / 1000)
+                assert loader.worker_pids == pids, "a process was started or stopped"
+            # The first epoch of the last phase holds the switch; it counts.
+            spent[name] = median(sum(times) for _, times in epochs[-last.epochs :])
+            for (before, _), (size, times) in itertools.pairwise(epochs):
+                usual = median(t for s, ts in epochs if s == size for t in ts[1:])
+                if before != size:
+                    switches.append(times[0] / usual)
+                else:
+                    edges.append(times[0] / usual)
+        ratios.append(spent["progressive"] / spent["alone"])
+    print(f"interval at a switch / usual interval of the new size: {spread(switches)}")
+    print(f"interval at an epoch's edge / usual interval:          {spread(edges)}")
+    print(f"epoch at {last.size} px, progressive / alone:                 {spread(ratios)}")
+
+
+if __name__ == "__main__":
+    main()

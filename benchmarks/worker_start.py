@@ -1,0 +1,92 @@
+"""How soon the first batch comes, what a worker weighs, and how fast everything is gone.
+
+Method: one loader is kept open, so that the fork server is up; then, `--rounds` times, a loader
+with `--workers` workers is built and its first batch taken. Memory is the proportional set size
+(PSS, shared pages divided among those who share them) of each worker, from /proc. It is taken
+after the 5th and after the last of `--epochs` epochs. At last a trainer with as many workers is
+killed (SIGKILL), and the time taken until none of its processes is left.
+
+    python benchmarks/worker_start.py FOLDER --workers 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from statistics import median
+
+import psutil
+
+from feedline import DataLoader, ImageFolder
+
+
+def pss_mb(pids: list[int]) -> list[float]:
+    return [psutil.Process(pid).memory_full_info().pss / 1e6 for pid in pids]
+
+
+def killed(folder: str, workers: int) -> float:
+    """Seconds from the death of a trainer to the end of its last process."""
+    script = (
+        "import sys\nfrom feedline import DataLoader, ImageFolder\n"
+        f"loader = DataLoader(ImageFolder({folder!r}), 64, num_workers={workers})\n"
+        "while True:\n    for _ in loader: print('running', flush=True)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert trainer.stdout is not None
+    trainer.stdout.readline()
+    processes = psutil.Process(trainer.pid).children(recursive=True)
+    start = time.perf_counter()
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+        time.sleep(0.001)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="a folder with one sub-folder a class")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=50)
+    options = parser.parse_args()
+    data = ImageFolder(options.folder)
+
+    start = time.perf_counter()
+    keeper = DataLoader(data, options.batch_size, num_workers=1)
+    next(iter(keeper))
+    print(f"first loader of the program, fork server included: {time.perf_counter() - start:.2f} s")
+    times = []
+    for _ in range(options.rounds):
+        time.sleep(0.3)
+        start = time.perf_counter()
+        with DataLoader(data, options.batch_size, num_workers=options.workers) as loader:
+            next(iter(loader))
+            times.append(time.perf_counter() - start)
+    print(
+        f"construction to first batch, {options.workers} workers: {median(times):.3f} s "
+        f"({min(times):.3f} to {max(times):.3f})"
+    )
+    with DataLoader(data, options.batch_size, num_workers=options.workers) as loader:
+        for epoch in range(options.epochs):
+            for _ in loader:
+                pass
+            if epoch == 4:
+                early = pss_mb(loader.worker_pids)
+        late = pss_mb(loader.worker_pids)
+        print(
+            f"PSS of a worker: at most {max(early):.1f} MB after 5 epochs, {max(late):.1f} MB "
+            f"after {options.epochs}; together {sum(early):.0f} MB, {sum(late):.0f} MB"
+        )
+    keeper.close()
+    ends = [killed(options.folder, options.workers) for _ in range(3)]
+    print(f"a killed trainer's processes are gone after {median(ends):.3f} s ({max(ends):.3f})")
+
+
+if __name__ == "__main__":
+    main()
