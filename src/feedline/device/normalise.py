@@ -34,7 +34,11 @@ class Normalise:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
+        try:
+            fits = len(self.mean) == len(self.std) == 3 and all(std > 0 for std in self.std)
+        except TypeError:
+            fits = False
+        if not fits:
             raise UsageError(
                 "mean and std must be three numbers each (RGB, for pixels in 0 .. 1), std above "
                 f"0; got mean={self.mean!r}, std={self.std!r}"

@@ -136,6 +136,10 @@ class Feed:
         Its slot is the caller's, to be given to `ring.release` or `ring.lend`.
         """
         self._pump()
+        while not self._flights and self._pieces:
+            # Every slot is with a cancelled batch, whose last pieces are still being made.
+            self._hear(_TICK_S)
+            self._pump()
         if not self._flights:
             return None
         flight = self._flights[0]

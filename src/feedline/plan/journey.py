@@ -4,8 +4,9 @@ Guarantees: every iteration is one epoch; each batch is delivered once; what lie
 across epoch and phase edges. Pure bookkeeping: no process, no clock.
 
 The rules: an iteration begins at the position. One that runs to its end moves on to the next
-epoch. One that was left early is over too: the next begins a new epoch, as torch's DataLoader
-draws a new permutation. A restored position in mid-epoch is continued by the next iteration.
+epoch. One that was left after some batches is over too: the next begins a new epoch, as torch's
+DataLoader draws a new permutation; one that was left before any batch never was. A restored
+position in mid-epoch is continued by the next iteration.
 """
 
 from __future__ import annotations
@@ -31,17 +32,16 @@ class Journey:
     def __init__(self, plan: Plan, *, endless: bool) -> None:
         self._plan = plan
         self._endless = endless
-        self._begun = False  # an iteration is under way in the position's epoch
+        self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
         self.position = Position()
 
     def begin(self) -> bool:
         """An iteration begins. Whether what lies ahead is other than was given out."""
-        moved = self._begun
-        if moved:
+        cut_short = self._begun and not self.at_end()
+        if self._begun:
             self._next_epoch()
-        self._begun = True
-        return moved or not (self._endless or self.position.epoch < self._horizon)
+        return cut_short or not (self._endless or self.position.epoch < self._horizon)
 
     def at_end(self) -> bool:
         """Whether the epoch has no batch left."""

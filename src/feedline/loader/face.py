@@ -1,4 +1,4 @@
-"""The loader: joins plan, engine and device.
+"""The loader as a user holds it.
 
 Guarantees: batches come in the plan's order at the plan's sizes, exact to the batch, whatever
 the number of workers; `state_dict` names the next batch to hand out, at any moment.
@@ -20,17 +20,20 @@ from feedline.device.cuda import CudaCarrier
 from feedline.device.host import HostCarrier
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.device.pinning import Pinned
-from feedline.engine.feed import Feed, Flight
+from feedline.engine.feed import Feed
 from feedline.engine.layout import batch_bytes
 from feedline.engine.ring import Ring
 from feedline.engine.roads import default_start_method, start_crew
 from feedline.engine.source import Source
-from feedline.errors import ClosedError, ImageError, SampleError, UsageError
+from feedline.errors import ClosedError, UsageError
+from feedline.loader.arguments import check_arguments, usable_device, worker_count
+from feedline.loader.delivery import Delivery
+from feedline.loader.explain import explain
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.journey import Journey
-from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.state import resume, snapshot
-from feedline.system import rank_and_world, usable_cores
+from feedline.system import rank_and_world
 from feedline.trace.split import Timing
 
 __all__ = ["DataLoader"]
@@ -97,7 +100,9 @@ class DataLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        _check(dataset, schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout)
+        check_arguments(
+            dataset, schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout
+        )
         found_rank, found_world = rank_and_world()
         self._endless = schedule is None
         if schedule is None:
@@ -114,11 +119,11 @@ class DataLoader:
             world_size=found_world if world_size is None else world_size,
         )
         self.on_error = on_error
-        self.device = None if device is None else _usable_device(device)
+        self.device = None if device is None else usable_device(device)
         self.start_method = start_method or default_start_method()
         self.prefetch = prefetch
         normalise = Normalise(mean=mean, std=std, dtype=dtype)
-        self._workers = _worker_count(num_workers)
+        self._workers = worker_count(num_workers)
         phases = self.plan.schedule.phases
         # set_image_size may come in any phase: the largest batch must fit at any size it allows.
         rows = max(phase.batch_size or batch_size for phase in phases)
@@ -159,25 +164,20 @@ class DataLoader:
         self._fingerprint = dataset.fingerprint()
         self._journey = Journey(self.plan, endless=self._endless)
         self._iteration = 0  # how many were begun: only the latest may go on
-        # Sent to the device and not yet handed out, each with the samples it had to skip.
-        self._ahead: list[tuple[Batch, list[tuple[str, str]]]] = []
-        self._disturbed = False
-        self._skipped: list[tuple[str, str]] = []
-        self.batch: Batch | None = None
-        """What was planned for the batch handed out last: sample numbers, size, padding."""
-        self._feed.start(self._journey.ahead())
+        self._delivery = Delivery(dataset, self._feed, self._carrier, self._journey, on_error)
 
     # Iteration
 
     def __iter__(self) -> Iterator[Tensors]:
         self._check_usable()
         if self._journey.begin():
-            self._aim()
+            self._delivery.aim()
         self._iteration += 1
         self._carrier.pause()
         return _Epoch(self, self._iteration)
 
     def _advance(self, iteration: int) -> Tensors:
+        self._check_usable()
         if self._iteration != iteration:
             raise UsageError(
                 "this iteration ended when another was begun or the epoch was set; a loader has "
@@ -186,90 +186,7 @@ class DataLoader:
         if self._journey.at_end():
             self._journey.finish()
             raise StopIteration
-        return self._next()
-
-    def _next(self) -> Tensors:
-        self._check_usable()
-        self._recover()
-        self._disturbed = True
-        try:
-            self._carrier.asked()
-            if not self._ahead:
-                self._send(self._take())
-            tensors = self._carrier.receive()
-            self.batch, skipped = self._ahead.pop(0)
-            self._skipped += skipped
-            self._journey.delivered(self.batch)
-            self._send_ahead()
-        except SampleError:
-            self._disturbed = False
-            self._aim()
-            raise
-        self._disturbed = False
-        return tensors
-
-    def _send_ahead(self) -> None:
-        if self._carrier.ahead and not self._journey.at_end() and self._feed.ready():
-            try:
-                self._send(self._take())
-            except SampleError:
-                # Not this batch's fault: it is made again, and says so, when its turn comes.
-                self._disturbed = False
-                self._aim()
-                self._disturbed = True
-
-    def _take(self) -> Flight:
-        self._carrier.reclaim(wait=False)
-        while (flight := self._feed.take()) is None:
-            self._carrier.reclaim(wait=True)
-        return flight
-
-    def _send(self, flight: Flight) -> None:
-        skipped = self._judge(flight) if flight.failures else []
-        self._carrier.send(flight)
-        self._ahead.append((flight.batch, skipped))
-
-    def _judge(self, flight: Flight) -> list[tuple[str, str]]:
-        """The rows to skip, as `skipped` lists them; raises where failing is not allowed."""
-        failures = sorted(flight.failures, key=lambda failure: failure.row)
-        batch = flight.batch
-        if self.on_error == "skip" and len(failures) < batch.rows:
-            names = [self.dataset.name(int(batch.samples[f.row])) for f in failures]
-            said = [f"{failure.kind}: {failure.message}" for failure in failures]
-            return list(zip(names, said, strict=True))
-        first = failures[0]
-        sample = int(batch.samples[first.row])
-        name = self.dataset.name(sample)
-        self._feed.ring.release(flight.slot)
-        told = first.message if name in first.message else f"{name}: {first.message}"
-        what = f"sample {sample} (epoch {batch.epoch}, step {batch.step}): {first.kind}: {told}"
-        if self.on_error == "skip":
-            what = f"not one of a batch's {batch.rows} samples could be loaded; {what}"
-        else:
-            what += '. Mend or remove it, or pass on_error="skip" to leave such samples out'
-        if first.kind == ImageError.__name__:
-            raise ImageError(what)
-        raise SampleError(f"{what}\n{first.trace}".rstrip())
-
-    def _aim(self) -> None:
-        """Make the workers go on from the position."""
-        if not self._disturbed:
-            self._disturbed = True
-            self._carrier.drop()
-            self._ahead.clear()
-            self._feed.start(self._journey.ahead())
-            self._disturbed = False
-
-    def _recover(self) -> None:
-        """Begin again with new workers where something broke off half done.
-
-        An exception that is not ours, Ctrl-C above all, may leave the books half written.
-        """
-        if self._disturbed:
-            self._carrier.drop()
-            self._ahead.clear()
-            self._feed.restart(self._journey.ahead())
-            self._disturbed = False
+        return self._delivery.next()
 
     # Position
 
@@ -297,6 +214,11 @@ class DataLoader:
         return self.plan.steps(epoch)
 
     @property
+    def batch(self) -> Batch | None:
+        """What was planned for the batch handed out last: sample numbers, size, padding."""
+        return self._delivery.batch
+
+    @property
     def phase(self) -> Phase:
         """The phase of the batch handed out last, or before the first, of the one to come."""
         return self.batch.phase if self.batch else self.plan.schedule.phase_at(self.epoch)
@@ -308,7 +230,7 @@ class DataLoader:
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
         if self._journey.set_epoch(epoch):
             self._iteration += 1
-            self._aim()
+            self._delivery.aim()
 
     def set_image_size(self, size: int | None) -> None:
         """Make the next batch handed out, and all after it, of this size in pixels.
@@ -328,7 +250,7 @@ class DataLoader:
                     f"allocated; build the loader with max_image_size={size}"
                 )
         if self._journey.set_image_size(size):
-            self._aim()
+            self._delivery.aim()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: small, JSON-able, the same on every rank."""
@@ -348,7 +270,7 @@ class DataLoader:
                 f"build the loader with max_image_size={position.image_size}"
             )
         self._journey.restore(position)
-        self._aim()
+        self._delivery.aim()
 
     # Workers
 
@@ -360,14 +282,14 @@ class DataLoader:
     @num_workers.setter
     def num_workers(self, workers: int | str) -> None:
         self._check_usable()
-        wanted = _worker_count(workers)
+        wanted = worker_count(workers)
         if (wanted == 0) != (self._workers == 0):
             raise UsageError(
                 f"num_workers cannot change between {self._workers} and {wanted} while the "
                 "loader lives; build a new one"
             )
         if wanted != self._workers:
-            self._recover()
+            self._delivery.recover()
             self._feed.resize(wanted)
             self._workers = wanted
 
@@ -384,7 +306,7 @@ class DataLoader:
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples left out so far: their names and why."""
-        return list(self._skipped)
+        return list(self._delivery.skipped)
 
     @property
     def timing(self) -> Timing:
@@ -393,32 +315,16 @@ class DataLoader:
 
     def explain(self) -> str:
         """What will run, in words: one fact a line."""
-        plan, device = self.plan, self.device
-        phases = ", then ".join(
-            f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or plan.batch_size}"
-            for phase in plan.schedule.phases
-        )
-        if self._endless:
-            phase = plan.schedule.phases[0]
-            phases = f"epochs without end at {phase.size} px, batch {plan.batch_size}"
-        road = "in this process" if self._workers == 0 else f"by {self.start_method}"
-        form = (
-            "uint8, channels_last, on the CPU; no copy unless you keep more than "
-            f"{max(0, self.prefetch - 1)} batches"
-            if device is None
-            else f"normalised floats, channels_last, on {device}"
-        )
-        return "\n".join(
-            [
-                f"samples     {plan.length} from {self.dataset!r}",
-                f"schedule    {phases}",
-                f"order       {'shuffled' if plan.shuffle else 'as they are'}, seed {plan.seed}, "
-                f"rank {plan.rank} of {plan.world_size}",
-                f"workers     {self._workers}, started {road}",
-                f"memory      {self.memory_bytes / 2**20:.0f} MiB in {self.prefetch + 1} batches",
-                f"batches     {form}",
-                f"bad samples {self.on_error}",
-            ]
+        return explain(
+            dataset=self.dataset,
+            plan=self.plan,
+            endless=self._endless,
+            workers=self._workers,
+            start_method=self.start_method,
+            prefetch=self.prefetch,
+            memory_bytes=self.memory_bytes,
+            device=self.device,
+            on_error=self.on_error,
         )
 
     # Life
@@ -475,65 +381,3 @@ def _end(owner: int, feed: Feed, carrier: Carrier | None) -> None:
         if carrier is not None:
             carrier.close()
         feed.close()
-
-
-def _check(
-    dataset: Source,
-    schedule: object,
-    image_size: int | None,
-    max_image_size: int | None,
-    prefetch: int,
-    dtype: object,
-    on_error: str,
-    timeout: float,
-) -> None:
-    methods = ("__len__", "fields", "load", "name", "fingerprint")
-    missing = [name for name in methods if not hasattr(dataset, name)]
-    if missing:
-        raise UsageError(
-            f"cannot load from a {type(dataset).__name__}: it has no {', '.join(missing)}; pass a "
-            "feedline.ImageFolder, or any object with the methods of feedline's Source"
-        )
-    if on_error not in ("raise", "skip"):
-        raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
-        raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise UsageError(f"timeout must be above 0 seconds, got {timeout!r}")
-    if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {dtype!r}")
-    if schedule is not None and image_size is not None:
-        raise UsageError("give either a schedule or an image_size, not both")
-    for name, size in (("image_size", image_size), ("max_image_size", max_image_size)):
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        if size is not None and not (whole and 1 <= size <= MAX_SIZE_PX):
-            raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
-
-
-def _usable_device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device {device!r}: {error}") from None
-    if found.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(
-                f'device="{device}" was asked for, but torch sees no CUDA device; use '
-                'device="cpu", or look at `nvidia-smi` and torch.version.cuda'
-            )
-        return torch.device("cuda", found.index if found.index is not None else _current_cuda())
-    if found.type != "cpu":
-        raise UsageError(f'device must be "cpu", "cuda" or None, got {device!r}')
-    return found
-
-
-def _current_cuda() -> int:
-    return torch.cuda.current_device()
-
-
-def _worker_count(workers: int | str) -> int:
-    if workers == "auto":
-        return usable_cores()
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise UsageError(f'num_workers must be "auto" or a whole number from 0, got {workers!r}')
-    return workers

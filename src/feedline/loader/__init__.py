@@ -1,0 +1,9 @@
+"""The loader: joins plan, engine and device.
+
+`face` is what a user holds, `arguments` checks what they asked for, `delivery` keeps feed, device
+and position in step, `explain` says it all in words.
+"""
+
+from feedline.loader.face import DataLoader
+
+__all__ = ["DataLoader"]

@@ -1,0 +1,92 @@
+"""A loader's arguments, checked before anything starts.
+
+Guarantees: what cannot be used is a UsageError that says what was asked and what was got.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from feedline.engine.source import Source
+from feedline.errors import DatasetError, UsageError
+from feedline.plan.schedule import MAX_SIZE_PX
+from feedline.system import usable_cores
+
+__all__ = ["check_arguments", "usable_device", "worker_count"]
+
+
+def check_arguments(
+    dataset: Source,
+    schedule: object,
+    image_size: int | None,
+    max_image_size: int | None,
+    prefetch: int,
+    dtype: object,
+    on_error: str,
+    timeout: float,
+) -> None:
+    """Check what does not check itself. Schedule, plan and normalisation do.
+
+    Raises:
+        UsageError: an argument cannot be used.
+    """
+    methods = ("__len__", "fields", "load", "name", "fingerprint")
+    missing = [name for name in methods if not hasattr(dataset, name)]
+    if missing:
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no {', '.join(missing)}; pass a "
+            "feedline.ImageFolder, or any object with the methods of feedline's Source"
+        )
+    if len(dataset) == 0:
+        raise DatasetError(f"{dataset!r} has no samples; look where it takes them from")
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
+        raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise UsageError(f"timeout must be above 0 seconds, got {timeout!r}")
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {dtype!r}")
+    if schedule is not None and image_size is not None:
+        raise UsageError("give either a schedule or an image_size, not both")
+    for name, size in (("image_size", image_size), ("max_image_size", max_image_size)):
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (whole and 1 <= size <= MAX_SIZE_PX):
+            raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device that was asked for, with its index.
+
+    Raises:
+        UsageError: it does not exist here.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device {device!r}: {error}") from None
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                f'device="{device}" was asked for, but torch sees no CUDA device; use '
+                'device="cpu", or look at `nvidia-smi` and torch.version.cuda'
+            )
+        return torch.device(
+            "cuda", found.index if found.index is not None else torch.cuda.current_device()
+        )
+    if found.type != "cpu":
+        raise UsageError(f'device must be "cpu", "cuda" or None, got {device!r}')
+    return found
+
+
+def worker_count(workers: int | str) -> int:
+    """How many workers "auto" or a number means.
+
+    Raises:
+        UsageError: neither of these.
+    """
+    if workers == "auto":
+        return usable_cores()
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise UsageError(f'num_workers must be "auto" or a whole number from 0, got {workers!r}')
+    return workers

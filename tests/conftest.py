@@ -1,0 +1,30 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing here: the machine may be busy with other things.
+settings.register_profile("feedline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("feedline")
+
+
+@pytest.fixture(scope="session")
+def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """root/CLASS/N.jpg: 2 classes of 6 JPEGs each, 40 to 60 px wide, smooth and all different."""
+    root = tmp_path_factory.mktemp("jpegs")
+    for label, name in enumerate(("cats", "dogs")):
+        (root / name).mkdir()
+        for number in range(6):
+            height, width = 40 + 4 * number, 60 - 4 * number
+            y, x = np.mgrid[0:height, 0:width]
+            waves = [np.sin((x * (1 + label) + y * (1 + number) + c * 9) / 11) for c in range(3)]
+            pixels = (127 + 120 * np.stack(waves, axis=2)).astype(np.uint8)
+            jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels))
+            (root / name / f"{number}.jpg").write_bytes(jpeg)
+    return root

@@ -1,0 +1,65 @@
+"""Reading loaders of `Rows`, and what each of their batches must be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.loader import DataLoader
+from feedline.plan.batches import Plan
+from feedline.plan.row import Item
+from feedline.plan.seeds import mix
+from sources import row_pixels
+
+__all__ = ["Seen", "planned", "planned_epoch", "read", "seen"]
+
+
+class Seen(NamedTuple):
+    """A batch in short: its labels, its images' side, and a hash of every pixel in order."""
+
+    labels: list[int]
+    side: int
+    pixels: str
+
+
+def _hash(pixels: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=8).hexdigest()
+
+
+def seen(batch: tuple[torch.Tensor, ...]) -> Seen:
+    """A batch that a loader handed out."""
+    images, labels = batch
+    assert images.dtype == torch.uint8
+    assert labels.dtype == torch.int64
+    assert len(images) == len(labels)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    pixels = images.permute(0, 2, 3, 1).numpy()
+    assert pixels.shape[1:] == (images.shape[3], images.shape[3], 3)
+    return Seen(labels.tolist(), images.shape[3], _hash(pixels))
+
+
+def read(batches: Iterable[tuple[torch.Tensor, ...]]) -> list[Seen]:
+    """All batches of an iteration."""
+    return [seen(batch) for batch in batches]
+
+
+def planned(plan: Plan, epoch: int, step: int, size: int | None = None) -> Seen:
+    """What a batch must be, made here without an engine; `size` overrides the schedule's."""
+    batch = plan.batch(epoch, step)
+    side = size or batch.image_size
+    items = [
+        Item(sample, side, mix(batch.seed, sample), batch.phase.strength)
+        for sample in batch.samples.tolist()
+    ]
+    pixels = np.stack([row_pixels(item) for item in items])
+    return Seen(batch.samples.tolist(), side, _hash(pixels))
+
+
+def planned_epoch(loader: DataLoader, epoch: int) -> list[Seen]:
+    """What a loader's epoch must be, at the schedule's size."""
+    plan = loader.plan
+    return [planned(plan, epoch, step) for step in range(plan.steps(epoch))]

@@ -1,0 +1,59 @@
+"""Plans for the tests: hypothesis strategies and the plans of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.schedule import Phase, Schedule
+
+__all__ = ["batch_equals", "every_rank", "global_rows", "phases", "plans", "schedules"]
+
+phases = st.builds(
+    Phase,
+    size=st.integers(1, 512),
+    epochs=st.integers(1, 3),
+    batch_size=st.none() | st.integers(1, 12),
+)
+schedules = st.lists(phases, min_size=1, max_size=3).map(tuple).map(Schedule)
+
+
+@st.composite
+def plans(draw: st.DrawFn, worlds: int = 5) -> Plan:
+    """Rank 0's plan of a small run; every epoch of it has a batch."""
+    schedule, batch_size = draw(schedules), draw(st.integers(1, 12))
+    world_size, drop_last = draw(st.integers(1, worlds)), draw(st.booleans())
+    largest = world_size * max(phase.batch_size or batch_size for phase in schedule.phases)
+    return Plan(
+        length=draw(st.integers(largest if drop_last else 1, 120)),
+        schedule=schedule,
+        batch_size=batch_size,
+        shuffle=draw(st.booleans()),
+        drop_last=drop_last,
+        seed=draw(st.integers(0, 2**64 - 1)),
+        world_size=world_size,
+    )
+
+
+def every_rank(plan: Plan) -> list[Plan]:
+    """The plans of all ranks of a run."""
+    return [replace(plan, rank=rank) for rank in range(plan.world_size)]
+
+
+def global_rows(ranks: list[Plan], epoch: int, step: int) -> NDArray[np.int64]:
+    """The rows of all ranks at a step, dealt back together in their order, without padding."""
+    batches = [plan.batch(epoch, step) for plan in ranks]
+    together = np.stack([batch.samples for batch in batches], axis=1).ravel()
+    return together[: len(together) - sum(batch.padding for batch in batches)]
+
+
+def batch_equals(one: Batch, other: Batch) -> bool:
+    """Whether two batches say the same."""
+    return all(
+        np.array_equal(getattr(one, field.name), getattr(other, field.name))
+        for field in fields(Batch)
+    )

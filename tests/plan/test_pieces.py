@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.plan.pieces import MAX_ROWS_PER_PIECE, divide, rows_per_piece
+
+rows = st.integers(0, 3000)
+piece_rows = st.integers(1, 64)
+
+
+@given(rows, piece_rows)
+def test_pieces_cover_every_row_exactly_once_in_order(rows: int, piece_rows: int) -> None:
+    covered = [
+        row for start, count in divide(rows, piece_rows) for row in range(start, start + count)
+    ]
+    assert covered == list(range(rows))
+
+
+@given(rows, piece_rows)
+def test_no_piece_is_empty_or_above_the_limit(rows: int, piece_rows: int) -> None:
+    assert all(1 <= count <= piece_rows for _, count in divide(rows, piece_rows))
+
+
+@given(rows, piece_rows)
+def test_pieces_are_as_few_and_as_equal_as_can_be(rows: int, piece_rows: int) -> None:
+    counts = [count for _, count in divide(rows, piece_rows)]
+    assert len(counts) == -(-rows // piece_rows)
+    assert max(counts, default=0) - min(counts, default=0) <= 1
+
+
+@given(st.integers(1, 5000), st.integers(0, 512), st.floats(0, 1e12))
+def test_every_worker_gets_a_piece_where_there_are_rows_enough(
+    batch: int, workers: int, row_ns: float
+) -> None:
+    size = rows_per_piece(batch, workers, row_ns)
+    assert 1 <= size <= MAX_ROWS_PER_PIECE
+    assert len(divide(batch, size)) >= min(batch, workers) // 2
+
+
+def test_slow_rows_make_small_pieces_and_quick_rows_large_ones() -> None:
+    assert rows_per_piece(256, 2, row_ns=1e9) == 1
+    assert rows_per_piece(256, 2, row_ns=1e6) == 15
+    assert rows_per_piece(256, 2, row_ns=1e3) == 128

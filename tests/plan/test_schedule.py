@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from plans import phases, schedules
+
+from feedline.errors import ScheduleError
+from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
+
+
+@given(schedules)
+def test_the_text_of_a_schedule_reads_back_to_the_same_schedule(schedule: Schedule) -> None:
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["112x10@512,160x2", " 112x10@512 , 160x2 ", "112X10@512,160X2", "112 x 10 @ 512,160 x 2"],
+)
+def test_blanks_and_capitals_do_not_matter(text: str) -> None:
+    assert Schedule.parse(text) == Schedule(
+        (Phase(size=112, epochs=10, batch_size=512), Phase(size=160, epochs=2))
+    )
+
+
+UNREADABLE = (
+    "|112|112x|x10|112x10@|112x10@@5|112*10|-112x10|112x-1|1.5x2|112x10x3|1e2x3|112x10@5@6|0x70x1"
+    "|axb|\u0661\u0661\u0662x1|112x1\u00b2|1_0x1|+1x1|112x10;8x1|112x10 8x1"
+)
+
+
+@pytest.mark.parametrize("part", UNREADABLE.split("|"))
+@pytest.mark.parametrize("around", ["{}", "224x1,{}", "{},224x1", "64x1,{},224x1@9"])
+def test_a_part_that_cannot_be_read_is_named_with_the_form_it_should_have(
+    part: str, around: str
+) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(f"cannot read {part!r}")) as caught:
+        Schedule.parse(around.format(part))
+    assert "SIZExEPOCHS[@BATCH]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("0x1", "size"),
+        (f"{MAX_SIZE_PX + 1}x1", "size"),
+        ("9" * 30 + "x1", "size"),
+        ("8x0", "epochs"),
+        ("8x1000001", "epochs"),
+        ("8x1@0", "batch_size"),
+        ("8x1@16777217", "batch_size"),
+    ],
+)
+def test_a_number_out_of_range_is_named_with_its_part(part: str, name: str) -> None:
+    with pytest.raises(ScheduleError, match=f"{name} must be a whole number from 1") as caught:
+        Schedule.parse(f"224x1,{part}")
+    assert repr(part) in str(caught.value)
+
+
+def test_a_number_of_more_digits_than_python_reads_is_refused_as_a_schedule() -> None:
+    with pytest.raises(ScheduleError, match="at '9999"):
+        Schedule.parse("9" * 10_000 + "x1")
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    schedule = Schedule.parse(f"1x1@1,{MAX_SIZE_PX}x1000000@16777216")
+    assert [phase.size for phase in schedule.phases] == [1, MAX_SIZE_PX]
+
+
+@example("0x0@0")
+@given(st.text(alphabet="0123456789xX@, -.\u00b2\u0661", max_size=20))
+def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
+    try:
+        schedule = Schedule.parse(text)
+    except ScheduleError:
+        return
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", 0),
+        ("size", -1),
+        ("size", MAX_SIZE_PX + 1),
+        ("size", 2.0),
+        ("size", True),
+        ("size", "8"),
+        ("size", None),
+        ("epochs", 0),
+        ("epochs", float("nan")),
+        ("batch_size", 0),
+        ("batch_size", 1.5),
+        ("strength", -0.1),
+        ("strength", 1.1),
+        ("strength", float("nan")),
+        ("strength", "strong"),
+        ("strength", None),
+    ],
+)
+def test_a_phase_out_of_range_says_what_and_what_it_got(name: str, value: object) -> None:
+    good = {"size": 8, "epochs": 1, "batch_size": 4, "strength": 0.5}
+    with pytest.raises(ScheduleError, match=f"phase's {name} must be .*got {value!r}"):
+        Phase(**{**good, name: value})  # type: ignore[arg-type]
+
+
+def test_a_schedule_is_taken_in_every_form_a_user_writes() -> None:
+    phase = Phase(size=8, epochs=2)
+    schedule = Schedule((phase,))
+    for form in (schedule, "8x2", phase, [phase], (phase,), iter([phase])):
+        assert Schedule.of(form) == schedule
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, b"8x2", ["8x2"], [8, 2], {"size": 8}])
+def test_what_is_no_schedule_is_refused_and_shown(wrong: object) -> None:
+    with pytest.raises(ScheduleError, match="got"):
+        Schedule.of(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("empty", [(), []])
+def test_a_schedule_without_phases_is_refused(empty: object) -> None:
+    with pytest.raises(ScheduleError, match="at least one phase"):
+        Schedule.of(empty)  # type: ignore[arg-type]
+
+
+@given(schedules, st.integers(0, 40))
+def test_an_epoch_belongs_to_the_phase_its_number_falls_in(schedule: Schedule, epoch: int) -> None:
+    spelt_out = [phase for phase in schedule.phases for _ in range(phase.epochs)]
+    assert schedule.epochs == len(spelt_out)
+    assert schedule.phase_at(epoch) is spelt_out[min(epoch, len(spelt_out) - 1)]
+
+
+@given(phases)
+def test_strength_is_not_part_of_the_text(phase: Phase) -> None:
+    assert str(replace(phase, strength=0.25)) == str(phase)

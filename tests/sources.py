@@ -1,0 +1,60 @@
+"""Tiny sources for the tests. They pickle, and a row is a pure function of its item."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.source import Row
+from feedline.plan.row import Field, Item
+
+__all__ = ["Breaking", "Rows", "row_pixels"]
+
+
+def row_pixels(item: Item) -> NDArray[np.uint8]:
+    """What `Rows` makes of an item: shape (size, size, 3); every bit of the item counts."""
+    text = f"{item.sample},{item.image_size},{item.seed},{item.strength}"
+    word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") | 1
+    size = item.image_size
+    ramp = np.arange(1, size * size * 3 + 1, dtype=np.uint64) * np.uint64(word)
+    return (ramp >> np.uint64(56)).astype(np.uint8).reshape(size, size, 3)
+
+
+class Rows:
+    """`length` samples; the label of a sample is its number."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        return Field("image", "uint8", (image_size, image_size, 3)), Field("label", "int64", ())
+
+    def load(self, item: Item, row: Row) -> None:
+        row[0][...] = row_pixels(item)
+        row[1][...] = item.sample
+
+    def name(self, sample: int) -> str:
+        return f"row-{sample}"
+
+    def fingerprint(self) -> str:
+        return f"rows-{self.length}"
+
+
+class Breaking(Rows):
+    """As `Rows`, but the samples in `broken` raise ValueError."""
+
+    def __init__(self, length: int, broken: Collection[int]) -> None:
+        super().__init__(length)
+        self.broken = frozenset(broken)
+
+    def load(self, item: Item, row: Row) -> None:
+        row[0][...] = 99  # what a failing row leaves behind must not be taken for pixels
+        if item.sample in self.broken:
+            raise ValueError(f"sample {item.sample} is broken on purpose")
+        super().load(item, row)

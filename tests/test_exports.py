@@ -1,0 +1,95 @@
+"""The public names, and an import that does nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feedline
+
+PACKAGE = Path(feedline.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+NOTHING_HAPPENS = """
+import os, sys, threading
+before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+import feedline
+heavy = {"torch", "numpy", "PIL", "cv2", "multiprocessing", "subprocess", "asyncio"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert threading.active_count() == 1
+dir(feedline), feedline.__version__, repr(feedline)
+assert not heavy & set(sys.modules), "looking around loads nothing"
+assert not before or len(os.listdir("/proc/self/fd")) == len(before)
+assert {name for name in sys.modules if name.startswith("feedline")} == {"feedline"}
+"""
+
+
+@pytest.mark.parametrize("name", feedline.__all__)
+def test_every_public_name_resolves_and_is_kept(name: str) -> None:
+    value = getattr(feedline, name)
+    assert vars(feedline)[name] is value
+    if name != "__version__":
+        assert value.__name__ == name
+        assert value.__doc__
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(feedline) == sorted(feedline.__all__)
+    assert len(set(feedline.__all__)) == len(feedline.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'feedline' has no attribute 'Dataloader'"):
+        feedline.Dataloader  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from feedline import nothing  # noqa: F401
+
+
+def test_type_checkers_see_exactly_the_public_names() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    assert len(blocks) == 1
+    imported = {
+        alias.name
+        for node in ast.walk(blocks[0])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == set(feedline.__all__) - {"__version__"}
+
+
+def test_importing_feedline_loads_no_library_and_starts_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", NOTHING_HAPPENS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_defines_the_names_it_exports(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    exported: list[str] = []
+    defined: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            defined |= names
+            for target in node.targets:
+                if isinstance(target, ast.Tuple):
+                    defined |= {each.id for each in target.elts if isinstance(each, ast.Name)}
+            if "__all__" in names:
+                exported = ast.literal_eval(node.value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined.add(node.target.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            defined |= {alias.asname or alias.name for alias in node.names}
+    assert exported == sorted(exported, key=lambda name: (not name.isupper(), name)) or set(
+        exported
+    ) == set(feedline.__all__)
+    assert set(exported) <= defined
+    if path.name not in ("__init__.py", "__main__.py"):
+        assert exported, "a module says what it offers"

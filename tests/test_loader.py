@@ -1,0 +1,507 @@
+"""What comes out of a loader with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.errors import ClosedError, ImageError, SampleError, UsageError
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.plan.schedule import Phase
+from loader_reading import planned, planned_epoch, read, seen
+from sources import Breaking, Rows
+
+SCHEDULE = "8x1@5,12x1@7,6x1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """A loader that keeps the fork server, so that the others start in no time."""
+    with DataLoader(Rows(1), image_size=1, num_workers=1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[DataLoader]:
+    """A loader of 23 samples without a schedule. It is used in turn: begin with set_epoch."""
+    with DataLoader(
+        Rows(23), 5, image_size=8, max_image_size=16, num_workers=2, prefetch=4
+    ) as loader:
+        yield loader
+
+
+# Order and pixels
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_batches_are_the_plans_whatever_the_workers_and_the_prefetch(
+    workers: int, prefetch: int
+) -> None:
+    with DataLoader(
+        Rows(23), 4, schedule=SCHEDULE, num_workers=workers, prefetch=prefetch, seed=3
+    ) as loader:
+        for epoch in range(4):
+            assert read(loader) == planned_epoch(loader, epoch)
+
+
+def test_batches_are_the_plans_on_the_spawn_road() -> None:
+    with DataLoader(
+        Rows(23), 4, schedule=SCHEDULE, num_workers=2, seed=3, start_method="spawn"
+    ) as loader:
+        kept = list(loader)
+        assert list(map(seen, kept)) == planned_epoch(loader, 0)
+        loader.set_image_size(4)
+        assert {batch.side for batch in read(loader)} == {4}
+        loader.num_workers = 1
+        loader.set_image_size(None)
+        assert read(loader) == planned_epoch(loader, 2)
+    assert list(map(seen, kept)) == planned_epoch(loader, 0)
+
+
+def test_the_strength_of_a_phase_reaches_the_source() -> None:
+    weak = Phase(size=4, epochs=1, strength=0.25)
+    strong = Phase(size=4, epochs=1)
+    with DataLoader(Rows(6), 6, schedule=[weak, strong], num_workers=1, shuffle=False) as loader:
+        assert read(loader) == planned_epoch(loader, 0)
+        assert read(loader) == planned_epoch(loader, 1)
+    full = DataLoader(Rows(6), 6, schedule="4x2", num_workers=0, shuffle=False)
+    assert planned_epoch(full, 0) != planned_epoch(loader, 0)
+    assert planned_epoch(full, 1) == planned_epoch(loader, 1)
+
+
+def test_changing_the_number_of_workers_at_any_step_keeps_the_batches() -> None:
+    with DataLoader(Rows(23), 4, schedule=SCHEDULE, num_workers=1) as loader:
+        counts = iter([3, 1, 4, 2, 2, 1, 5] * 10)
+        for epoch in range(3):
+            got = []
+            for batch in loader:
+                got.append(seen(batch))
+                loader.num_workers = next(counts)
+            assert got == planned_epoch(loader, epoch)
+        assert not loader.worker_deaths
+
+
+def test_the_ranks_of_a_run_share_each_batch_out() -> None:
+    ranks = [
+        DataLoader(Rows(23), 3, image_size=4, num_workers=0, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    alone = DataLoader(Rows(23), 6, image_size=4, num_workers=0)
+    for one, other, both in zip(*ranks, alone, strict=True):
+        labels = torch.stack([one[1], other[1]], dim=1).ravel()
+        images = torch.stack([one[0], other[0]], dim=1).flatten(0, 1)
+        rows = len(both[1])
+        assert torch.equal(labels[:rows], both[1])
+        assert torch.equal(images[:rows], both[0])
+    assert [rank.batch.padding for rank in ranks if rank.batch] == [0, 1]
+
+
+def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0).plan
+    assert (plan.rank, plan.world_size) == (2, 3)
+    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0, rank=0, world_size=1).plan
+    assert (plan.rank, plan.world_size) == (0, 1)
+
+
+# Sizes
+
+
+def test_the_schedule_changes_size_and_batch_exactly_at_the_edge_of_an_epoch() -> None:
+    with DataLoader(Rows(23), 4, schedule=SCHEDULE, num_workers=2, prefetch=5) as loader:
+        shapes = [[tuple(images.shape) for images, _ in loader] for _ in range(4)]
+    assert shapes == [
+        [(5, 3, 8, 8)] * 4 + [(3, 3, 8, 8)],
+        [(7, 3, 12, 12)] * 3 + [(2, 3, 12, 12)],
+        [(4, 3, 6, 6)] * 5 + [(3, 3, 6, 6)],
+        [(4, 3, 6, 6)] * 5 + [(3, 3, 6, 6)],
+    ]
+
+
+def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: DataLoader) -> None:
+    wanted = iter([8, 16, 16, None, 3, 1, None, 5, 7, 16] * 2)
+    for epoch in range(100, 104):
+        shared.set_epoch(epoch)
+        sizes, got = [], []
+        iteration = iter(shared)
+        for _ in range(len(shared)):
+            sizes.append(next(wanted))
+            shared.set_image_size(sizes[-1])
+            got.append(seen(next(iteration)))
+        assert next(iteration, None) is None
+        assert got == [planned(shared.plan, epoch, step, size) for step, size in enumerate(sizes)]
+    shared.set_image_size(None)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_whoever_changes_the_size_many_times_at_once_gets_the_last(method: str) -> None:
+    with DataLoader(
+        Rows(23), 5, image_size=32, num_workers=2, prefetch=2, start_method=method
+    ) as loader:
+        iteration = iter(loader)
+        for step in range(len(loader)):
+            for size in range(1, 33):
+                loader.set_image_size(size)
+            assert seen(next(iteration)) == planned(loader.plan, 0, step, 32)
+
+
+def test_a_size_outlives_the_epoch_it_was_set_in(shared: DataLoader) -> None:
+    shared.set_epoch(200)
+    next(iter(shared))
+    shared.set_image_size(6)
+    assert {batch.side for batch in read(shared)} == {6}
+    shared.set_image_size(None)
+    assert {batch.side for batch in read(shared)} == {8}
+
+
+def test_a_size_above_what_memory_was_allocated_for_says_what_to_do(shared: DataLoader) -> None:
+    shared.set_image_size(16)
+    with pytest.raises(UsageError, match=r"size 17 is above 16.*max_image_size=17"):
+        shared.set_image_size(17)
+    shared.set_epoch(300)
+    assert next(iter(shared))[0].shape[-1] == 16
+    shared.set_image_size(None)
+
+
+def test_without_a_max_image_size_the_schedules_largest_is_the_most() -> None:
+    loader = DataLoader(Rows(9), 3, schedule="4x1@9,10x1", num_workers=0)
+    assert loader.max_image_size == 10
+    loader.set_image_size(3)
+    assert next(iter(loader))[0].shape == (9, 3, 3, 3)
+
+
+@pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
+@pytest.mark.parametrize("largest", [None, 64, 70])
+def test_every_size_that_may_be_set_fits_in_every_phase(schedule: str, largest: int | None) -> None:
+    with DataLoader(
+        Rows(31), 3, schedule=schedule, num_workers=1, max_image_size=largest
+    ) as loader:
+        size = loader.max_image_size
+        assert size == (largest or 16)  # 30 rows of 64 px are more than the schedule needs
+        with pytest.raises(UsageError, match=f"max_image_size={size + 1}"):
+            loader.set_image_size(size + 1)
+        loader.set_image_size(size)
+        for epoch in range(2):
+            steps = range(loader.steps_in(epoch))
+            assert read(loader) == [planned(loader.plan, epoch, step, size) for step in steps]
+
+
+def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may_come() -> None:
+    def memory(**options: object) -> int:
+        return DataLoader(Rows(64), 32, num_workers=0, **options).memory_bytes  # type: ignore[arg-type]
+
+    slot = memory(image_size=64, prefetch=3) // 4
+    assert 32 * (64 * 64 * 3 + 8) <= slot < 32 * (64 * 64 * 3 + 8) + 8192
+    assert memory(image_size=64, prefetch=7) == 8 * slot
+    assert memory(image_size=8, max_image_size=64, prefetch=3) == 4 * slot
+    assert memory(schedule="8x1,64x1,16x1", prefetch=3) == 4 * slot
+
+
+# Batches in the user's hands
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_kept_batches_stay_as_they_were_even_after_closing(workers: int, prefetch: int) -> None:
+    with DataLoader(Rows(23), 4, schedule="8x2", num_workers=workers, prefetch=prefetch) as loader:
+        expected = planned_epoch(loader, 0) + planned_epoch(loader, 1)
+        kept = [batch for _ in range(2) for batch in loader]
+        assert [seen(batch) for batch in kept] == expected
+        for epoch in (2, 3):
+            assert read(loader) == planned_epoch(loader, epoch)
+        assert [seen(batch) for batch in kept] == expected
+    assert [seen(batch) for batch in kept] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
+    with DataLoader(Rows(23), 4, image_size=8, num_workers=workers, prefetch=4) as loader:
+        expected = [row for batch in planned_epoch(loader, 0) for row in batch.labels]
+        rows = [labels[1:][:1] for _, labels in loader]  # the batches themselves are let go
+        read(loader)
+        assert [int(row) for row in rows] == [expected[4 * k + 1] for k in range(len(rows))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_writing_to_a_batch_changes_no_other(workers: int) -> None:
+    with DataLoader(Rows(23), 4, image_size=8, num_workers=workers, prefetch=4) as loader:
+        for epoch in range(3):
+            got = []
+            for images, labels in loader:
+                got.append(seen((images, labels)))
+                images.fill_(7)
+                labels.fill_(-1)
+            assert got == planned_epoch(loader, epoch)
+
+
+# Epochs
+
+
+def test_an_iteration_left_early_is_over_and_the_next_is_the_next_epoch(shared: DataLoader) -> None:
+    shared.set_epoch(10)
+    for _ in zip(range(2), shared, strict=False):
+        pass
+    assert read(shared) == planned_epoch(shared, 11)
+
+
+def test_an_epoch_left_at_its_last_batch_is_followed_by_the_next_whole_one(
+    shared: DataLoader,
+) -> None:
+    shared.set_epoch(20)
+    for step, _ in enumerate(shared):
+        if step == len(shared) - 1:
+            break
+    assert read(shared) == planned_epoch(shared, 21)
+
+
+def test_set_epoch_decides_what_the_next_iteration_runs(shared: DataLoader) -> None:
+    for epoch in (5, 6, 0, 40, 40):
+        shared.set_epoch(epoch)
+        assert shared.epoch == epoch
+        assert read(shared) == planned_epoch(shared, epoch)
+    assert shared.epoch == 41
+
+
+def test_set_epoch_ends_the_iteration_under_way(shared: DataLoader) -> None:
+    shared.set_epoch(50)
+    iteration = iter(shared)
+    next(iteration)
+    shared.set_epoch(50)
+    with pytest.raises(UsageError, match="one at a time"):
+        next(iteration)
+    assert read(shared) == planned_epoch(shared, 50)
+
+
+def test_a_second_iteration_ends_the_first(shared: DataLoader) -> None:
+    shared.set_epoch(60)
+    first = iter(shared)
+    next(first)
+    second = iter(shared)
+    with pytest.raises(UsageError, match="one at a time"):
+        next(first)
+    assert read(second) == planned_epoch(shared, 61)
+
+
+def test_an_iteration_that_ended_stays_ended(shared: DataLoader) -> None:
+    shared.set_epoch(70)
+    iteration = iter(shared)
+    assert iter(iteration) is iteration
+    read(iteration)
+    assert next(iteration, None) is None
+    assert shared.epoch == 71
+    assert read(shared) == planned_epoch(shared, 71)
+    assert next(iteration, None) is None
+
+
+def test_beyond_its_end_a_schedule_goes_on_as_in_its_last_phase() -> None:
+    with DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=2) as loader:
+        assert loader.epochs == 2
+        for epoch in range(5):
+            assert read(loader) == planned_epoch(loader, epoch)
+        assert planned_epoch(loader, 4) != planned_epoch(loader, 3)
+        assert loader.phase == Phase(size=6, epochs=1, batch_size=5)
+
+
+def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
+    loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
+    lengths = [len(loader)]
+    for _ in loader:
+        lengths.append(len(loader))
+    assert lengths == [3, 3, 3, 3]
+    assert len(loader) == 2
+    assert [loader.steps_in(epoch) for epoch in range(4)] == [3, 2, 2, 2]
+    assert loader.total_steps == 5
+    assert len(DataLoader(Rows(10), 4, image_size=4, num_workers=0, drop_last=True)) == 2
+
+
+def test_what_was_planned_for_a_batch_can_be_seen_beside_it() -> None:
+    loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
+    assert loader.batch is None
+    assert loader.phase.size == 8
+    for epoch in range(2):
+        for step, (images, labels) in enumerate(loader):
+            assert loader.batch is not None
+            assert (loader.batch.epoch, loader.batch.step) == (epoch, step)
+            assert loader.batch.samples.tolist() == labels.tolist()
+            assert loader.phase.size == loader.batch.image_size == images.shape[-1]
+
+
+# Workers
+
+
+def test_no_process_comes_or_goes_for_an_epoch_a_phase_or_a_size() -> None:
+    with DataLoader(Rows(10), 4, schedule=SCHEDULE, num_workers=2, seed=1) as loader:
+        for _ in range(1000):  # a worker's number is known some time after it was forked
+            read(loader)
+            if len(loader.worker_pids) == 2:
+                break
+        pids = loader.worker_pids
+        assert len(set(pids)) == 2
+        for epoch in range(4):
+            loader.set_epoch(epoch)
+            for step, _ in enumerate(loader):
+                loader.set_image_size([None, 3, 5][step % 3])
+                assert loader.worker_pids == pids
+        assert not loader.worker_deaths
+
+
+# Life
+
+
+def test_closing_twice_does_nothing_the_second_time() -> None:
+    loader = DataLoader(Rows(10), 4, image_size=4, num_workers=1)
+    loader.close()
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_closed_loader_says_so_whatever_it_is_asked(workers: int) -> None:
+    with DataLoader(Rows(10), 4, image_size=4, num_workers=workers) as loader:
+        state = loader.state_dict()
+        iteration = iter(loader)
+        next(iteration)
+    for use in (
+        lambda: iter(loader),
+        lambda: next(iteration),
+        lambda: loader.set_epoch(1),
+        lambda: loader.set_image_size(2),
+        lambda: loader.load_state_dict(state),
+        lambda: setattr(loader, "num_workers", 2),
+    ):
+        with pytest.raises(ClosedError, match="closed; build a new one"):
+            use()
+
+
+def test_an_exception_in_the_loop_closes_a_loader_used_as_a_context() -> None:
+    with pytest.raises(ZeroDivisionError), DataLoader(Rows(10), 4, num_workers=1) as loader:  # noqa: PT012
+        for _ in loader:
+            raise ZeroDivisionError
+    with pytest.raises(ClosedError):
+        iter(loader)
+
+
+# Normalised on the CPU
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("statistics", [{}, {"mean": (0.5, 0.25, 0.0), "std": (0.5, 1.0, 0.1)}])
+def test_on_a_device_images_are_normalised_bit_for_bit(
+    dtype: torch.dtype, statistics: dict[str, tuple[float, float, float]]
+) -> None:
+    def loader(**options: object) -> DataLoader:
+        return DataLoader(Rows(10), 4, image_size=6, num_workers=0, **options)  # type: ignore[arg-type]
+
+    mean = np.array(statistics.get("mean", (0.485, 0.456, 0.406)))
+    std = np.array(statistics.get("std", (0.229, 0.224, 0.225)))
+    made = loader(device="cpu", dtype=dtype, **statistics)
+    for (images, labels), (pixels, same_labels) in zip(made, loader(), strict=True):
+        raw = pixels.permute(0, 2, 3, 1).numpy()
+        scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
+        exact = torch.from_numpy(raw.astype(np.float32) * scale + shift).to(dtype)
+        assert images.dtype == dtype
+        assert torch.equal(images.permute(0, 2, 3, 1), exact)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        formula = torch.from_numpy((raw / 255 - mean) / std)
+        tolerance = {torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype, 2**-20)
+        assert torch.allclose(images.permute(0, 2, 3, 1).double(), formula, tolerance, tolerance)
+        assert torch.equal(labels, same_labels)
+
+
+# Samples that fail
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
+    workers: int, device: str | None
+) -> None:
+    whole = DataLoader(Rows(23), 5, image_size=4, num_workers=0, device=device)
+    source = Breaking(23, {3, 11, 20})
+    with DataLoader(
+        source, 5, image_size=4, num_workers=workers, device=device, on_error="skip"
+    ) as loader:
+        for (images, labels), (all_images, all_labels) in zip(loader, whole, strict=True):
+            good = [k for k, sample in enumerate(all_labels.tolist()) if sample not in (3, 11, 20)]
+            assert torch.equal(labels, all_labels[good])
+            assert torch.equal(images, all_images[good])
+            assert images.is_contiguous(memory_format=torch.channels_last)
+        assert sorted(loader.skipped) == [
+            (f"row-{k}", f"ValueError: sample {k} is broken on purpose") for k in (11, 20, 3)
+        ]
+        assert not loader.worker_deaths
+
+
+def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
+    loader = DataLoader(
+        Breaking(4, {2, 3}), 2, image_size=4, num_workers=0, shuffle=False, on_error="skip"
+    )
+    iteration = iter(loader)
+    next(iteration)
+    with pytest.raises(SampleError, match=r"not one of a batch's 2 samples.*row-2"):
+        next(iteration)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failing_sample_is_named_with_the_workers_own_traceback_each_time(workers: int) -> None:
+    with DataLoader(
+        Breaking(12, {7}), 3, image_size=4, num_workers=workers, shuffle=False
+    ) as loader:
+        iteration = iter(loader)
+        before = [seen(next(iteration)) for _ in range(2)]
+        assert before == planned_epoch(loader, 0)[:2]
+        state = loader.state_dict()
+        for _ in range(3):
+            with pytest.raises(SampleError, match=r"sample 7 \(epoch 0, step 2\)") as caught:
+                next(iteration)
+            said = str(caught.value)
+            assert "row-7: sample 7 is broken on purpose" in said
+            assert 'on_error="skip"' in said
+            assert "in load" in said
+            assert 'raise ValueError(f"sample {item.sample} is broken on purpose")' in said
+            assert loader.state_dict() == state
+        assert next(iter(loader))[1].tolist() == [0, 1, 2]
+
+
+def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path) -> None:
+    with DataLoader(ImageFolder(jpeg_folder), 12, image_size=8, num_workers=1) as loader:
+        missing = jpeg_folder / "cats" / "3.jpg"
+        missing.rename(missing.with_suffix(".gone"))
+        try:
+            # Some of the first epoch may have been made while the file was there.
+            loader.set_image_size(7)
+            with pytest.raises(ImageError, match="sample 3") as caught:
+                read(loader)
+        finally:
+            missing.with_suffix(".gone").rename(missing)
+        assert str(missing) in str(caught.value)
+
+
+# Words
+
+
+def test_explain_says_what_will_run() -> None:
+    loader = DataLoader(
+        Rows(23), 4, schedule="8x2@5,12x3", num_workers=0, seed=9, rank=1, world_size=2, prefetch=3
+    )
+    said = loader.explain()
+    for fact in (
+        "23 from",
+        "2 epochs at 8 px, batch 5, then 3 epochs at 12 px, batch 4",
+        "shuffled, seed 9, rank 1 of 2",
+        "0, started in this process",
+        "in 4 batches",
+        "uint8, channels_last, on the CPU",
+        "bad samples raise",
+    ):
+        assert fact in said
+    plain = DataLoader(Rows(23), 4, image_size=8, num_workers=0, shuffle=False, device="cpu")
+    assert "epochs without end at 8 px, batch 4" in plain.explain()
+    assert "as they are" in plain.explain()
+    assert "normalised floats, channels_last, on cpu" in plain.explain()

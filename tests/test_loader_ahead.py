@@ -1,0 +1,106 @@
+"""A carrier that takes batches ahead of their turn, as the one for CUDA does; here without CUDA."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from feedline.device.carrier import Tensors
+from feedline.device.host import HostCarrier
+from feedline.device.normalise import Normalise
+from feedline.engine.feed import Feed, Flight
+from feedline.engine.ring import Ring
+from feedline.errors import SampleError
+from feedline.loader import DataLoader
+from loader_reading import planned, planned_epoch, read, seen
+from sources import Breaking, Rows
+
+
+class AheadCarrier(HostCarrier):
+    """Copies each batch when it is sent; hands them out in the order they came."""
+
+    ahead = True
+    most = 0  # batches that were on their way at once, over all carriers
+
+    def __init__(self, ring: Ring, normalise: Normalise | None) -> None:
+        super().__init__(ring, normalise)
+        self._made: deque[Tensors] = deque()
+
+    def send(self, flight: Flight) -> None:
+        super().send(flight)
+        self._made.append(tuple(tensor.clone() for tensor in super().receive()))
+        AheadCarrier.most = max(AheadCarrier.most, len(self._made))
+
+    def receive(self) -> Tensors:
+        return self._made.popleft()
+
+    def drop(self) -> None:
+        super().drop()
+        self._made.clear()
+
+
+@pytest.fixture(autouse=True)
+def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loader takes the next batch ahead, at every step."""
+    monkeypatch.setattr("feedline.loader.face.HostCarrier", AheadCarrier)
+    monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed._flights))
+
+
+def loader(source: Rows | None = None, **options: Any) -> DataLoader:
+    chosen: dict[str, Any] = {"schedule": "8x1@5,12x2@7", "num_workers": 0, **options}
+    return DataLoader(source or Rows(23), 4, **chosen)
+
+
+def test_batches_taken_ahead_are_the_plans() -> None:
+    made = loader()
+    for epoch in range(4):
+        assert read(made) == planned_epoch(made, epoch)
+    assert AheadCarrier.most == 1
+
+
+def test_a_size_change_drops_what_was_taken_ahead_and_loses_nothing() -> None:
+    made = loader()
+    sizes = [None, 3, 3, 7, None]
+    iteration = iter(made)
+    for step, size in enumerate(sizes):
+        made.set_image_size(size)
+        assert seen(next(iteration)) == planned(made.plan, 0, step, size)
+    assert next(iteration, None) is None
+
+
+def test_a_state_does_not_count_what_was_taken_ahead() -> None:
+    made = loader()
+    whole = planned_epoch(made, 0)
+    for step, _ in enumerate(made):
+        fresh = loader()
+        fresh.load_state_dict(made.state_dict())
+        assert read(fresh) == whole[step + 1 :]
+
+
+def test_leaving_early_and_setting_the_epoch_drop_what_was_taken_ahead() -> None:
+    made = loader()
+    next(iter(made))
+    assert read(made) == planned_epoch(made, 1)
+    next(iter(made))
+    made.set_epoch(0)
+    assert read(made) == planned_epoch(made, 0)
+
+
+def test_a_failing_batch_taken_ahead_does_not_take_the_one_before_with_it() -> None:
+    made = loader(Breaking(23, {12}), shuffle=False)
+    iteration = iter(made)
+    assert [seen(next(iteration)) for _ in range(2)] == planned_epoch(made, 0)[:2]
+    for _ in range(2):
+        with pytest.raises(SampleError, match=r"sample 12 \(epoch 0, step 2\)"):
+            next(iteration)
+    assert (made.state_dict()["epoch"], made.state_dict()["step"]) == (0, 2)
+
+
+def test_a_skipped_sample_is_listed_once_when_its_batch_is_handed_out() -> None:
+    made = loader(Breaking(23, {12}), shuffle=False, on_error="skip")
+    for step, (_, labels) in enumerate(made):
+        made.set_image_size(3 + step)  # the batch taken ahead is dropped and made again
+        assert len(labels) == [5, 5, 4, 5, 3][step]
+        assert [name for name, _ in made.skipped] == ["row-12"] * (step >= 2)

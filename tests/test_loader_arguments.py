@@ -1,0 +1,138 @@
+"""What a loader is told and cannot use: each error says what was asked and what was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.errors import ResourceError, ScheduleError, UsageError
+from feedline.loader import DataLoader
+from sources import Rows
+
+
+class Unpicklable(Rows):
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.transform = lambda image: image
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, got '8'"),
+        ({"batch_size": 2.0}, r"batch_size must be .* got 2\.0"),
+        ({"batch_size": True}, "batch_size must be .* got True"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seed": 0.5}, r"seed must be a whole number, got 0\.5"),
+        ({"rank": 1}, "rank must be from 0 to world_size - 1 = 0, got 1"),
+        ({"rank": "0", "world_size": 2}, "rank must be .* got '0'"),
+        ({"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
+        ({"num_workers": -1}, 'num_workers must be "auto" or a whole number from 0, got -1'),
+        ({"num_workers": "many"}, "num_workers must be .* got 'many'"),
+        ({"num_workers": True}, "num_workers must be .* got True"),
+        ({"num_workers": 1.0}, r"num_workers must be .* got 1\.0"),
+        ({"num_workers": 513}, "num_workers must be from 0 to 512, got 513"),
+        ({"prefetch": 0}, "prefetch must be a whole number from 1 to 64, got 0"),
+        ({"prefetch": 65}, "prefetch must be a whole number from 1 to 64, got 65"),
+        ({"prefetch": None}, "prefetch must be a whole number from 1 to 64, got None"),
+        ({"on_error": "ignore"}, 'on_error must be "raise" or "skip", got \'ignore\''),
+        ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"timeout": float("nan")}, "timeout must be above 0 seconds, got nan"),
+        ({"timeout": "1"}, "timeout must be above 0 seconds, got '1'"),
+        ({"start_method": "fork"}, r"start_method must be one of .*'spawn'.* got 'fork'"),
+        ({"image_size": 0}, "image_size must be a whole number from 1 to 16384, got 0"),
+        ({"image_size": "8"}, "image_size must be .* got '8'"),
+        ({"max_image_size": 0}, "max_image_size must be .* got 0"),
+        ({"max_image_size": 300.5}, r"max_image_size must be .* got 300\.5"),
+        ({"max_image_size": 16385}, "max_image_size must be .* got 16385"),
+        ({"device": "banana"}, "device 'banana'"),
+        ({"device": 1.5}, r"device 1\.5"),
+        ({"device": "meta"}, 'device must be "cpu", "cuda" or None, got \'meta\''),
+        ({"dtype": torch.int32}, r"dtype must be a floating-point type, got torch\.int32"),
+        ({"dtype": "float32"}, "dtype must be a torch.dtype.* got 'float32'"),
+        ({"mean": (0.5, 0.5)}, r"three numbers each.*mean=\(0\.5, 0\.5\)"),
+        ({"std": (0.5, 0.5, 0.0)}, r"std above 0; got .*std=\(0\.5, 0\.5, 0\.0\)"),
+        ({"schedule": "8x1", "image_size": 8}, "either a schedule or an image_size"),
+        ({"drop_last": True, "batch_size": 11}, "global batch of 11 leaves nothing of 10 samples"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named_and_shown(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        DataLoader(Rows(10), **{"num_workers": 0, **options})
+
+
+@pytest.mark.parametrize("schedule", ["", "8", "8x0", [], 7, [8], "8x1,,9x1"])
+def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> None:
+    with pytest.raises(ScheduleError):
+        DataLoader(Rows(10), schedule=schedule, num_workers=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_that_is_not_there_is_refused_with_what_to_look_at() -> None:
+    with pytest.raises(UsageError, match=r"torch sees no CUDA device.*nvidia-smi"):
+        DataLoader(Rows(10), num_workers=0, device="cuda")
+
+
+def test_what_is_no_source_is_refused_with_the_methods_it_lacks() -> None:
+    with pytest.raises(UsageError, match="a list: it has no fields, load, name, fingerprint"):
+        DataLoader([1, 2, 3], num_workers=0)  # type: ignore[arg-type]
+
+    class Endless:
+        fields = load = name = fingerprint = None
+
+    with pytest.raises(UsageError, match="a Endless: it has no __len__"):
+        DataLoader(Endless(), num_workers=0)  # type: ignore[arg-type]
+
+
+def test_an_empty_source_is_refused() -> None:
+    with pytest.raises(UsageError, match="has no samples"):
+        DataLoader(Rows(0), num_workers=0)
+
+
+def test_memory_that_the_machine_lacks_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ResourceError, match=r"needs .* MiB of memory, .* available; use fewer"):
+        DataLoader(Rows(10), batch_size=1 << 24, image_size=4096, num_workers=1)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.int64(1)])
+def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
+    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
+    with pytest.raises(UsageError, match="epoch must be a whole number of at least 0, got"):
+        loader.set_epoch(epoch)
+
+
+@pytest.mark.parametrize("size", [0, -8, 4.0, True, "8"])
+def test_what_is_no_image_size_is_refused(size: Any) -> None:
+    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
+    with pytest.raises(UsageError, match="size must be a whole number from 1"):
+        loader.set_image_size(size)
+    assert next(iter(loader))[0].shape[-1] == 4
+
+
+@pytest.mark.parametrize("workers", [-1, "many", None, 2])
+def test_a_number_of_workers_that_cannot_be_had_is_refused(workers: Any) -> None:
+    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
+    with pytest.raises(UsageError, match="num_workers"):
+        loader.num_workers = workers
+    assert loader.num_workers == 0
+
+
+def test_auto_takes_the_cores_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.loader.arguments.usable_cores", lambda: 0)
+    assert DataLoader(Rows(10), image_size=4).num_workers == 0
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_lambda_in_a_source_is_named_with_its_attribute(method: str) -> None:
+    with pytest.raises(UsageError, match=r"Unpicklable\.transform cannot be sent.*num_workers=0"):
+        DataLoader(Unpicklable(), image_size=4, num_workers=1, start_method=method)
+
+
+def test_without_workers_a_source_need_not_pickle() -> None:
+    assert len(list(DataLoader(Unpicklable(), image_size=4, num_workers=0))) == 4

@@ -1,0 +1,280 @@
+"""A loader's state: saved at any moment, it goes on with exactly the remainder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from feedline.errors import StateError, UsageError
+from feedline.loader import DataLoader
+from loader_reading import Seen, planned, planned_epoch, read, seen
+from sources import Rows
+
+SCHEDULE = "8x1@5,12x1@7,6x1"
+EPOCHS = 3
+
+
+def loader(workers: int = 0, **options: Any) -> DataLoader:
+    chosen = {"schedule": SCHEDULE, "seed": 5, "num_workers": workers, "prefetch": 4, **options}
+    return DataLoader(Rows(23), 4, **chosen)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """A loader that keeps the fork server, so that the others start in no time."""
+    with loader(1):
+        yield
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(state)
+    assert len(text) < 1000
+    restored: dict[str, Any] = json.loads(text)
+    return restored
+
+
+def rest_of_three_epochs(made: DataLoader) -> list[Seen]:
+    """From the loader's position to the end, as a training script would go on."""
+    return [batch for _ in range(made.epoch, EPOCHS) for batch in read(made)]
+
+
+def test_a_state_saved_at_any_step_gives_the_remainder_on_any_number_of_workers() -> None:
+    whole: list[Seen] = []
+    states: list[tuple[int, dict[str, Any]]] = []
+    with loader(2) as first:
+        for _ in range(EPOCHS):
+            states.append((len(whole), through_json(first.state_dict())))
+            for batch in first:
+                whole.append(seen(batch))
+                states.append((len(whole), through_json(first.state_dict())))
+        states.append((len(whole), through_json(first.state_dict())))
+        assert whole == [batch for epoch in range(EPOCHS) for batch in planned_epoch(first, epoch)]
+    for number, (done, state) in enumerate(states):
+        with loader((0, 2, 3, 1)[number % 4]) as fresh:
+            fresh.load_state_dict(state)
+            assert fresh.state_dict() == state
+            assert rest_of_three_epochs(fresh) == whole[done:]
+
+
+def test_a_state_after_the_last_batch_has_an_empty_remainder_and_then_the_next_epoch() -> None:
+    first = loader()
+    iteration = iter(first)
+    for _ in range(len(first)):
+        next(iteration)
+    fresh = loader()
+    fresh.load_state_dict(through_json(first.state_dict()))
+    assert fresh.epoch == 0
+    assert read(fresh) == []
+    assert read(fresh) == planned_epoch(fresh, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_can_be_loaded_after_iter_and_in_the_middle_of_an_iteration(workers: int) -> None:
+    saved = loader()
+    saved.set_epoch(1)
+    for _ in zip(range(2), saved, strict=False):
+        pass
+    with loader(workers) as made:
+        rest = planned_epoch(made, 1)[saved.state_dict()["step"] :]
+        assert 0 < len(rest) < len(planned_epoch(made, 1))
+        iteration = iter(made)
+        made.load_state_dict(saved.state_dict())
+        assert read(iteration) == rest
+        iteration = iter(made)
+        next(iteration)
+        made.load_state_dict(saved.state_dict())
+        assert read(iteration) == rest
+        next(iter(made))
+        made.load_state_dict(saved.state_dict())
+        assert read(made) == rest
+        assert read(made) == planned_epoch(made, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_of_the_restored_epoch_keeps_its_remainder(workers: int) -> None:
+    with loader(workers) as made:
+        state = {**made.state_dict(), "epoch": 1, "step": 2}
+        for epoch, done in ((1, 2), (0, 0), (2, 0)):
+            made.load_state_dict(state)
+            made.set_epoch(epoch)
+            assert read(made) == planned_epoch(made, epoch)[done:]
+
+
+def test_a_size_that_was_set_is_part_of_the_state() -> None:
+    with loader(2) as first:
+        iteration = iter(first)
+        next(iteration)
+        first.set_image_size(7)
+        state = through_json(first.state_dict())
+        expected = [planned(first.plan, 0, step, 7) for step in range(1, len(first))]
+        assert read(iteration) == expected
+    with loader(1) as fresh:
+        fresh.load_state_dict(state)
+        assert read(fresh) == expected
+        assert {batch.side for batch in read(fresh)} == {7}
+        fresh.set_image_size(None)
+        assert read(fresh) == planned_epoch(fresh, 2)
+
+
+def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() -> None:
+    large = loader(max_image_size=40)
+    large.set_image_size(40)
+    small = loader()
+    with pytest.raises(UsageError, match=r"image size 40 is above 12.*max_image_size=40"):
+        small.load_state_dict(large.state_dict())
+    assert read(small) == planned_epoch(small, 0)
+
+
+def test_a_state_goes_on_from_four_ranks_to_two_at_the_same_global_batch() -> None:
+    def ranks(world: int, batch: int) -> list[DataLoader]:
+        return [
+            DataLoader(Rows(40), batch, image_size=4, num_workers=0, rank=k, world_size=world)
+            for k in range(world)
+        ]
+
+    def step_of(iterations: list[Iterator[Any]]) -> list[int]:
+        return sorted(label for each in iterations for label in next(each)[1].tolist())
+
+    alone = DataLoader(Rows(40), 16, image_size=4, num_workers=0)
+    expected = [sorted(labels.tolist()) for _, labels in alone]
+    four, two = ranks(4, 4), ranks(2, 8)
+    iterations: list[Iterator[Any]] = [iter(each) for each in four]
+    assert step_of(iterations) == expected[0]
+    assert len({json.dumps(each.state_dict()) for each in four}) == 1
+    for each in two:
+        each.load_state_dict(four[3].state_dict())
+    iterations = [iter(each) for each in two]
+    assert [step_of(iterations), step_of(iterations)] == expected[1:]
+    assert [next(each, None) for each in iterations] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 6}, "seed was 6, is 5"),
+        ({"shuffle": False}, "shuffle was False, is True"),
+        ({"drop_last": True}, "drop_last was True, is False"),
+        ({"schedule": "8x1@5,12x1@7"}, "schedule was"),
+        ({"schedule": None, "image_size": 8}, "schedule was"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_and_nothing_changes(
+    change: dict[str, Any], said: str
+) -> None:
+    made = loader()
+    next(iter(made))
+    before = made.state_dict()
+    with pytest.raises(StateError, match=said):
+        made.load_state_dict(loader(**change).state_dict())
+    assert made.state_dict() == before
+    other = DataLoader(Rows(22), 4, schedule=SCHEDULE, seed=5, num_workers=0)
+    with pytest.raises(StateError, match="dataset was 'rows-22', is 'rows-23'; length was 22"):
+        made.load_state_dict(other.state_dict())
+
+
+class Used(RuleBasedStateMachine):
+    """A loader with workers, used in any order, against what the plan says must come."""
+
+    made: DataLoader
+
+    @initialize()
+    def start(self) -> None:
+        self.made.load_state_dict({**self.made.state_dict(), "epoch": 0, "step": 0})
+        self.made.set_image_size(None)
+        self.epoch, self.step, self.begun = 0, 0, False
+        self.size: int | None = None
+        self.iteration: Iterator[Any] | None = None
+        self.over: list[Iterator[Any]] = []
+        self.state = self.made.state_dict()
+        self.saved: tuple[int, int, int | None] = (0, 0, None)
+        self.kept: list[tuple[Any, Seen]] = []
+
+    def end_iteration(self) -> None:
+        if self.iteration is not None:
+            self.over.append(self.iteration)
+        self.iteration = None
+
+    @rule()
+    def begin(self) -> None:
+        self.end_iteration()
+        if self.begun:
+            self.epoch, self.step = self.epoch + 1, 0
+        self.begun = False
+        self.iteration = iter(self.made)
+
+    @precondition(lambda self: self.iteration is not None)
+    @rule(count=st.integers(1, 4), keep=st.booleans())
+    def read_on(self, count: int, keep: bool) -> None:
+        assert self.iteration is not None
+        for _ in range(count):
+            if self.step == self.made.steps_in(self.epoch):
+                assert next(self.iteration, None) is None
+                self.epoch, self.step, self.begun, self.iteration = self.epoch + 1, 0, False, None
+                return
+            batch = next(self.iteration)
+            expected = planned(self.made.plan, self.epoch, self.step, self.size)
+            assert seen(batch) == expected
+            self.step, self.begun = self.step + 1, True
+            if keep:
+                self.kept.append((batch, expected))
+
+    @rule()
+    def look_at_what_was_kept(self) -> None:
+        assert all(seen(batch) == expected for batch, expected in self.kept)
+        self.kept.clear()
+
+    @precondition(lambda self: self.over)
+    @rule()
+    def go_on_with_an_iteration_that_is_over(self) -> None:
+        with pytest.raises(UsageError, match="one at a time"):
+            next(self.over.pop())
+
+    @rule(epoch=st.integers(0, 5))
+    def set_epoch(self, epoch: int) -> None:
+        if self.begun or epoch != self.epoch:
+            self.end_iteration()
+            self.epoch, self.step, self.begun = epoch, 0, False
+        self.made.set_epoch(epoch)
+
+    @rule(size=st.none() | st.integers(1, 16))
+    def set_image_size(self, size: int | None) -> None:
+        self.made.set_image_size(size)
+        self.size = size
+
+    @rule(workers=st.integers(1, 3))
+    def set_workers(self, workers: int) -> None:
+        self.made.num_workers = workers
+
+    @rule()
+    def save(self) -> None:
+        self.state = through_json(self.made.state_dict())
+        self.saved = self.epoch, self.step, self.size
+
+    @rule()
+    def restore(self) -> None:
+        self.made.load_state_dict(self.state)
+        self.epoch, self.step, self.size = self.saved
+        self.begun = False
+
+
+def test_a_loader_used_in_any_order_follows_its_plan() -> None:
+    with DataLoader(
+        Rows(23), 4, schedule=SCHEDULE, num_workers=2, prefetch=4, max_image_size=16
+    ) as made:
+        run_state_machine_as_test(
+            type("UsesOne", (Used,), {"made": made}),
+            settings=settings(max_examples=40, stateful_step_count=30, deadline=None),
+        )
+        assert not made.worker_deaths

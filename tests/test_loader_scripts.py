@@ -1,0 +1,145 @@
+"""Loaders in a user's own script, and what they leave alone in the process that runs it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from loader_reading import read
+
+TESTS = Path(__file__).parent
+
+GUARDED = """
+import feedline
+from sources import Rows
+
+class Mine(Rows):
+    def load(self, item, row):
+        super().load(item, row)
+        row[1][...] = -item.sample
+
+if __name__ == "__main__":
+    for method in ("forkserver", "spawn"):
+        with feedline.DataLoader(
+            Mine(10), 4, image_size=4, num_workers=2, start_method=method
+        ) as loader:
+            labels = [label for _, labels in loader for label in labels.tolist()]
+        assert sorted(labels) == list(range(-9, 1)), labels
+    print("fine")
+"""
+
+UNGUARDED = """
+import feedline
+from sources import Rows
+
+with feedline.DataLoader(Rows(10), 4, image_size=4, num_workers=2) as loader:
+    labels = [label for _, labels in loader for label in labels.tolist()]
+assert sorted(labels) == list(range(10)), labels
+print("fine")
+"""
+
+UNGUARDED_MAIN = """
+import feedline
+from sources import Rows
+
+class Mine(Rows):
+    pass
+
+with feedline.DataLoader(Mine(10), 4, image_size=4, num_workers=2) as loader:
+    list(loader)
+print("fine")
+"""
+
+IMPORTS = """
+import random, numpy, torch
+
+def states():
+    numpys = numpy.random.get_state()
+    torchs = torch.get_rng_state().tolist(), torch.initial_seed()
+    return random.getstate(), (numpys[0], numpys[1].tolist(), *numpys[2:]), torchs
+
+random.seed(1); numpy.random.seed(2); torch.manual_seed(3)
+before = states()
+import feedline
+for name in feedline.__all__:
+    getattr(feedline, name)
+assert states() == before
+print("fine")
+"""
+
+
+def run(folder: Path, text: str) -> tuple[str, str]:
+    """Run a script that may import the tests' modules; its output and its errors."""
+    script = folder / "script.py"
+    script.write_text(text)
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("text", [GUARDED, UNGUARDED, IMPORTS], ids=["guard", "plain", "imports"])
+def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
+    assert run(tmp_path, text) == ("fine", "")
+
+
+def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_path: Path) -> None:
+    output, errors = run(tmp_path, UNGUARDED_MAIN)
+    assert "fine" not in output
+    assert 'if __name__ == "__main__"' in errors
+    assert "Traceback" in errors
+
+
+def global_states() -> list[Any]:
+    numpys = np.random.get_state()
+    return [
+        random.getstate(),
+        (numpys[0], numpys[1].tolist(), *numpys[2:]),  # type: ignore[union-attr]
+        torch.get_rng_state().tolist(),
+        torch.initial_seed(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_loader_leaves_the_global_random_states_alone(
+    workers: int, device: str | None, jpeg_folder: Path
+) -> None:
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    before = global_states()
+    with DataLoader(
+        ImageFolder(jpeg_folder), 5, schedule="16x1,12x1", num_workers=workers, device=device
+    ) as loader:
+        for _ in range(2):
+            assert len(list(loader)) == 3
+        loader.load_state_dict(loader.state_dict())
+        assert global_states() == before
+
+
+def test_batches_do_not_depend_on_the_global_random_states(jpeg_folder: Path) -> None:
+    def pixels(seed: int) -> list[Any]:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        return read(DataLoader(ImageFolder(jpeg_folder), 5, image_size=16, num_workers=0, seed=4))
+
+    assert pixels(1) == pixels(2)

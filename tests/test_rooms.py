@@ -1,0 +1,98 @@
+"""The rooms of the house: imports go down the floors only, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import feedline
+
+PACKAGE = Path(feedline.__file__).parent
+# From the top floor down: a room may import those after it, and itself.
+ROOMS = (
+    "cli",
+    "train",
+    "tune",
+    "diagnose",
+    "loader",
+    "device",
+    "engine",
+    "cache",
+    "images",
+    "plan",
+    "trace",
+    "system",
+    "errors",
+)
+
+
+def modules() -> dict[str, Path]:
+    """Every module's name and file, except feedline itself."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("feedline", *path.relative_to(PACKAGE).with_suffix("").parts)
+        name = ".".join(part for part in parts if part != "__init__")
+        if name not in ("feedline", "feedline.__main__"):
+            found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str) -> Iterator[tuple[int, str]]:
+    """The feedline modules that a module imports, wherever in it, with their lines."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("feedline."):
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}, line {node.lineno}: a relative import"
+            if node.module and node.module.split(".")[0] == "feedline":
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    yield node.lineno, inner if inner in MODULES else node.module
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room_of(name) for name in MODULES} <= set(ROOMS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down_only(name: str) -> None:
+    floor = ROOMS.index(room_of(name))
+    up = [
+        f"line {line}: {imported}"
+        for line, imported in imports_of(name)
+        if imported != "feedline" and ROOMS.index(room_of(imported)) < floor
+    ]
+    assert not up
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: {imported for _, imported in imports_of(name)} for name in MODULES}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_the_engine_knows_no_images_and_no_torch() -> None:
+    for name in MODULES:
+        if room_of(name) in ("engine", "plan", "trace", "system", "errors"):
+            text = MODULES[name].read_text()
+            tree = ast.walk(ast.parse(text))
+            tops = {
+                alias.name.split(".")[0]
+                for node in tree
+                if isinstance(node, ast.Import)
+                for alias in node.names
+            }
+            assert not tops & {"torch", "torchvision", "PIL", "cv2", "simplejpeg"}, name
+            assert not any(room_of(i) == "images" for _, i in imports_of(name) if "." in i), name

@@ -1,0 +1,307 @@
+"""What this process may use, read from trees and environments made up for each test."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from feedline import system
+from feedline.system import (
+    available_memory_bytes,
+    local_processes,
+    rank_and_world,
+    usable_cores,
+)
+
+GIB = 1 << 30
+Machine = Callable[..., None]
+V2 = "/sys/fs/cgroup"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Make a machine of so many cores, so much free memory, and these files, and no other."""
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+
+    def read(path: Path) -> str | None:
+        inside = tmp_path / path.relative_to("/")
+        return inside.read_text().strip() if inside.is_file() else None
+
+    monkeypatch.setattr(system, "_read", read)
+
+    def make(
+        files: dict[str, str] | None = None, cores: int = 16, free_bytes: int = 64 * GIB
+    ) -> None:
+        for path, text in (files or {}).items():
+            inside = tmp_path / path.lstrip("/")
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.write_text(text + "\n")
+        memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=free_bytes))
+        monkeypatch.setattr(system, "psutil", memory)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+
+    return make
+
+
+def v1(controllers: str, where: str = "/") -> str:
+    return f"12:pids:/\n4:{controllers}:{where}\n1:name=systemd:/user.slice\n0::/user.slice"
+
+
+# Cores
+
+
+def test_without_limits_all_cores_of_the_affinity_may_be_used(machine: Machine) -> None:
+    machine(cores=6)
+    assert usable_cores() == 6
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000", 16),
+        ("200000 100000", 2),
+        ("350000 100000", 3),
+        ("50000 100000", 1),
+        ("100000 50000", 2),
+        ("9900000 100000", 16),
+        ("max", 16),
+        ("", 16),
+    ],
+)
+def test_a_quota_of_cgroup_v2_counts_in_whole_cores(
+    machine: Machine, quota: str, cores: int
+) -> None:
+    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": quota})
+    assert usable_cores() == cores
+
+
+def test_the_strictest_quota_of_all_enclosing_groups_wins(machine: Machine) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": "0::/system.slice/job.scope",
+            f"{V2}/system.slice/job.scope/cpu.max": "800000 100000",
+            f"{V2}/system.slice/cpu.max": "300000 100000",
+            f"{V2}/other.slice/cpu.max": "100000 100000",
+        }
+    )
+    assert usable_cores() == 3
+
+
+def test_in_a_container_the_mounts_root_counts_where_the_hosts_path_leads_nowhere(
+    machine: Machine,
+) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": "0::/kubepods/pod1/container2",
+            f"{V2}/cpu.max": "400000 100000",
+        }
+    )
+    assert usable_cores() == 4
+
+
+def test_a_path_that_climbs_out_of_the_mount_is_no_trouble(machine: Machine) -> None:
+    machine({"/proc/self/cgroup": "0::/../../other", f"{V2}/cpu.max": "500000 100000"})
+    assert usable_cores() == 5
+
+
+@pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct", "cpuacct,cpu"])
+@pytest.mark.parametrize("where", ["/", "/docker/abc"])
+def test_a_quota_of_cgroup_v1_counts(machine: Machine, controllers: str, where: str) -> None:
+    folder = f"{V2}/{controllers}{where}".rstrip("/")
+    machine(
+        {
+            "/proc/self/cgroup": v1(controllers, where),
+            f"{folder}/cpu.cfs_quota_us": "250000",
+            f"{folder}/cpu.cfs_period_us": "100000",
+        }
+    )
+    assert usable_cores() == 2
+
+
+def test_no_quota_of_cgroup_v1_is_minus_one(machine: Machine) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": v1("cpu"),
+            f"{V2}/cpu/cpu.cfs_quota_us": "-1",
+            f"{V2}/cpu/cpu.cfs_period_us": "100000",
+        }
+    )
+    assert usable_cores() == 16
+    assert system._cpu_quota() == math.inf
+
+
+def test_the_affinity_wins_where_it_is_stricter_than_the_quota(machine: Machine) -> None:
+    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "800000 100000"}, cores=3)
+    assert usable_cores() == 3
+
+
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"])
+def test_the_processes_of_a_machine_share_its_cores(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    machine(cores=16)
+    monkeypatch.setenv(name, "3")
+    assert usable_cores() == 5
+    monkeypatch.setenv(name, "64")
+    assert usable_cores() == 1
+
+
+@pytest.mark.parametrize(("allotted", "cores"), [("4", 4), ("99", 16), ("0", 16), ("many", 16)])
+def test_what_slurm_allots_to_a_task_is_a_processs_own(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, allotted: str, cores: int
+) -> None:
+    machine(cores=16)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", allotted)
+    assert usable_cores() == cores
+
+
+def test_a_quota_holds_under_slurm_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "200000 100000"})
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert usable_cores() == 2
+
+
+def test_a_slurm_task_of_one_process_each_is_not_divided_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(cores=16)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    assert usable_cores() == 4
+
+
+def test_a_slurm_task_that_runs_torchrun_is_divided_among_its_processes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(cores=16)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usable_cores() == 4
+
+
+# Memory
+
+
+def test_without_limits_memory_is_what_the_machine_has_free(machine: Machine) -> None:
+    machine(free_bytes=5 * GIB)
+    assert available_memory_bytes() == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "max", "memory.current": "7"}, 64 * GIB),
+        ({"memory.max": str(8 * GIB), "memory.current": str(3 * GIB)}, 5 * GIB),
+        ({"memory.max": str(8 * GIB), "memory.current": str(9 * GIB)}, 0),
+        ({"memory.max": str(8 * GIB)}, 64 * GIB),
+        (
+            {
+                "memory.max": str(8 * GIB),
+                "memory.current": str(7 * GIB),
+                "memory.stat": f"anon 5\ninactive_file {4 * GIB}\nactive_file 9",
+            },
+            5 * GIB,
+        ),
+    ],
+)
+def test_a_memory_limit_of_cgroup_v2_leaves_what_is_not_used_or_only_cache(
+    machine: Machine, files: dict[str, str], left: int
+) -> None:
+    tree = {f"{V2}/job/{name}": text for name, text in files.items()}
+    machine({"/proc/self/cgroup": "0::/job/step", **tree})
+    assert available_memory_bytes() == left
+
+
+@pytest.mark.parametrize(("limit", "left"), [(6 * GIB, 5 * GIB), (0x7FFFFFFFFFFFF000, 64 * GIB)])
+def test_a_memory_limit_of_cgroup_v1_leaves_what_is_not_used(
+    machine: Machine, limit: int, left: int
+) -> None:
+    folder = f"{V2}/memory/docker/abc"
+    machine(
+        {
+            "/proc/self/cgroup": v1("memory", "/docker/abc"),
+            f"{folder}/memory.limit_in_bytes": str(limit),
+            f"{folder}/memory.usage_in_bytes": str(2 * GIB),
+            f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
+        }
+    )
+    # The group's own share of the cache comes first in the file; the total is with its children.
+    assert available_memory_bytes() == left
+
+
+def test_the_machines_own_free_memory_wins_where_it_is_less(machine: Machine) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": "0::/",
+            f"{V2}/memory.max": str(8 * GIB),
+            f"{V2}/memory.current": str(GIB),
+        },
+        free_bytes=2 * GIB,
+    )
+    assert available_memory_bytes() == 2 * GIB
+
+
+# Other processes
+
+
+@pytest.mark.parametrize(
+    ("environ", "processes"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 2),
+        ({"LOCAL_WORLD_SIZE": ""}, 1),
+        ({"LOCAL_WORLD_SIZE": "0", "SLURM_NTASKS_PER_NODE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "-2"}, 1),
+        ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 1),
+        ({"LOCAL_WORLD_SIZE": "\u00b2"}, 1),
+    ],
+)
+def test_the_number_of_local_processes_is_what_the_launcher_says(
+    environ: dict[str, str], processes: int
+) -> None:
+    assert local_processes(environ) == processes
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"RANK": "3"}, (0, 1)),
+        ({"WORLD_SIZE": "8"}, (0, 1)),
+        ({"RANK": "", "WORLD_SIZE": "8"}, (0, 1)),
+        ({"RANK": "-1", "WORLD_SIZE": "8"}, (0, 1)),
+        ({"RANK": "\u00b2", "WORLD_SIZE": "8"}, (0, 1)),
+        # SLURM's own names do not say that these processes train together.
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (0, 1)),
+    ],
+)
+def test_rank_and_world_are_what_torchrun_says(
+    environ: dict[str, str], found: tuple[int, int]
+) -> None:
+    assert rank_and_world(environ) == found
+
+
+def test_torch_distributed_is_asked_first_where_it_is_initialised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 5,
+        get_world_size=lambda: 6,
+    )
+    monkeypatch.setitem(system.sys.modules, "torch.distributed", ready)
+    assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (5, 6)
+    ready.is_initialized = lambda: False
+    assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
