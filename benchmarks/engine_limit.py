@@ -2,7 +2,8 @@
 
 Method: in one run, in turn, `--rounds` times: some epochs of the loader, the same epochs by as
 many bare processes as it has workers (`limit.py`). The first round warms up and is left out.
-The loader's rate is taken from one batch handed out to the last, in mid-stream. The ratio is
+The loader's rate is taken in mid-stream: an epoch before it, not counted, uses up what was made
+ahead while the bare processes ran. The ratio is
 loader / bare of the same round; printed are its median and range. Work: the originals, and
 JPEG copies (quality 90) with a shorter side of 256 and 128 px, made in a temporary folder.
 
@@ -44,15 +45,14 @@ def copies(data: ImageFolder, shorter: int, folder: Path) -> Path:
 
 
 def loader_rate(loader: DataLoader, epochs: int) -> float:
-    """Images per second, from the first batch handed out to the last of `epochs`."""
+    """Images per second over `epochs`, after one epoch that uses up what was made ahead."""
+    for _ in loader:
+        pass
     images = 0
-    start = 0.0
+    start = time.perf_counter()
     for _ in range(epochs):
         for _, labels in loader:
-            if not start:
-                start = time.perf_counter()
-            else:
-                images += len(labels)
+            images += len(labels)
     return images / (time.perf_counter() - start)
 
 
@@ -68,7 +68,7 @@ def compare(name: str, root: Path, size: int, options: argparse.Namespace, limit
         data, options.batch_size, image_size=size, num_workers=options.workers
     ) as loader:
         for turn in range(options.rounds + 1):
-            first = loader.epoch
+            first = loader.epoch + 1
             fast = loader_rate(loader, options.epochs)
             # The bare processes must not share the cores with what is made ahead.
             time.sleep(0.5)

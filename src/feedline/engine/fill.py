@@ -17,7 +17,7 @@ from feedline.engine.layout import arrays
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
 from feedline.plan.row import Item
-from feedline.plan.seeds import mix
+from feedline.plan.seeds import extend, mix
 
 __all__ = ["fill"]
 
@@ -42,10 +42,11 @@ def fill(
     failures: list[Failure] = []
     slot = block[piece.offset : piece.offset + piece.slot_bytes]
     views = arrays(slot, source.fields(piece.image_size), piece.batch_rows)
+    seed = mix(piece.seed)
     for k, sample in enumerate(piece.samples.tolist()):
         line[ROW] = k
         row = piece.start + k
-        item = Item(sample, piece.image_size, mix(piece.seed, sample), piece.strength)
+        item = Item(sample, piece.image_size, extend(seed, sample), piece.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:

@@ -10,7 +10,7 @@ algorithms, their distributions and their roundings.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from feedline.errors import UsageError
@@ -102,6 +102,7 @@ class TrainCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         scale = _pair("scale", self.scale)
@@ -117,6 +118,7 @@ class TrainCrop:
         # Lists would make the transform unhashable.
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "ratio", ratio)
+        object.__setattr__(self, "_log_ratio", (math.log(ratio[0]), math.log(ratio[1])))
 
     def place(self, height: int, width: int, item: Item) -> Box:
         """Draw the part of an image of (height, width) pixels for this item."""
@@ -131,26 +133,26 @@ class TrainCrop:
             stream: where the random numbers come from; how many are taken varies.
             strength: 0 (hardly any cropping) to 1 (as `scale` says).
         """
-        # The mirror is drawn first: it then does not depend on how many tries the crop takes.
-        flip = stream.uniform() < self.flip
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        low, high = self._log_ratio
         area = height * width
         for _ in range(_TRIES):
-            target = area * stream.uniform(smallest, largest)
-            ratio = math.exp(stream.uniform(low, high))
+            share, shape = stream.pair()
+            target = area * (smallest + (largest - smallest) * share)
+            ratio = math.exp(low + (high - low) * shape)
             w = round(math.sqrt(target * ratio))
             h = round(math.sqrt(target / ratio))
             if 0 < w <= width and 0 < h <= height:
-                top = stream.below(height - h + 1)
-                return Box(top, stream.below(width - w + 1), h, w, flip)
+                down, across, mirror = stream.triple()
+                top, left = int(down * (height - h + 1)), int(across * (width - w + 1))
+                return Box(top, left, h, w, mirror < self.flip)
         h, w = height, width
         if width < height * self.ratio[0]:
             h = max(1, min(height, round(width / self.ratio[0])))
         elif width > height * self.ratio[1]:
             w = max(1, min(width, round(height * self.ratio[1])))
-        return Box((height - h) // 2, (width - w) // 2, h, w, flip)
+        return Box((height - h) // 2, (width - w) // 2, h, w, stream.uniform() < self.flip)
 
 
 @dataclass(frozen=True)

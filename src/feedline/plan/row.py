@@ -7,6 +7,7 @@ and a source knows no slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Field", "Item"]
 
@@ -26,8 +27,7 @@ class Field:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One row to be made.
 
     Args:

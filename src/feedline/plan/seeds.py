@@ -7,7 +7,7 @@ promises no stability for its Generator. The global random states are never touc
 
 from __future__ import annotations
 
-__all__ = ["Stream", "mix"]
+__all__ = ["Stream", "extend", "mix"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -19,11 +19,16 @@ def _scramble(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def extend(mixed: int, part: int) -> int:
+    """One more part: extend(mix(*parts), part) == mix(*parts, part)."""
+    return _scramble((mixed + _GAMMA + (part & _MASK)) & _MASK)
+
+
 def mix(*parts: int) -> int:
     """Fold integers into one well-mixed unsigned 64-bit seed; the order of the parts counts."""
     z = 0
     for part in parts:
-        z = _scramble((z + _GAMMA + (part & _MASK)) & _MASK)
+        z = extend(z, part)
     return z
 
 
@@ -43,6 +48,20 @@ class Stream:
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         """A float in [low, high), from 53 random bits."""
         return low + (high - low) * ((self.bits() >> 11) * 2.0**-53)
+
+    def pair(self) -> tuple[float, float]:
+        """Two floats in [0, 1), of 32 random bits each, for the price of one."""
+        bits = self.bits()
+        return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
+
+    def triple(self) -> tuple[float, float, float]:
+        """Three floats in [0, 1), of 24, 24 and 16 random bits, for the price of one."""
+        bits = self.bits()
+        return (
+            (bits >> 40) * 2.0**-24,
+            (bits >> 16 & 0xFFFFFF) * 2.0**-24,
+            (bits & 0xFFFF) * 2.0**-16,
+        )
 
     def below(self, bound: int) -> int:
         """An integer in 0 .. bound - 1; its bias is below bound / 2**64."""
