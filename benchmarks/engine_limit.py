@@ -4,7 +4,8 @@ Method: in one run, in turn, `--rounds` times: some epochs of the loader, the sa
 many bare processes as it has workers (`limit.py`). The first round warms up and is left out.
 The loader's rate is taken in mid-stream: an epoch before it, not counted, uses up what was made
 ahead while the bare processes ran. The ratio is
-loader / bare of the same round; printed are its median and range. Work: the originals, and
+loader / bare of the same round; printed are its median and range. A second ratio is to bare
+processes that also parse the header and draw the crop. Work: the originals, and
 JPEG copies (quality 90) with a shorter side of 256 and 128 px, made in a temporary folder.
 
 Caveats: files come from the page cache. Where the loader, the bare processes and this script
@@ -27,6 +28,8 @@ from PIL import Image
 from feedline import DataLoader, ImageFolder, TrainCrop
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
+
+CROP = TrainCrop(scale=(0.25, 1.0))
 
 
 def copies(data: ImageFolder, shorter: int, folder: Path) -> Path:
@@ -56,14 +59,16 @@ def loader_rate(loader: DataLoader, epochs: int) -> float:
     return images / (time.perf_counter() - start)
 
 
-def compare(name: str, root: Path, size: int, options: argparse.Namespace, limit: Limit) -> None:
-    data = ImageFolder(root, TrainCrop(scale=(0.25, 1.0)))
+def compare(
+    name: str, root: Path, size: int, options: argparse.Namespace, limits: list[Limit]
+) -> None:
+    data = ImageFolder(root, CROP)
     plan = Plan(
         length=len(data),
         schedule=Schedule((Phase(size=size, epochs=1),)),
         batch_size=options.batch_size,
     )
-    ratios, rates = [], []
+    rates: list[list[float]] = []
     with DataLoader(
         data, options.batch_size, image_size=size, num_workers=options.workers
     ) as loader:
@@ -74,16 +79,19 @@ def compare(name: str, root: Path, size: int, options: argparse.Namespace, limit
             time.sleep(0.5)
             epochs = range(first, first + options.epochs)
             work = [one for epoch in epochs for one in draw(data, plan, size, epoch)]
-            bare = limit.rate(work, size)
             if turn:
-                ratios.append(fast / bare)
-                rates.append((fast, bare))
-    fast, bare = (median(rate[k] for rate in rates) for k in (0, 1))
+                rates.append([fast, *[limit.rate(work, size) for limit in limits]])
+    fast, bare, drawing = (median(rate[k] for rate in rates) for k in range(3))
     print(
         f"{name:>16} @{size}: loader {fast:7.0f} img/s, bare {bare:7.0f} img/s, ratio "
-        f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+        f"{spread([rate[0] / rate[1] for rate in rates])}; drawing too {drawing:7.0f} img/s, ratio "
+        f"{spread([rate[0] / rate[2] for rate in rates])}",
         flush=True,
     )
+
+
+def spread(ratios: list[float]) -> str:
+    return f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def main() -> None:
@@ -95,7 +103,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="of each turn")
     parser.add_argument("--only", default="", help="part of a name, to run less")
     options = parser.parse_args()
-    limit = Limit(options.workers, options.batch_size)
+    limits = [Limit(options.workers, options.batch_size, crop) for crop in (None, CROP)]
     try:
         with tempfile.TemporaryDirectory() as folder:
             originals = ImageFolder(options.folder)
@@ -109,9 +117,10 @@ def main() -> None:
                     root = options.folder
                     if shorter:
                         root = copies(originals, shorter, Path(folder))
-                    compare(name, root, size, options, limit)
+                    compare(name, root, size, options, limits)
     finally:
-        limit.close()
+        for limit in limits:
+            limit.close()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 Each process goes through its share of the same samples in the same order, with the same crops
 (drawn beforehand), the same library calls and a batch of memory of its own that it writes over
-and over. No header is parsed, nothing is drawn, checked, reported or handed on. Only JPEGs of
+and over. No header is parsed, nothing is drawn, checked, reported or handed on. With `draw` the
+processes parse the header and draw the crop themselves, by feedline's own code: then they do all
+that decides about pixels, and what is left is the price of handing batches over. Only JPEGs of
 one or three colours take part.
 """
 
@@ -19,7 +21,7 @@ import numpy as np
 import simplejpeg
 import torch
 
-from feedline.images.crops import Box
+from feedline.images.crops import Box, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.plan.batches import Plan
 from feedline.plan.row import Item
@@ -31,11 +33,16 @@ _resize = torch.ops.aten._upsample_bilinear2d_aa.out
 Work = list[tuple[bytes, Box]]
 
 
-def one_image(path: bytes, box: Box, buffer: Any, row: Any, size: int) -> None:
+def one_image(
+    path: bytes, box: Box, buffer: Any, row: Any, size: int, transform: TrainCrop | None = None
+) -> None:
     """Read, decode, crop and resize one image with the calls that feedline makes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     data = os.read(descriptor, os.fstat(descriptor).st_size)
     os.close(descriptor)
+    if transform is not None:
+        high, wide, _, _ = simplejpeg.decode_jpeg_header(data)
+        box = transform.place(high, wide, Item(0, size, mix(0, box.top, box.left, high), 1.0))
     image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
     top, left, height, width, flip = box
     crop = image[top : top + height, left : left + width]
@@ -44,8 +51,8 @@ def one_image(path: bytes, box: Box, buffer: Any, row: Any, size: int) -> None:
     elif height <= size and width <= size:
         cv2.resize(crop, (size, size), dst=row, interpolation=cv2.INTER_LINEAR)
     else:
-        source = torch.from_numpy(crop).permute(2, 0, 1).unsqueeze(0)
-        target = torch.from_numpy(row).permute(2, 0, 1).unsqueeze(0)
+        source = torch.from_numpy(crop[None]).permute(0, 3, 1, 2)
+        target = torch.from_numpy(row[None]).permute(0, 3, 1, 2)
         _resize(source, [size, size], False, None, None, out=target)
     if flip:
         cv2.flip(row, 1, dst=row)
@@ -68,7 +75,7 @@ def draw(data: ImageFolder, plan: Plan, size: int, epoch: int) -> list[tuple[byt
     return work
 
 
-def _run(pipe: Any, batch_size: int) -> None:
+def _run(pipe: Any, batch_size: int, crop: TrainCrop | None) -> None:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     buffer = np.empty(64 << 20, np.uint8)
@@ -78,7 +85,7 @@ def _run(pipe: Any, batch_size: int) -> None:
         pipe.send("ready")
         pipe.recv()
         for k, (path, box) in enumerate(work):
-            one_image(path, box, buffer, rows[k % batch_size], size)
+            one_image(path, box, buffer, rows[k % batch_size], size, crop)
         pipe.send("done")
 
 
@@ -88,15 +95,16 @@ class Limit:
     Args:
         processes: how many.
         batch_size: rows of the memory that each writes.
+        crop: draws crops in the processes; None takes those drawn beforehand.
     """
 
-    def __init__(self, processes: int, batch_size: int) -> None:
+    def __init__(self, processes: int, batch_size: int, crop: TrainCrop | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes = []
         self._processes = []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_run, args=(theirs, batch_size), daemon=True)
+            process = context.Process(target=_run, args=(theirs, batch_size, crop), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -55,7 +55,7 @@ class Flight:
     fields: tuple[Field, ...]
     unmade: int = 0
     failures: list[Failure] = field(default_factory=list)
-    deaths: Counter[int] = field(default_factory=Counter)
+    deaths: dict[int, int] = field(default_factory=dict)
     cancelled: bool = False
 
 
@@ -242,7 +242,7 @@ class Feed:
             if not flight.cancelled:
                 if id == death.piece:
                     row = start + death.row
-                    flight.deaths[row] += 1
+                    flight.deaths[row] = flight.deaths.get(row, 0) + 1
                     self._add(flight, start, row - start)
                     if flight.deaths[row] < _DEATHS_PER_ROW:
                         self._add(flight, row, 1)

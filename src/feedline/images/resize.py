@@ -81,12 +81,12 @@ def _resize(source: Pixels, target: Pixels) -> None:
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
     _antialiased(
-        torch.from_numpy(source).permute(2, 0, 1).unsqueeze(0),
+        torch.from_numpy(source[None]).permute(0, 3, 1, 2),
         [to_height, to_width],
         False,
         None,
         None,
-        out=torch.from_numpy(target).permute(2, 0, 1).unsqueeze(0),
+        out=torch.from_numpy(target[None]).permute(0, 3, 1, 2),
     )
 
 

@@ -50,7 +50,8 @@ class Journey:
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out."""
         self._begun = True
-        self.position = replace(self.position, epoch=batch.epoch, step=batch.step + 1)
+        size = self.position.image_size
+        self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
