@@ -4,7 +4,9 @@ Method: makes `--classes` folders of `--files` empty files each under a temporar
 as ImageNet names them, and scans it `--rounds` times. Prints seconds of each scan, the memory
 of the arrays, how far the peak memory of the process rose (tracemalloc, in one more scan, which
 it slows), the size of the pickle with its arrays out of band and in band, and the seconds of a
-fingerprint. The folder is removed at the end.
+fingerprint. At last a loader is built over the whole folder, its images left blank: seconds to
+the first batch, once with the fork server to start and once without, and the memory (PSS) of a
+worker. The folder is removed at the end.
 
 Caveats: the directory entries are in the kernel's cache, having just been made; a first scan of
 a cold disk or a network file system waits for them. The files are empty, which plays no part:
@@ -22,7 +24,37 @@ import tempfile
 import time
 import tracemalloc
 
+import psutil
+
+from feedline.images.folder import ImageFolder
 from feedline.images.index import scan_folder
+from feedline.loader import DataLoader
+
+
+class Blank(ImageFolder):
+    """The samples of a folder without opening a file."""
+
+    def load(self, item, row):
+        row[1][()] = self._index.labels[item.sample]
+
+
+def start_workers(root, workers):
+    start = time.perf_counter()
+    data = Blank(root)
+    print(f"ImageFolder: {time.perf_counter() - start:.2f} s")
+    loaders = []
+    for what in ("with the fork server to start", "with the fork server up"):
+        start = time.perf_counter()
+        loader = DataLoader(data, 64, image_size=64, num_workers=workers)
+        next(iter(loader))
+        print(f"{workers} workers, {what}: first batch after {time.perf_counter() - start:.2f} s")
+        loaders.append(loader)
+    for _, _ in zip(range(2000), loader, strict=False):
+        pass
+    pss = [psutil.Process(pid).memory_full_info().pss / 1e6 for pid in loader.worker_pids]
+    print(f"PSS of a worker after 2000 batches: at most {max(pss):.1f} MB")
+    for loader in loaders:
+        loader.close()
 
 
 def make(root, classes, files):
@@ -45,6 +77,7 @@ def main():
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--files", type=int, default=1300, help="files of each class")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions")
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--under", default=None, help="where to make the temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.under) as root:
@@ -69,6 +102,7 @@ def main():
         scan_folder(root)
         print(f"peak of Python's memory while scanning: {tracemalloc.get_traced_memory()[1]} bytes")
         tracemalloc.stop()
+        start_workers(root, options.workers)
 
 
 if __name__ == "__main__":

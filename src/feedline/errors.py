@@ -12,7 +12,7 @@ FeedlineError
 └── WorkerError (RuntimeError)     the machinery broke: a worker or the fork server failed
 
 A message says what was asked, what was found, the likely cause and the next step.
-`UsageError` and below end a command with exit status 2.
+`UsageError` and below and `ResourceError` end a command with exit status 2, the others with 1.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from command_line import Command
 
-SMALL = ("--classes", 2, "--images-per-class", 2, "--val-per-class", 1)
+SMALL = ("--classes", 2, "--train-per-class", 2, "--val-per-class", 1)
 
 
 def test_a_set_is_written_once_and_then_found(feedline: Command, tmp_path: Path) -> None:

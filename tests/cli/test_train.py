@@ -104,7 +104,7 @@ def test_a_broken_image_is_named_or_skipped_as_asked(
 
     ended = feedline("train", untidy, *QUICK, "--out", tmp_path / "b", "--on-error", "skip")
     assert ended.status == 0, ended.err
-    assert "skipped 1 unreadable images" in ended.out
+    assert "unreadable images skipped: 1" in ended.out
     assert "dark/3.jpg" in ended.out
 
 

@@ -86,8 +86,29 @@ class Stillborn(Steady):
         raise RuntimeError("no licence for this dataset")
 
 
+class Sleeper(Steady):
+    """Never finishes opening in a worker."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        time.sleep(3600)
+
+
 class Unborn(Steady):
     """Ends every worker that opens it."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
         os._exit(7)
+
+
+class Speechless(Steady):
+    """One sample fails with an exception that cannot say what it is."""
+
+    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+        if item.sample == 5:
+            raise _Speechless
+        super().load(item, row)
+
+
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faulty import Steady
-from processes import start_script
+from processes import eventually, start_script
 
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
@@ -71,10 +71,28 @@ def test_no_dev_shm_is_used_at_all() -> None:
     with DataLoader(Steady(64), 32, num_workers=2, image_size=200) as loader:
         next(iter(loader))
         pids = [os.getpid(), *loader.worker_pids]
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-        assert all("memfd:feedline" in text for text in maps)
-        assert not any("/dev/shm" in text for text in maps)
+
+        def maps() -> list[str]:
+            return [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+
+        assert eventually(lambda: all("memfd:feedline" in text for text in maps()))
+        assert not any("/dev/shm" in text for text in maps())
         assert before - os.statvfs("/dev/shm").f_bfree < loader.memory_bytes // 4096
+
+
+def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:feedline")
+
+    before = mapped()
+    loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32)
+    images, labels = next(iter(loader))
+    wanted = images.clone()
+    loader.close()
+    assert mapped() == before + 1  # the block, for the batch that is kept
+    assert images.equal(wanted)
+    del images, labels
+    assert mapped() == before
 
 
 def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:

@@ -10,9 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from faulty import Deadly, Steady, Stillborn, Unborn
+from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 from processes import descendants, eventually, gone
 
+from feedline.engine import server, socket_crew
 from feedline.errors import SampleError, WorkerError
 from feedline.loader import DataLoader
 
@@ -189,6 +190,52 @@ def test_a_loader_that_is_garbage_leaves_no_process() -> None:
     assert eventually(lambda: gone(mine))
 
 
+def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
+    with DataLoader(Steady(400), 16, num_workers=2, image_size=8) as loader:
+        batches = iter(loader)
+        images, labels = next(batches)
+        begin, go = os.pipe()
+        said, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            before = images.clone()
+            os.read(begin, 1)
+            os.write(say, b"same" if images.equal(before) else b"other")
+            os._exit(0)
+        del images, labels
+        for _ in batches:
+            pass
+        os.write(go, b"!")
+        assert os.read(said, 10) == b"same"
+        os.waitpid(child, 0)
+
+
+def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8)
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8)
+    next(iter(loader))
+    next(iter(keeper))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    server = next(child for child in mine if child.children())
+    server.suspend()
+    loader.close()
+    assert gone([child for child in mine if child.pid in (server.pid, *loader.worker_pids)])
+    assert len(list(keeper)) == 13  # with another server
+    keeper.close()
+
+
+def test_workers_that_all_stand_still_are_an_error_and_not_an_endless_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedline.engine.feed._OPEN_S", 1.0)
+    with (
+        DataLoader(Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0) as loader,
+        pytest.raises(WorkerError, match="no worker has begun or finished a row"),
+    ):
+        next(iter(loader))
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_moment_lose_and_repeat_no_batch() -> None:
@@ -228,3 +275,113 @@ def test_interrupts_at_any_moment_lose_and_repeat_no_batch() -> None:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(workers: int) -> None:
+    loader = DataLoader(
+        Speechless(64), 16, num_workers=workers, image_size=8, shuffle=False, on_error="skip"
+    )
+    with loader:
+        assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
+        assert loader.skipped[0][0] == "sample-5"
+        assert "_Speechless" in loader.skipped[0][1]
+        assert loader.worker_deaths == []
+
+
+def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile() -> None:
+    with (
+        DataLoader(Steady(), 16, num_workers=1, image_size=8) as first,
+        DataLoader(Steady(), 16, num_workers=1, image_size=8) as second,
+    ):
+        next(iter(first))
+        next(iter(second))
+        child = os.fork()  # holds copies of the sockets of both
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            first.close()
+            old = second.worker_pids
+            second._delivery._disturbed = True  # what an interrupt in mid-work leaves
+            assert sum(len(labels) for _, labels in second) == 200
+            assert second.worker_pids != old
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    garbage: list[object] = [DataLoader(Steady(), 16, num_workers=1, image_size=8)]
+    garbage.append(garbage)
+    kept = server.ForkServer.alive
+
+    def alive(self: server.ForkServer) -> bool:
+        gc.collect()  # the collector may run at any moment, here with the server's lock held
+        return kept(self)
+
+    monkeypatch.setattr(server.ForkServer, "alive", alive)
+    finalizer = garbage[0]._finalizer  # type: ignore[attr-defined]
+    del garbage
+    with DataLoader(Steady(), 16, num_workers=1, image_size=8) as loader:
+        assert not finalizer.alive
+        assert sum(len(labels) for _, labels in loader) == 200
+
+
+def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        with DataLoader(Steady(row_s=0.005), 16, num_workers=1, image_size=8) as loader:
+            batches = iter(loader)
+            next(batches)
+            os.kill(loader.worker_pids[0], signal.SIGKILL)
+            assert sum(1 for _ in batches) == 12
+            assert len(loader.worker_deaths) == 1
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+def test_fewer_workers_are_soon_fewer_however_much_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_crew, "_SEND_BUFFER_BYTES", 4 << 10)
+    with DataLoader(Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        next(batches)  # by now a piece is one row, and not all of them fit the queue
+        loader.num_workers = 1
+        for _ in range(2):
+            next(batches)
+        assert len(loader.worker_pids) == 1
+
+
+def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_crew, "MAX_SEATS", 3)
+    with DataLoader(Steady(row_s=0.005), 16, num_workers=3, image_size=8) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.num_workers = 1
+        loader.num_workers = 3
+        assert sum(1 for _ in batches) == 12
+        assert eventually(lambda: loader._feed.ready() and len(loader.worker_pids) == 3)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    gc.collect()
+    processes, descriptors = len(descendants(os.getpid())), len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(server.ForkServer, "adopt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            DataLoader(Steady(), 16, num_workers=1, image_size=8)
+    gc.collect()
+    assert len(descendants(os.getpid())) == processes
+    assert len(os.listdir("/proc/self/fd")) == descriptors

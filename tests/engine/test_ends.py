@@ -104,3 +104,31 @@ def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> 
     assert script.returncode == 0
     assert errors == ""
     assert gone(processes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("json.py", "raise OSError('not the one')"), ("cv2.py", "raise OSError('no libGL')")],
+)
+def test_modules_in_the_way_do_not_keep_workers_from_starting(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    # The first is found in the working directory only, the second on the path itself.
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    path = f"sys.path.insert(0, {str(folder)!r})" if name == "cv2.py" else "pass"
+    body = f"""
+import sys
+{path}
+from pathlib import Path
+sys.path.append(Path("/nowhere"))
+from faulty import Steady
+from feedline.loader import DataLoader
+
+with DataLoader(Steady(64), 16, num_workers=1, image_size=8) as loader:
+    print(sum(len(labels) for _, labels in loader))
+"""
+    script = start_script(body, tmp_path, cwd=folder)
+    out, err = script.communicate(timeout=60)
+    assert (out.strip(), script.returncode) == ("64", 0), err

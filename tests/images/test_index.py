@@ -109,6 +109,12 @@ def test_links_are_followed_and_broken_ones_counted_as_torchvision_does(tmp_path
     assert listed(root) == torchvision_lists(root)
 
 
+def test_a_link_to_itself_is_no_class(tmp_path):
+    root = make(tmp_path, "a/1.jpg", "b/2.jpg")
+    os.symlink("itself", os.path.join(root, "itself"))
+    assert scan_folder(root).classes == ["a", "b"]
+
+
 def test_links_in_circles_end(tmp_path):
     root = make(tmp_path, "a/1.jpg", "a/deep/2.jpg", "b/3.jpg")
     os.symlink(root, os.path.join(root, "a", "deep", "root"))
@@ -142,14 +148,14 @@ def test_images_directly_in_the_root_are_told_to_need_class_folders(tmp_path):
 
 def test_classes_without_images_are_named(tmp_path):
     root = make(tmp_path, "full/1.jpg", *(f"none{i}/readme.txt" for i in range(7)))
-    with pytest.raises(DatasetError, match=r"7 of the 8.*'none4' and 2 more.*'readme\.txt'"):
+    with pytest.raises(DatasetError, match=r"7 of 8: .*'none4' and 2 more.*'readme\.txt'"):
         scan_folder(root)
 
 
 def test_an_empty_class_folder_is_named(tmp_path):
     root = make(tmp_path, "full/1.jpg")
     os.mkdir(os.path.join(root, "bare"))
-    with pytest.raises(DatasetError, match=r"hold no images: 'bare'.*remove it"):
+    with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'bare'.*remove it"):
         scan_folder(root)
 
 

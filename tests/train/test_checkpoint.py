@@ -10,7 +10,7 @@ import torch
 
 from feedline.errors import StateError
 from feedline.train import checkpoint
-from feedline.train.checkpoint import load_checkpoint, save_checkpoint
+from feedline.train.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint
 
 
 def test_what_is_saved_is_loaded_and_a_folder_means_its_last_checkpoint(tmp_path: Path) -> None:
@@ -71,3 +71,9 @@ def test_a_file_of_torchs_that_is_no_checkpoint_of_ours_is_refused(tmp_path: Pat
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no checkpoint there"):
         load_checkpoint(tmp_path)
+
+
+def test_weights_are_no_checkpoint_and_the_message_names_the_file_to_take(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "best.pt", {"weights": torch.arange(3)}, kind=WEIGHTS)
+    with pytest.raises(StateError, match=r"found feedline model weights.*name the last\.pt"):
+        load_checkpoint(tmp_path / "best.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.train.checkpoint import load_checkpoint
+from feedline.train.folder import occupied
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
@@ -137,6 +139,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
+from feedline.train.folder import occupied
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
@@ -198,6 +201,39 @@ def test_a_checkpoint_of_another_recipe_or_dataset_is_refused_by_name(
         (other / "train" / name).symlink_to(tiny_set / "train" / f"class{label}")
     with pytest.raises(StateError, match=r"another dataset.*'class0'.*'ant'"):
         run(other, uninterrupted, Recorder(), resume="auto")
+    renamed = tmp_path / "renamed"
+    shutil.copytree(tiny_set, renamed)
+    first = min((renamed / "train" / "class0").iterdir())
+    first.rename(first.with_name("another-name.jpg"))
+    with pytest.raises(StateError, match=r"another dataset \(files were"):
+        run(renamed, uninterrupted, Recorder(), resume="auto")
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="num_workers"):
+        run(tiny_set, None, Recorder(), workers=5000)  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_two_runs_cannot_write_to_one_folder(tiny_set: Path, tmp_path: Path) -> None:
+    with (
+        occupied(tmp_path),
+        pytest.raises(UsageError, match=r"another run is writing to .*--out"),
+    ):
+        run(tiny_set, tmp_path, Recorder())
+    run(tiny_set, tmp_path, Recorder())
+
+
+def test_a_share_of_several_processes_is_refused(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="rank 1 of 2"):
+        run(tiny_set, tmp_path / "out", Recorder())
 
 
 def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterrupted: Path) -> None:

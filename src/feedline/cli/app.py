@@ -1,9 +1,9 @@
 """The `feedline` command.
 
-Guarantees: exit status 0 fine, 1 a finding or a failed check, 2 wrong use, 3 inconclusive, 130 or
-143 after Ctrl-C or SIGTERM. What feedline raises on purpose ends a command with one message on
-stderr; the traceback is shown with `--debug` or FEEDLINE_DEBUG=1. `finally` blocks run on SIGTERM
-too, so no command leaves half a file.
+Guarantees: exit status 0 fine, 1 failed on the way, 2 wrong use (also where the machine lacks what
+was asked for), 130 or 143 after Ctrl-C or SIGTERM. What feedline raises on purpose ends a command
+with one message on stderr; the traceback is shown with `--debug` or FEEDLINE_DEBUG=1. `finally`
+blocks run on SIGTERM too, so no command leaves half a file.
 Relies on: each command importing torch, timm and the rest of feedline only when it runs, so that
 `feedline --help` takes a fraction of a second.
 """

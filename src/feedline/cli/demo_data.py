@@ -20,7 +20,7 @@ __all__ = ["demo_data"]
 def demo_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; new, or empty.")],
     classes: Annotated[int, typer.Option(help="How many classes, 2 to 12.")] = 6,
-    images_per_class: Annotated[int, typer.Option(help="Pictures a class in train/.")] = 64,
+    train_per_class: Annotated[int, typer.Option(help="Pictures a class in train/.")] = 64,
     val_per_class: Annotated[int, typer.Option(help="Pictures a class in val/.")] = 16,
     seed: Annotated[int, typer.Option(help="Another seed, other pictures.")] = 0,
     json: JsonFile = None,
@@ -30,12 +30,12 @@ def demo_data(
     The JPEGs are 500x375 pixels and about 110 KB, as ImageNet's are on average, so that reading
     and decoding them costs what real ones cost. A small network learns the classes in minutes.
 
-    Example: feedline demo-data demo-data --classes 6 --images-per-class 64
+    Example: feedline demo-data demo-data --classes 6 --train-per-class 64
     """
     from feedline.train.demo_set import DemoSet, write_demo_set  # loads numpy
 
     demo = DemoSet(
-        classes=classes, train_per_class=images_per_class, val_per_class=val_per_class, seed=seed
+        classes=classes, train_per_class=train_per_class, val_per_class=val_per_class, seed=seed
     )
     started = time.monotonic()
     with counting("demo images", total=demo.total) as advance_to:

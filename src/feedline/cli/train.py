@@ -155,8 +155,8 @@ def train(
         result = run_training(recipe, place, progress)
     write_json(json, result.as_dict())
     if result.skipped:
-        path, reason = result.skipped[0]
-        typer.echo(f"skipped {len(result.skipped)} unreadable images, e.g. {path}: {reason}")
+        _, reason = result.skipped[0]  # names the file
+        typer.echo(f"unreadable images skipped: {len(result.skipped)}; the first: {reason}")
     if result.stopped_by is not None:
         typer.echo(
             f"stopped; everything is in {result.out}/. Go on with the same command and "

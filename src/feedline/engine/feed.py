@@ -22,6 +22,7 @@ from feedline.engine.crew import Crew, Death
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.ring import Ring
 from feedline.engine.source import Source
+from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
@@ -29,6 +30,7 @@ from feedline.plan.row import Field
 __all__ = ["Feed", "Flight"]
 
 _TICK_S = 1.0
+_OPEN_S = 60.0  # to import the libraries and open the source, beyond the timeout of a row
 _DEATHS_PER_ROW = 2
 _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
 _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
@@ -86,6 +88,7 @@ class Feed:
         self._pending: list[tuple[int, int, int]] = []  # a heap: flight number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._waited_s = 0.0
+        self._idle_s = 0.0
         self._stuck: dict[int, tuple[tuple[int, int], float]] = {}
         self.deaths: list[str] = []
 
@@ -114,14 +117,17 @@ class Feed:
         self._pieces.clear()
         self._pending.clear()
         self._stuck.clear()
+        self._idle_s = 0.0
         self.ring.reclaim()
         self._batches = batches
         self._pump()
 
     def resize(self, workers: int) -> None:
         """Grow or shrink the crew."""
+        self._recall()  # those that are to leave would else hear of it after all that is queued
         self._crew.resize(workers)
         self._workers = workers
+        self._pump()
 
     def ready(self) -> bool:
         """Whether `take` would not block."""
@@ -154,6 +160,7 @@ class Feed:
         """End the workers and free the memory that no batch uses."""
         self._batches = iter(())
         self._flights.clear()
+        self.ring.close()
         self._crew.close()
 
     def _pump(self) -> None:
@@ -228,6 +235,7 @@ class Feed:
             self._waited_s = 0.0
 
     def _tally(self, report: Report) -> None:
+        self._idle_s = 0.0
         count = self._pieces[report.id][2]
         row_ns = (report.ended_ns - report.started_ns) / count
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
@@ -259,12 +267,26 @@ class Feed:
             self._pump()
 
     def _watch(self, elapsed_s: float) -> None:
-        """Kill the workers that have been on one row for too long."""
+        """Kill the workers that have been on one row for too long; give up if all stand still.
+
+        Raises:
+            WorkerError: no worker has begun or finished a row for very long.
+        """
         was, self._stuck = self._stuck, {}
-        for seat, row in self._crew.busy().items():
+        busy = self._crew.busy()
+        moved = any(seat not in was or was[seat][0] != row for seat, row in busy.items())
+        self._idle_s = 0.0 if moved else self._idle_s + elapsed_s
+        if self._idle_s >= self._timeout_s + _OPEN_S:
+            idle_s, self._idle_s = self._idle_s, 0.0
+            raise WorkerError(
+                f"no worker has begun or finished a row for {idle_s:.0f} s. Does the dataset take "
+                "so long to open (then pass a larger timeout), or was a worker or the fork server "
+                f"stopped? Workers: {self._crew.pids}"
+            )
+        for seat, row in busy.items():
             before, waited_s = was.get(seat, (row, 0.0))
             waited_s = waited_s + elapsed_s if before == row else 0.0
             if waited_s >= self._timeout_s:
                 self._crew.kill(seat, f"killed after {waited_s:.0f} s without progress (timeout)")
-            else:
-                self._stuck[seat] = row, waited_s
+                waited_s = 0.0  # its death will be told
+            self._stuck[seat] = row, waited_s

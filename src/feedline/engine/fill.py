@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.board import ROW
 from feedline.engine.layout import arrays
-from feedline.engine.messages import Failure, Piece, Report
+from feedline.engine.messages import Failure, Piece, Report, said
 from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
@@ -51,6 +51,6 @@ def fill(
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(
-                Failure(row, type(error).__name__, str(error), traceback.format_exc(limit=-20))
+                Failure(row, type(error).__name__, said(error), traceback.format_exc(limit=-20))
             )
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

@@ -65,11 +65,13 @@ def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> Non
     Args:
         main_fd: the main connection, a SEQPACKET socket.
         trainer: process id of the trainer, this process's parent.
-        preload: modules to import first; one that is missing is left out.
+        preload: modules to import first; one that is missing or broken is left out.
         tied: whether the trainer's main thread started this process, so that the kernel may
             kill it with that thread: then a trainer killed during the imports leaves nothing.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The trainer's thread may have blocked signals; without SIGCHLD no death would be seen.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if tied:
         end_with_parent(trainer)
     try:
@@ -81,7 +83,7 @@ def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> Non
 def _serve(main_fd: int, trainer: int, preload: Sequence[str]) -> None:
     for name in preload:
         # A worker that needs it will say so; without it the start is only slower.
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector must not touch pages that workers share

@@ -14,12 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_MESSAGE_BYTES", "Failure", "Piece", "Report"]
+__all__ = ["MAX_MESSAGE_BYTES", "Failure", "Piece", "Report", "said"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
 _PIECE = struct.Struct("<qqqiiiQd")
 _REPORT = struct.Struct("<iqqq")
 _TEXT_CHARS = 2000
+
+
+def said(error: BaseException) -> str:
+    """An exception's message, also where its own class fails to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message could not be made)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -111,7 +119,7 @@ class Report:
     def start_failure(cls, seat: int, error: BaseException) -> Report:
         """What a worker says that could not open its source: piece 0 stands for no piece."""
         trace = "".join(traceback.format_exception(error)[-20:])
-        return cls(seat, 0, 0, 0, (Failure(-1, type(error).__name__, str(error), trace),))
+        return cls(seat, 0, 0, 0, (Failure(-1, type(error).__name__, said(error), trace),))
 
     def pack(self) -> bytes:
         """As one message, shortened where many long failures would not fit."""

@@ -2,11 +2,13 @@
 
 Guarantees: a slot is free, being filled, or with somebody who reads it, and never two of these.
 A slot that was lent comes back by itself when the last array on it is garbage, in whichever
-thread that happens; so a batch handed out is safe to keep.
+thread that happens; so a batch handed out is safe to keep. A process forked from the trainer
+may hold batches too, unseen: slots that were on loan at a fork are never used again.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 
@@ -18,6 +20,8 @@ from feedline.engine.layout import arrays
 from feedline.plan.row import Field
 
 __all__ = ["Ring"]
+
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 class Ring:
@@ -36,6 +40,8 @@ class Ring:
         # Appending and popping are atomic: slots may come back from any thread.
         self._free: deque[int] = deque(range(slots))
         self._loans: dict[int, weakref.ref[NDArray[np.uint8]]] = {}
+        self._shared: frozenset[int] = frozenset()  # on loan, perhaps for good
+        _rings.add(self)
 
     def acquire(self) -> int | None:
         """A free slot, or None."""
@@ -73,12 +79,30 @@ class Ring:
         loan = np.frombuffer(self._bytes(slot).data, dtype=np.uint8)
 
         def returned(_: object) -> None:
-            if self._loans.pop(slot, None) is not None:
+            if slot not in self._shared and self._loans.pop(slot, None) is not None:
                 self._free.append(slot)
 
         self._loans[slot] = weakref.ref(loan, returned)
         return arrays(loan, fields, rows)
 
+    def forked(self) -> None:
+        """A child of this process now holds whatever is on loan, for as long as it likes."""
+        self._shared = frozenset(self._loans)
+
     def reclaim(self) -> None:
         """Make every slot free that is not on loan: for when nobody fills or reads one."""
         self._free = deque(slot for slot in range(self.slots) if slot not in self._loans)
+
+    def close(self) -> None:
+        """Let go of the memory: what is on loan keeps its own hold of it."""
+        self._free.clear()
+        self._block = np.empty(0, np.uint8)
+
+
+def _tell_rings() -> None:
+    for ring in list(_rings):
+        ring.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_tell_rings)

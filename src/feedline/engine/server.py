@@ -6,6 +6,7 @@ uses, and never stops, its parent's server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,8 +21,9 @@ __all__ = ["ForkServer", "hold", "let_go"]
 
 _STOP_DEADLINE_S = 0.3
 _BOOT = (
-    "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
-    "from feedline.engine.forkserver import serve; serve(**a['serve'])"
+    # The working directory is first on this path: nothing is imported before it is off.
+    "import sys; sys.path[:] = sys.argv[2:]; import json; "
+    "from feedline.engine.forkserver import serve; serve(**json.loads(sys.argv[1]))"
 )
 
 
@@ -36,17 +38,16 @@ class ForkServer:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             start = {
-                "path": [entry or os.getcwd() for entry in sys.path],
-                "serve": {
-                    "main_fd": theirs.fileno(),
-                    "trainer": os.getpid(),
-                    "preload": list(preload),
-                    # The kernel's death signal is for the death of the starting thread.
-                    "tied": threading.current_thread() is threading.main_thread(),
-                },
+                "main_fd": theirs.fileno(),
+                "trainer": os.getpid(),
+                "preload": list(preload),
+                # The kernel's death signal is for the death of the starting thread.
+                "tied": threading.current_thread() is threading.main_thread(),
             }
+            # Python passes over entries of other types, a Path say, and so must we.
+            path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(start)],
+                [sys.executable, "-c", _BOOT, json.dumps(start), *path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **SINGLE_THREADED},
@@ -61,6 +62,10 @@ class ForkServer:
         """Whether it still runs."""
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """Kill it and, through the kernel, its workers. Whoever else uses it starts another."""
+        self._process.kill()
+
     def adopt(self, fds: Sequence[int]) -> None:
         """Hand over a crew: control, tasks, results, block and shipment descriptors.
 
@@ -71,6 +76,9 @@ class ForkServer:
 
     def stop(self) -> None:
         """End it, and with it any worker left."""
+        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         try:
             self._process.wait(_STOP_DEADLINE_S)
@@ -80,7 +88,8 @@ class ForkServer:
             self._process.wait()
 
 
-_lock = threading.Lock()
+# Reentrant: a loader that is garbage may let go while this thread is inside.
+_lock = threading.RLock()
 _server: ForkServer | None = None
 _owner = 0
 _holders: set[int] = set()
@@ -113,5 +122,5 @@ def let_go(holder: object) -> None:
             return
         _holders.discard(id(holder))
         if not _holders and _server is not None:
-            _server.stop()
-            _server = None
+            server, _server = _server, None
+            server.stop()

@@ -112,8 +112,9 @@ def _culprit(value: object, depth: int = 0) -> str:
             parts = {f"[{k}]": part for k, part in enumerate(value)}
     for key, part in parts.items():
         if not _pickles(part):
-            inner = _culprit(part, depth + 1)
-            return f"{name}{key}{inner[inner.find('.') :]}" if _nests(part) else f"{name}{key}"
+            # Within a part of its own, only what follows its name: Folder.transform.function
+            inner = _culprit(part, depth + 1) if _nests(part) else ""
+            return name + key + inner[len(type(part).__name__) :]
     return name
 
 

@@ -51,10 +51,6 @@ class SocketCrew:
     def __init__(self, source: Source, slots_bytes: int, preload: Sequence[str]) -> None:
         parts = shipment.pack(source)
         self._preload = tuple(preload)
-        self._memory = Memfd.create(BOARD_BYTES + slots_bytes)
-        self._shipment = Memfd.create(shipment.size_bytes(parts))
-        shipment.lay(parts, self._shipment.array)
-        self._board = board_of(self._memory.array)
         self._next_leave = -1  # pieces that ask a worker to leave have negative ids
         self._held: dict[int, Piece] = {}  # submitted and not yet back
         self._leaving: set[int] = set()
@@ -63,7 +59,16 @@ class SocketCrew:
         self._killed: dict[int, str] = {}
         self._news: list[Report | Death] = []
         self._fruitless = FruitlessDeaths()
-        self._connect()
+        with contextlib.ExitStack() as undo:  # where the rest fails or is interrupted
+            self._memory = Memfd.create(BOARD_BYTES + slots_bytes)
+            undo.callback(self._memory.close)
+            self._shipment = Memfd.create(shipment.size_bytes(parts))
+            undo.callback(self._shipment.close)
+            shipment.lay(parts, self._shipment.array)
+            self._board = board_of(self._memory.array)
+            undo.callback(server.let_go, self)
+            self._connect()
+            undo.pop_all()
 
     def _connect(self) -> None:
         """New sockets and a fork server at their other end."""
@@ -105,7 +110,9 @@ class SocketCrew:
     def _fork_missing(self) -> None:
         free = (seat for seat in range(MAX_SEATS) if seat not in self._seats)
         while len(self._seats) - len(self._leaving) < self._target:
-            seat = next(free)
+            seat = next(free, None)
+            if seat is None:
+                return  # those that leave still sit there: each that goes brings us here again
             self._board[seat] = 0
             self._seats[seat] = 0
             self._order(do="fork", seat=seat)
@@ -266,31 +273,38 @@ class SocketCrew:
 
         May be called again where it was interrupted.
         """
-        self._control.close()  # upon which the fork server kills the workers
-        if self._results.fileno() >= 0:
-            self._await_silence()
+        self._hang_up()
+        if self._results.fileno() >= 0 and not self._silence():
+            self._server.kill()  # it was stopped, or is stuck, and did not see us go
+            if not self._silence():
+                raise WorkerError(
+                    f"workers {self.pids} did not end within {_END_DEADLINE_S:.0f} s of being "
+                    "killed; they may hang in the kernel (a dead network disk?)"
+                )
         for connection in (self._tasks, self._tasks_end, self._results):
             connection.close()
 
-    def _await_silence(self) -> None:
+    def _hang_up(self) -> None:
+        """End the control connection, upon which the fork server kills the workers."""
+        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+    def _silence(self) -> bool:
         """Wait for the end of the results: it comes when nobody is left who could write them."""
         deadline = time.monotonic() + _END_DEADLINE_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            self._results.settimeout(left_s)
-            try:
+        with contextlib.suppress(TimeoutError):
+            while (left_s := deadline - time.monotonic()) > 0:
+                self._results.settimeout(left_s)
                 if not self._results.recv(MAX_MESSAGE_BYTES):
-                    return
-            except TimeoutError:
-                break
-        raise WorkerError(
-            f"workers {self.pids} did not end within {_END_DEADLINE_S:.0f} s of being killed; "
-            "they may hang in the kernel (a dead network disk?)"
-        )
+                    return True
+        return False
 
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
         try:
-            self._control.close()
+            self._hang_up()
             server.let_go(self)  # if it is still starting, it need not finish that
             self._disconnect()
         finally:

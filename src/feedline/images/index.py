@@ -124,7 +124,7 @@ def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
     classes = []
     image = ""
     for entry in _entries(root):
-        if entry.is_dir():
+        if _is_folder(entry):
             classes.append(entry.name)
         elif not image and entry.name.lower().endswith(endings):
             image = entry.name
@@ -219,7 +219,7 @@ def _without_images(
     if len(empty) > _NAMED_IN_ERRORS:
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
     message = (
-        f"{len(empty)} of the {len(classes)} class folders in {root!r} hold no images: {some}. "
+        f"class folders in {root!r} without images, {len(empty)} of {len(classes)}: {some}. "
         f"Looked for names that end in {', '.join(endings)}. "
     )
     for _, files in _walk(os.path.join(root, empty[0]), (root,)):

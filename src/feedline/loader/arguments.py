@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from feedline.engine.board import MAX_SEATS
 from feedline.engine.source import Source
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.schedule import MAX_SIZE_PX
@@ -53,6 +54,10 @@ def check_arguments(
         whole = isinstance(size, int) and not isinstance(size, bool)
         if size is not None and not (whole and 1 <= size <= MAX_SIZE_PX):
             raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
+    if image_size and max_image_size and image_size > max_image_size:
+        raise UsageError(
+            f"image_size {image_size} is above max_image_size {max_image_size}; leave one out"
+        )
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -86,7 +91,9 @@ def worker_count(workers: int | str) -> int:
         UsageError: neither of these.
     """
     if workers == "auto":
-        return usable_cores()
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise UsageError(f'num_workers must be "auto" or a whole number from 0, got {workers!r}')
-    return workers
+        return min(usable_cores(), MAX_SEATS)
+    if isinstance(workers, int) and not isinstance(workers, bool) and 0 <= workers <= MAX_SEATS:
+        return workers
+    raise UsageError(
+        f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}, got {workers!r}'
+    )

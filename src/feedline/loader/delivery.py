@@ -123,12 +123,13 @@ class Delivery:
         sample = int(batch.samples[first.row])
         name = self._source.name(sample)
         self.feed.ring.release(flight.slot)
-        told = first.message if name in first.message else f"{name}: {first.message}"
-        what = f"sample {sample} (epoch {batch.epoch}, step {batch.step}): {first.kind}: {told}"
+        what = first.message if name in first.message else f"{name}: {first.message}"
+        unreadable = first.kind == ImageError.__name__  # which says all there is to say
+        if not unreadable:
+            what = f"sample {sample}, {first.kind}: {what}"
+        what += f" (epoch {batch.epoch}, step {batch.step})"
         if self._on_error == "skip":
-            what = f"not one of a batch's {batch.rows} samples could be loaded; {what}"
+            what = f"not one of a batch's {batch.rows} samples could be loaded; the first: {what}"
         else:
-            what += '. Mend or remove it, or pass on_error="skip" to leave such samples out'
-        if first.kind == ImageError.__name__:
-            raise ImageError(what)
-        raise SampleError(f"{what}\n{first.trace}".rstrip())
+            what += '. Mend or remove it, or skip such samples: on_error="skip", --on-error skip'
+        raise ImageError(what) if unreadable else SampleError(f"{what}\n{first.trace}".rstrip())

@@ -276,7 +276,10 @@ class DataLoader:
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes make the batches. Can be set at any time."""
+        """How many worker processes make the batches.
+
+        Can be set at any time, but not between none and some.
+        """
         return self._workers
 
     @num_workers.setter

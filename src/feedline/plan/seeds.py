@@ -45,9 +45,9 @@ class Stream:
         self._state = (self._state + _GAMMA) & _MASK
         return _scramble(self._state)
 
-    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """A float in [low, high), from 53 random bits."""
-        return low + (high - low) * ((self.bits() >> 11) * 2.0**-53)
+    def uniform(self) -> float:
+        """A float in [0, 1), from 53 random bits."""
+        return (self.bits() >> 11) * 2.0**-53
 
     def pair(self) -> tuple[float, float]:
         """Two floats in [0, 1), of 32 random bits each, for the price of one."""
@@ -62,7 +62,3 @@ class Stream:
             (bits >> 16 & 0xFFFFFF) * 2.0**-24,
             (bits & 0xFFFF) * 2.0**-16,
         )
-
-    def below(self, bound: int) -> int:
-        """An integer in 0 .. bound - 1; its bias is below bound / 2**64."""
-        return (self.bits() * bound) >> 64

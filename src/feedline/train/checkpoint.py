@@ -17,24 +17,28 @@ import torch
 
 from feedline.errors import StateError
 
-__all__ = ["CHECKPOINT_NAME", "CHECKPOINT_VERSION", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT_NAME", "WEIGHTS", "load_checkpoint", "save_checkpoint"]
 
 CHECKPOINT_NAME = "last.pt"
-CHECKPOINT_VERSION = 1
-_KIND = "feedline training checkpoint"
+WEIGHTS = "feedline model weights"
+"""The kind of a file that a model can be used from, but no training can go on from."""
+
+_CHECKPOINT = "feedline training checkpoint"
+_VERSION = 1
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, replacing an earlier one of that name.
+def save_checkpoint(path: Path, content: dict[str, Any], *, kind: str = _CHECKPOINT) -> None:
+    """Write a checkpoint, or a file of another kind, replacing an earlier one of that name.
 
     Args:
         path: its final name; its folder exists.
         content: tensors, numbers, strings, and lists and dicts of them.
+        kind: what the file is; only a checkpoint is read back by `load_checkpoint`.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
-            torch.save({"kind": _KIND, "version": CHECKPOINT_VERSION, **content}, file)
+            torch.save({"kind": kind, "version": _VERSION, **content}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -68,16 +72,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # of a foreign file; the error says it better
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        first = str(error).strip().partition("\n")[0]
+        # The unpickler's KeyError is a byte's number, which tells a user nothing.
+        first = "" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
         raise StateError(
-            f"{path}: not a checkpoint that feedline can read, or a damaged one ({first})"
+            f"{path}: not a checkpoint that feedline can read, or a damaged one"
+            + (f" ({first})" if first else "")
         ) from error
     kind = content.get("kind") if isinstance(content, dict) else None
     version = content.get("version") if isinstance(content, dict) else None
-    if kind != _KIND or version != CHECKPOINT_VERSION:
+    if kind != _CHECKPOINT or version != _VERSION:
         raise StateError(
-            f"{path}: expected a feedline training checkpoint of version {CHECKPOINT_VERSION}, "
-            f"found {kind or 'something else'}{'' if version is None else f' of version {version}'}"
+            f"{path}: expected a {_CHECKPOINT} of version {_VERSION}, found "
+            f"{kind or 'something else'}{'' if version is None else f' of version {version}'}"
+            + (f"; name the {CHECKPOINT_NAME} beside it" if kind == WEIGHTS else "")
         )
     assert isinstance(content, dict)
     return content

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
 from feedline.train.checkpoint import CHECKPOINT_NAME
 
-__all__ = ["BEST_NAME", "find_checkpoint", "make_run_folder"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["BEST_NAME", "find_checkpoint", "make_run_folder", "occupied"]
 
 BEST_NAME = "best.pt"
 _RUNS = Path("runs")
@@ -100,3 +106,36 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
             "name another --out"
         )
     return out
+
+
+@contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, and remove it at the end if nothing was written to it.
+
+    Raises:
+        UsageError: another run is in it.
+    """
+    held = _lock(folder)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it holds something
+            folder.rmdir()
+        if held is not None:
+            os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; None where the platform has no such locks."""
+    if sys.platform == "win32":
+        return None
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        # The kernel returns the lock when the process ends, however it ends.
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise UsageError(
+            f"another run is writing to {folder}; wait for it, or name another --out"
+        ) from None
+    return held

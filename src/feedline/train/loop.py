@@ -113,9 +113,11 @@ def fit(
             size_px=size_px, lr=learner.lr, val=result, val_seconds=time.monotonic() - began
         )
         journal.close_epoch(record)
-        save()
+        # First the weights, then the checkpoint that counts their epoch: a crash in between leads
+        # back to the validation, and so to the same weights.
         if record.val_top1 is None or best is None or record.val_top1 > best:
             keep()
+        save()
         report.ended(record, epochs=schedule.epochs)
         if stopped() and len(journal.records) < schedule.epochs:
             return False

@@ -12,13 +12,24 @@ from typing import Any
 
 import torch
 
-from feedline.errors import StateError
+from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.train.checkpoint import CHECKPOINT_NAME, load_checkpoint, save_checkpoint
+from feedline.system import rank_and_world
+from feedline.train.checkpoint import (
+    CHECKPOINT_NAME,
+    WEIGHTS,
+    load_checkpoint,
+    save_checkpoint,
+)
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.folder import BEST_NAME, find_checkpoint, make_run_folder
+from feedline.train.folder import (
+    BEST_NAME,
+    find_checkpoint,
+    make_run_folder,
+    occupied,
+)
 from feedline.train.journal import Journal
 from feedline.train.learner import Learner, create_learner
 from feedline.train.loop import Report, fit
@@ -79,7 +90,10 @@ def _check_dataset(saved: dict[str, Any], dataset: dict[str, Any]) -> None:
     ]
     if differences:
         raise StateError(
-            "cannot resume: the checkpoint is of another dataset (" + "; ".join(differences) + ")"
+            "cannot resume: the checkpoint is of another dataset ("
+            + "; ".join(differences)
+            + "). Name the folder it was made with, with the same files in it, or start anew "
+            "without --resume"
         )
 
 
@@ -93,6 +107,13 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
         SampleError: an image cannot be decoded and the recipe says "raise".
         FeedlineError: the loss is not finite.
     """
+    rank, world_size = rank_and_world()
+    if world_size > 1:
+        raise UsageError(
+            f"training here uses one process, and this is rank {rank} of {world_size}: each would "
+            "train on its share of the images alone. Start it without torchrun, or unset RANK and "
+            "WORLD_SIZE"
+        )
     device = choose_device(place.device)
     precision = choose_precision(recipe.amp, device)
     splits = find_splits(place.root, val=place.val)
@@ -105,7 +126,11 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
     check_classes(splits.train, train_data.classes)
     val_data = None if splits.val is None else ImageFolder(splits.val, transform=EvalCrop())
     labels_as = None if val_data is None else label_map(train_data.classes, val_data.classes)
-    dataset: dict[str, Any] = {"classes": list(train_data.classes), "images": len(train_data)}
+    dataset: dict[str, Any] = {
+        "classes": list(train_data.classes),
+        "images": len(train_data),
+        "files": train_data.fingerprint(),
+    }
     if saved is not None:
         _check_dataset(saved["dataset"], dataset)
 
@@ -120,7 +145,11 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
     if splits.note:
         report.note(splits.note)
 
-    with StopRequest() as stop, _loader(train_data, recipe, place, device) as loader:
+    with (
+        occupied(out),
+        StopRequest() as stop,
+        _loader(train_data, recipe, place, device) as loader,
+    ):
         learner = create_learner(
             model, recipe, total_steps=loader.total_steps, device=device, precision=precision
         )
@@ -145,12 +174,13 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
                     "learner": learner.state_dict(),
                     "journal": journal.state_dict(),
                     "random": random_state(device),
-                    "best_top1": journal.best_top1,
                 },
             )
 
         def keep() -> None:
-            save_checkpoint(out / BEST_NAME, _weights(learner, recipe, dataset, journal))
+            save_checkpoint(
+                out / BEST_NAME, _weights(learner, recipe, dataset, journal), kind=WEIGHTS
+            )
 
         val_loader = None if val_data is None else _val_loader(val_data, recipe, place, device)
         try:

@@ -36,6 +36,12 @@ def _holds_folders(folder: Path) -> bool:
     return folder.is_dir() and any(child.is_dir() for child in folder.iterdir())
 
 
+def _instead(folder: Path) -> str:
+    """What a folder without class folders holds, for a message."""
+    name = min((child.name for child in folder.iterdir()), default="")
+    return f"only files such as {name!r}" if name else "it is empty"
+
+
 def find_splits(root: Path, *, val: Path | None = None) -> Splits:
     """Find the splits of a dataset.
 
@@ -54,7 +60,10 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
                 "`feedline demo-data demo-data` makes one to try"
             )
     if val is not None and not _holds_folders(val):
-        raise DatasetError(f"{val}: found no class folders (one folder a class) to validate on")
+        raise DatasetError(
+            f"{val}: found no class folders to validate on, {_instead(val)}; expected one folder a "
+            "class"
+        )
 
     # A class may be called "train" or "test", but its folder then holds images, not folders.
     beside = [root / name for name in VAL_NAMES if _holds_folders(root / name)]
@@ -74,8 +83,8 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
         )
     if not _holds_folders(root):
         raise DatasetError(
-            f"{root}: found no class folders; expected one folder a class, or train/ and val/ "
-            "with one folder a class in each"
+            f"{root}: found no class folders, {_instead(root)}; expected one folder a class, or "
+            "train/ and val/ with one folder a class in each"
         )
     note = "" if val else f"no validation: {root} is a folder of class folders; --val names one"
     return Splits(train=root, val=val, note=note)
