@@ -43,14 +43,14 @@ class Scratch(threading.local):
     """
 
     def __init__(self) -> None:
-        self._buffer = np.empty(1 << 22, np.uint8)
+        self._buffer = np.empty(1 << 20, np.uint8)
 
     def reserve(self, size_bytes: int) -> Pixels | None:
         """Give at least `size_bytes`, or None where so much is not kept."""
         if size_bytes > len(self._buffer):
             if size_bytes > _KEPT_BYTES:
                 return None
-            self._buffer = np.empty(min(size_bytes + (size_bytes >> 1), _KEPT_BYTES), np.uint8)
+            self._buffer = np.empty(size_bytes, np.uint8)
         return self._buffer
 
 
