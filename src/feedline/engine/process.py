@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-__all__ = ["SINGLE_THREADED", "end_with_parent", "in_worker", "limit_threads", "settle"]
+__all__ = ["WORKER_ENVIRONMENT", "end_with_parent", "in_worker", "limit_threads", "settle"]
 
 _THREAD_SETTINGS = (
     "OMP_NUM_THREADS",
@@ -21,8 +21,14 @@ _THREAD_SETTINGS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-SINGLE_THREADED = dict.fromkeys(_THREAD_SETTINGS, "1")
-"""Environment for a child: it must be set before its libraries are imported."""
+WORKER_ENVIRONMENT = {
+    **dict.fromkeys(_THREAD_SETTINGS, "1"),
+    # glibc raises both by itself to the largest block ever freed, and then keeps that much for
+    # good: with photographs a worker's own memory doubled over 50 epochs. Fixed, it stays flat.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2 << 20),
+}
+"""Environment for a child: it must be set before the child starts."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _in_worker = False

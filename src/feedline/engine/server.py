@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from feedline.engine.process import SINGLE_THREADED
+from feedline.engine.process import WORKER_ENVIRONMENT
 
 __all__ = ["ForkServer", "hold", "let_go"]
 
@@ -50,7 +50,7 @@ class ForkServer:
                 [sys.executable, "-c", _BOOT, json.dumps(start), *path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **SINGLE_THREADED},
+                env={**os.environ, **WORKER_ENVIRONMENT},
             )
 
     @property
