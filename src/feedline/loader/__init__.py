@@ -1,7 +1,7 @@
 """The loader: joins plan, engine and device.
 
-`face` is what a user holds, `arguments` checks what they asked for, `delivery` keeps feed, device
-and position in step, `explain` says it all in words.
+`face` is what a user holds, `arguments` checks what they asked for, `slots` sizes the memory,
+`delivery` keeps feed, device and position in step, `explain` says it all in words.
 """
 
 from feedline.loader.face import DataLoader

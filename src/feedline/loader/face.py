@@ -21,7 +21,6 @@ from feedline.device.host import HostCarrier
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.device.pinning import Pinned
 from feedline.engine.feed import Feed
-from feedline.engine.layout import batch_bytes
 from feedline.engine.ring import Ring
 from feedline.engine.roads import default_start_method, start_crew
 from feedline.engine.source import Source
@@ -29,6 +28,7 @@ from feedline.errors import ClosedError, UsageError
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
 from feedline.loader.delivery import Delivery
 from feedline.loader.explain import explain
+from feedline.loader.slots import slot_size
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
@@ -124,22 +124,7 @@ class DataLoader:
         self.prefetch = prefetch
         normalise = Normalise(mean=mean, std=std, dtype=dtype)
         self._workers = worker_count(num_workers)
-        phases = self.plan.schedule.phases
-        # set_image_size may come in any phase: the largest batch must fit at any size it allows.
-        rows = max(phase.batch_size or batch_size for phase in phases)
-        if max_image_size is None:
-            slot_bytes = max(
-                batch_bytes(dataset.fields(phase.size), phase.batch_size or batch_size)
-                for phase in phases
-            )
-            self.max_image_size = max(
-                phase.size
-                for phase in phases
-                if batch_bytes(dataset.fields(phase.size), rows) <= slot_bytes
-            )
-        else:
-            self.max_image_size = max(max_image_size, *(phase.size for phase in phases))
-            slot_bytes = batch_bytes(dataset.fields(self.max_image_size), rows)
+        slot_bytes, self.max_image_size = slot_size(dataset, self.plan, max_image_size)
         self.memory_bytes = (prefetch + 1) * slot_bytes
         crew = start_crew(
             dataset,
