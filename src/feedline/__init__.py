@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feedline.errors import FeedlineError
+    from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
     from feedline.loader import DataLoader
@@ -19,6 +20,7 @@ __all__ = [
     "DataLoader",
     "EvalCrop",
     "FeedlineError",
+    "ImageArray",
     "ImageFolder",
     "Phase",
     "Schedule",
@@ -32,6 +34,7 @@ _HOMES = {
     "DataLoader": "feedline.loader",
     "EvalCrop": "feedline.images.crops",
     "FeedlineError": "feedline.errors",
+    "ImageArray": "feedline.images.array",
     "ImageFolder": "feedline.images.folder",
     "Phase": "feedline.plan.schedule",
     "Schedule": "feedline.plan.schedule",

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from feedline.errors import ImageError
-from feedline.images.decode import Scratch, decode
+from feedline.images.decode import Scratch, Wanted, decode
 from feedline.images.headers import canvas, exif_orientation, jpeg_orientation, sniff
 
 
@@ -300,11 +300,11 @@ def test_the_orientation_is_found_in_either_byte_order():
 def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
     asked = []
 
-    def reduce(height, width):
+    def wanted(height, width):
         asked.append((width, height))
-        return by
+        return Wanted(by)
 
-    pixels = silently(encoded(picture(*size), "JPEG"), reduce=reduce)
+    pixels = silently(encoded(picture(*size), "JPEG"), wanted=wanted)
     assert asked == [size]
     assert pixels.shape == (-(-size[1] // by), -(-size[0] // by), 3)
 
@@ -312,7 +312,7 @@ def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
 def test_reduction_is_asked_about_the_upright_image():
     asked = []
     data = oriented("JPEG", 6)
-    pixels = silently(data, exif=True, reduce=lambda h, w: asked.append((h, w)) or 2)
+    pixels = silently(data, exif=True, wanted=lambda h, w: asked.append((h, w)) or Wanted(2))
     assert asked == [(61, 47)]
     assert pixels.shape == (31, 24, 3)
 

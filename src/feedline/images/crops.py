@@ -17,7 +17,15 @@ from feedline.errors import UsageError
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
 
-__all__ = ["Box", "EvalCrop", "Placement", "TrainCrop", "Transform", "Window"]
+__all__ = [
+    "Box",
+    "EvalCrop",
+    "Placement",
+    "TrainCrop",
+    "Transform",
+    "Window",
+    "checked_transform",
+]
 
 _TRIES = 10
 
@@ -37,6 +45,11 @@ class Box(NamedTuple):
         The most at which this part still has the `size` of the row in both directions.
         """
         return _shrink(min(self.height, self.width), size)
+
+    @property
+    def bottom(self) -> int | None:
+        """How many rows of the image, from the top, this part needs; None for all."""
+        return self.top + self.height
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
         """Find this part of an image `of` (height, width) on a copy of (height, width)."""
@@ -64,6 +77,11 @@ class Window(NamedTuple):
         The most at which the whole need not be enlarged.
         """
         return min(_shrink(height, self.height), _shrink(width, self.width))
+
+    @property
+    def bottom(self) -> int | None:
+        """How many rows of the image, from the top, this part needs; None for all."""
+        return None
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
         """Find this part on a copy of (height, width): it is resized to the same whole."""
@@ -191,6 +209,20 @@ class EvalCrop:
             round((resized_height - size) / 2.0),
             round((resized_width - size) / 2.0),
         )
+
+
+def checked_transform(transform: object) -> Transform:
+    """A user's transform, or `TrainCrop()` for None.
+
+    Raises:
+        UsageError: it is no transform.
+    """
+    if transform is None:
+        return TrainCrop()
+    if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
+        raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
+    chosen: Transform = transform  # type: ignore[assignment]
+    return chosen
 
 
 def _shrink(pixels: int, wanted: int) -> int:

@@ -4,7 +4,8 @@ Guarantees: JPEGs come out as libjpeg-turbo decodes them, which is what Pillow a
 torchvision's loader give, to the last bit; everything else comes from Pillow (`pillow.py`).
 Formats are told by their bytes, never by a file name. The pixel count in the header is checked
 before any decoding. A JPEG that ends early is an ImageError, also where an end marker was put
-behind the missing part (Pillow fills that with grey). Any bytes give an image or an ImageError.
+behind the missing part (Pillow fills that with grey) unless only rows above it are wanted. Any
+bytes give an image or an ImageError.
 
 Relies on: simplejpeg reporting in strict mode whatever libjpeg warns about. What it refuses or
 warns about otherwise, and JPEGs of four colours, goes to Pillow, which decides.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from simplejpeg import decode_jpeg, decode_jpeg_header
@@ -22,8 +23,9 @@ from simplejpeg import decode_jpeg, decode_jpeg_header
 from feedline.errors import ImageError
 from feedline.images.headers import jpeg_orientation, sniff
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
+from feedline.images.shorten import LEFT_OVER, shorten
 
-__all__ = ["DEFAULT_MAX_PIXELS", "Pixels", "Scratch", "decode"]
+__all__ = ["DEFAULT_MAX_PIXELS", "Pixels", "Scratch", "Wanted", "decode", "decode_upper"]
 
 Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
@@ -33,6 +35,19 @@ DEFAULT_MAX_PIXELS = 178_956_970
 _KEPT_BYTES = 64 << 20
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
+
+
+class Wanted(NamedTuple):
+    """What of a JPEG is to be decoded.
+
+    Args:
+        by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up.
+        rows: how many rows of what comes out are needed, from the top; None for all. More may
+            come.
+    """
+
+    by: int = 1
+    rows: int | None = None
 
 
 class Scratch(threading.local):
@@ -60,7 +75,7 @@ def decode(
     *,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     exif: bool = False,
-    reduce: Callable[[int, int], int] | None = None,
+    wanted: Callable[[int, int], Wanted] | None = None,
 ) -> Pixels:
     """Decode a file's bytes.
 
@@ -69,9 +84,8 @@ def decode(
         scratch: where JPEGs are decoded to; the result may lie in it, until the next call.
         max_pixels: the most pixels the header may announce.
         exif: turn the image upright by its Exif orientation.
-        reduce: asked with the (upright) height and width of a JPEG, says by what it is decoded
-            smaller: 1, 2, 4 or 8. Then each side of the result is the original's divided by
-            that, rounded up. Other formats are not reduced and it is not asked.
+        wanted: asked with the (upright) height and width of a JPEG, says what is needed of it.
+            Other formats are decoded whole and it is not asked.
 
     Returns:
         uint8 of shape (height, width, 3), C-contiguous, writable, RGB.
@@ -81,7 +95,7 @@ def decode(
             does not name the file, which is not known here.
     """
     if data[:3] == b"\xff\xd8\xff":
-        return _decode_jpeg(data, scratch, max_pixels, exif, reduce)
+        return _decode_jpeg(data, scratch, max_pixels, exif, wanted)
     if not data:
         raise ImageError("the file is empty (0 bytes): an interrupted copy or download")
     kind = sniff(data)
@@ -95,7 +109,7 @@ def _decode_jpeg(
     scratch: Scratch,
     max_pixels: int,
     exif: bool,
-    reduce: Callable[[int, int], int] | None,
+    wanted: Callable[[int, int], Wanted] | None,
 ) -> Pixels:
     orientation = jpeg_orientation(data) if exif else 1
     try:
@@ -104,26 +118,15 @@ def _decode_jpeg(
         colours = ""
     if colours in _FAST_COLOURS:
         check_pixels(width, height, max_pixels)
-        by = 1
-        if reduce is not None:
-            by = reduce(width, height) if orientation >= 5 else reduce(height, width)
+        by, rows = 1, None
+        if wanted is not None:
+            by, rows = wanted(width, height) if orientation >= 5 else wanted(height, width)
+        if rows is not None and orientation == 1:
+            pixels = decode_upper(data, height, width, by, rows, scratch)
+            if pixels is not None:
+                return pixels
         try:
-            if by == 1:
-                pixels: Pixels = decode_jpeg(
-                    data, "RGB", buffer=scratch.reserve(height * width * 3), strict=True
-                )
-            else:
-                # simplejpeg takes the smallest scale that is no smaller than this, and it also
-                # has odd eighths, which are slower than a full decode: ask for the exact size.
-                height, width = -(-height // by), -(-width // by)
-                pixels = decode_jpeg(
-                    data,
-                    "RGB",
-                    min_height=height,
-                    min_width=width,
-                    buffer=scratch.reserve(height * width * 3),
-                    strict=True,
-                )
+            pixels = _decode_fast(data, height, width, by, scratch.reserve(height * width * 3))
             return pixels if orientation == 1 else upright(pixels, orientation)
         except ValueError as error:
             reason = str(error)
@@ -134,6 +137,59 @@ def _decode_jpeg(
                 ) from None
     pixels = decode_with_pillow(data, "JPEG", max_pixels=max_pixels, exif=False)
     return upright(pixels, orientation)
+
+
+def decode_upper(
+    data: bytes, height: int, width: int, by: int, rows: int, scratch: Scratch
+) -> Pixels | None:
+    """Decode the upper rows of a JPEG of (height, width) px and of one or three colours.
+
+    Args:
+        data: the whole file.
+        height: of the whole image, in pixels.
+        width: likewise.
+        by: 1, 2, 4 or 8: the image comes out smaller by that.
+        rows: how many rows of what comes out are needed.
+        scratch: where to decode to; the result lies in it, until the next call.
+
+    Returns:
+        uint8 (`rows` or a few more, width, 3), or None where the whole has to be decoded.
+    """
+    buffer = scratch.reserve(height * width * 3)
+    shortened = shorten(data, height, width, rows * by) if buffer is not None else None
+    if buffer is None or shortened is None:
+        return None
+    upper, height = shortened
+    try:
+        return _decode_fast(upper, height, width, by, buffer)
+    except ValueError as error:
+        # libjpeg tells of the first thing that is odd. If that is what lies below the last row,
+        # all rows are there, and in the buffer.
+        if LEFT_OVER not in str(error):
+            return None
+    height, width = -(-height // by), -(-width // by)
+    return buffer[: height * width * 3].reshape(height, width, 3)
+
+
+def _decode_fast(
+    data: bytes | bytearray, height: int, width: int, by: int, buffer: Pixels | None
+) -> Pixels:
+    """Decode a JPEG of one or three colours, smaller by `by`; ValueError at any warning."""
+    pixels: Pixels
+    if by == 1:
+        pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True)
+    else:
+        # simplejpeg takes the smallest scale that is no smaller than this, and it also has odd
+        # eighths, which are slower than a full decode: ask for the exact size.
+        pixels = decode_jpeg(
+            data,
+            "RGB",
+            min_height=-(-height // by),
+            min_width=-(-width // by),
+            buffer=buffer,
+            strict=True,
+        )
+    return pixels
 
 
 def _stranger(data: bytes) -> str:

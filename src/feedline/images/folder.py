@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.crops import Placement, TrainCrop, Transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS, Scratch, decode
+from feedline.images.crops import Placement, Transform, checked_transform
+from feedline.images.decode import DEFAULT_MAX_PIXELS, Scratch, Wanted, decode
 from feedline.images.files import read_file
 from feedline.images.index import FolderIndex, scan_folder
 from feedline.images.resize import fill
@@ -68,7 +68,7 @@ class ImageFolder:
         if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
             raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
         self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
-        self.transform: Transform = _checked_transform(transform)
+        self.transform: Transform = checked_transform(transform)
         self._scaled = decode == "scaled"
         self._exif = bool(exif)
         self._max_pixels = max_pixels
@@ -106,35 +106,37 @@ class ImageFolder:
         label = index.labels[sample]
         try:
             data = read_file(self._folders[label] + name)
-            if self._scaled:
-                self._fill_scaled(data, item, row[0])
-            else:
-                image = decode(data, self._scratch, max_pixels=self._max_pixels, exif=self._exif)
-                fill(row[0], image, self.transform.place(image.shape[0], image.shape[1], item))
+            self._fill(data, item, row[0])
         except ImageError as error:
             raise ImageError(
                 f"sample {sample}, {self.name(sample)}, cannot be loaded: {error}"
             ) from error
         row[1][()] = label
 
-    def _fill_scaled(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
-        original = (0, 0)
+    def _fill(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
+        whole: Placement | None = None
         placement: Placement | None = None
+        whole_width = 0
 
-        def reduce(height: int, width: int) -> int:
-            nonlocal original, placement
-            original = (height, width)
-            placement = self.transform.place(height, width, item)
-            return placement.shrink(height, width, item.image_size)
+        def wanted(height: int, width: int) -> Wanted:
+            nonlocal whole, placement, whole_width
+            whole = placement = self.transform.place(height, width, item)
+            whole_width = width
+            by = whole.shrink(height, width, item.image_size) if self._scaled else 1
+            if by > 1:
+                small = -(-height // by), -(-width // by)
+                placement = whole.on(*small, of=(height, width))
+            return Wanted(by, placement.bottom)
 
         image = decode(
-            data, self._scratch, max_pixels=self._max_pixels, exif=self._exif, reduce=reduce
+            data, self._scratch, max_pixels=self._max_pixels, exif=self._exif, wanted=wanted
         )
         height, width = image.shape[:2]
-        if placement is None:  # no JPEG, and so not asked
+        if whole is None:  # no JPEG, and so not asked
             placement = self.transform.place(height, width, item)
-        else:
-            placement = placement.on(height, width, of=original)
+        elif width == whole_width:  # nor are those reduced that only Pillow decodes
+            placement = whole
+        assert placement is not None
         fill(row, image, placement)
 
     def path(self, sample: int) -> str:
@@ -172,7 +174,7 @@ class ImageFolder:
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
         other = copy.copy(self)
-        other.transform = _checked_transform(transform)
+        other.transform = checked_transform(transform)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,11 +192,3 @@ class ImageFolder:
             f"decode={'scaled' if self._scaled else 'exact'!r}): "
             f"{len(self)} images, {len(self.classes)} classes"
         )
-
-
-def _checked_transform(transform: Transform | None) -> Transform:
-    if transform is None:
-        return TrainCrop()
-    if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
-        raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
-    return transform

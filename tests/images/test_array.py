@@ -1,0 +1,169 @@
+"""Decoded images in one array: in memory, or mapped from a file."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import feedline
+from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
+from feedline.errors import DatasetError, UsageError
+from feedline.plan.row import Item
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(0).integers(0, 256, (20, 48, 40, 3), np.uint8)
+
+
+@pytest.fixture
+def labels():
+    return np.arange(20) % 3
+
+
+@pytest.fixture
+def files(tmp_path, images, labels):
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    return tmp_path / "images.npy", tmp_path / "labels.npy"
+
+
+def row(data, item):
+    arrays = np.zeros((item.image_size, item.image_size, 3), np.uint8), np.zeros((), np.int64)
+    data.load(item, arrays)
+    return arrays[0], int(arrays[1])
+
+
+def batches(data, workers=0, **options):
+    with feedline.DataLoader(data, 6, image_size=32, num_workers=workers, **options) as loader:
+        return [(x.clone(), y.clone()) for x, y in loader]
+
+
+def test_a_row_is_what_a_folder_of_the_same_pixels_gives(tmp_path, images, labels):
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        path = tmp_path / "folder" / str(label) / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    folder = ImageFolder(tmp_path / "folder")
+    data = ImageArray(images, labels)
+    for sample in range(len(folder)):
+        number = int(folder.path(sample)[-7:-4])
+        for transform in (TrainCrop(), EvalCrop()):
+            for seed in range(4):
+                theirs = row(folder.with_transform(transform), Item(sample, 24, seed, 1.0))
+                ours = row(data.with_transform(transform), Item(number, 24, seed, 1.0))
+                assert np.array_equal(ours[0], theirs[0])
+                assert ours[1] == theirs[1]
+
+
+def test_workers_give_the_same_batches_from_memory_and_from_files(images, labels, files):
+    alone = batches(ImageArray(images, labels))
+    assert sorted(torch_ints(alone)) == sorted(labels.tolist())
+    for data in (ImageArray(images, labels), ImageArray(*files)):
+        for method in ("forkserver", "spawn"):
+            got = batches(data, workers=2, start_method=method)
+            assert all(
+                bool((a == c).all()) and bool((b == d).all())
+                for (a, b), (c, d) in zip(alone, got, strict=True)
+            )
+
+
+def torch_ints(pairs):
+    return [label for _, labels in pairs for label in labels.tolist()]
+
+
+def test_a_file_is_mapped_and_travels_as_its_path(files, images):
+    data = ImageArray(*files)
+    body = pickle.dumps(data)
+    assert len(body) < images.nbytes // 10
+    other = pickle.loads(body)
+    assert np.array_equal(other.images, images)
+    with pytest.raises(ValueError, match="read-only"):
+        np.load(files[0], mmap_mode="r")[0, 0, 0, 0] = 1
+    other.images[0] = 0  # copy-on-write: neither the file nor the others see it
+    assert np.array_equal(np.load(files[0]), images)
+
+
+def test_a_file_written_over_with_another_shape_is_noticed(files, images):
+    body = pickle.dumps(ImageArray(*files))
+    np.save(files[0], images[:7])
+    with pytest.raises(DatasetError, match="written over"):
+        pickle.loads(body)
+
+
+def test_the_fingerprint_tells_pixels_labels_and_shapes_apart(images, labels, files):
+    print_ = ImageArray(images, labels).fingerprint()
+    assert ImageArray(*files).fingerprint() == print_
+    assert ImageArray(images, labels, EvalCrop()).fingerprint() == print_
+    changed = images.copy()
+    changed[3, 5, 5, 0] ^= 1
+    assert ImageArray(changed, labels).fingerprint() != print_
+    assert ImageArray(images, labels[::-1]).fingerprint() != print_
+    assert ImageArray(images[:10], labels[:10]).fingerprint() != print_
+
+
+def test_a_state_goes_on_in_the_middle_of_an_epoch(images, labels):
+    data = ImageArray(images, labels)
+    whole = batches(data)
+    with feedline.DataLoader(data, 6, image_size=32, num_workers=0) as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with feedline.DataLoader(data, 6, image_size=32, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        rest = [x.clone() for x, _ in loader]
+    assert len(rest) == len(whole) - 1
+    assert all(bool((a == b).all()) for a, (b, _) in zip(rest, whole[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda x: x.astype(np.float32), "float32"),
+        (lambda x: x.transpose(0, 3, 1, 2), r"channels come first.*transpose\(0, 2, 3, 1\)"),
+        (lambda x: x[..., 0], "grey images"),
+        (lambda x: x[..., :1], "grey images"),
+        (lambda x: x.tolist(), "got list"),
+        (lambda x: x[0, 0], r"shape \(40, 3\)"),
+    ],
+    ids=["float", "channels first", "grey", "grey with axis", "list", "too few axes"],
+)
+def test_images_that_cannot_be_used_are_refused_with_the_cure(images, labels, bad, message):
+    with pytest.raises(UsageError, match=message):
+        ImageArray(bad(images), labels)
+
+
+@pytest.mark.parametrize("bad", [[1, 2], np.zeros(20), np.zeros((20, 1), int), None])
+def test_labels_that_do_not_fit_are_refused(images, bad):
+    with pytest.raises(UsageError, match="20 whole numbers"):
+        ImageArray(images, bad)
+
+
+def test_no_images_are_refused(images, labels):
+    with pytest.raises(DatasetError, match="no pixels"):
+        ImageArray(images[:0], labels[:0])
+    with pytest.raises(DatasetError, match="no pixels"):
+        ImageArray(images[:, :0], labels)
+
+
+def test_files_that_are_no_arrays_are_named_and_never_unpickled(tmp_path, labels):
+    with pytest.raises(DatasetError, match="no file"):
+        ImageArray(tmp_path / "absent.npy", labels)
+    (tmp_path / "text.npy").write_text("hello")
+    with pytest.raises(DatasetError, match=r"text\.npy cannot be read"):
+        ImageArray(tmp_path / "text.npy", labels)
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(DatasetError, match=r"objects\.npy cannot be read"):
+        ImageArray(tmp_path / "objects.npy", labels)
+    (tmp_path / "short.npy").write_bytes((tmp_path / "objects.npy").read_bytes()[:20])
+    with pytest.raises(DatasetError, match=r"short\.npy cannot be read"):
+        ImageArray(tmp_path / "short.npy", labels)
+
+
+def test_names_say_where_a_sample_lies(images, labels, files):
+    assert ImageArray(images, labels).name(3) == "image 3 of an array in memory"
+    assert str(files[0]) in ImageArray(*files).name(3)
+    assert "20 images of 40 x 48 px" in repr(ImageArray(*files))
