@@ -11,7 +11,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images.decode import Scratch, Wanted, decode
-from feedline.images.shorten import shorten
+from feedline.images.shorten import baseline_frame, shorten
 
 HEIGHT, WIDTH = 150, 131
 
@@ -77,13 +77,14 @@ def test_a_frame_in_several_scans_is_left_as_it_is():
     data = bytearray(jpeg())
     scan = data.index(b"\xff\xda")
     data[scan + 4] = 1  # says that the first scan holds one of three components
-    assert shorten(bytes(data), HEIGHT, WIDTH, 20) is None
+    assert baseline_frame(bytes(data)) is None
 
 
 def test_little_below_the_crop_is_not_worth_it():
     data = jpeg()
-    assert shorten(data, HEIGHT, WIDTH, HEIGHT - 4) is None
-    assert shorten(data, HEIGHT, WIDTH, 20)[1] < 30
+    frame = baseline_frame(data)
+    assert shorten(data, frame, HEIGHT - 4) is None
+    assert shorten(data, frame, 20)[1] < 30
 
 
 def test_application_data_that_looks_like_a_frame_header_is_passed_over():
@@ -129,10 +130,21 @@ def test_damage_in_the_wanted_rows_is_decided_as_for_the_whole():
             assert np.array_equal(outcome[0], outcome[1])
 
 
-def test_any_bytes_are_shortened_or_left_alone():
+def test_the_frame_header_says_what_libjpeg_says():
+    for data, colours in ((jpeg("Gray"), 1), (jpeg("444"), 3), (by_pillow(), 3)):
+        frame = baseline_frame(data)
+        assert (frame.height, frame.width, frame.colours) == (HEIGHT, WIDTH, colours)
+    cmyk = io.BytesIO()
+    Image.fromarray(pixels()).convert("CMYK").save(cmyk, "JPEG")
+    assert baseline_frame(cmyk.getvalue()).colours == 4
+
+
+def test_any_bytes_get_an_answer():
     data = jpeg()
-    for length in range(0, 700, 3):
-        shorten(data[:length], HEIGHT, WIDTH, 10)
+    assert all(baseline_frame(data[:length]) is None for length in range(data.index(b"\xff\xda")))
     rng = np.random.default_rng(4)
     for _ in range(500):
-        shorten(b"\xff\xd8" + rng.bytes(60), HEIGHT, WIDTH, 10)
+        baseline_frame(b"\xff\xd8" + rng.bytes(60))
+        broken = bytearray(data[:800])
+        broken[rng.integers(2, 800)] = rng.integers(256)
+        baseline_frame(bytes(broken))

@@ -23,7 +23,7 @@ from simplejpeg import decode_jpeg, decode_jpeg_header
 from feedline.errors import ImageError
 from feedline.images.headers import jpeg_orientation, sniff
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
-from feedline.images.shorten import LEFT_OVER, shorten
+from feedline.images.shorten import LEFT_OVER, Frame, baseline_frame, shorten
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Pixels", "Scratch", "Wanted", "decode", "decode_upper"]
 
@@ -112,17 +112,19 @@ def _decode_jpeg(
     wanted: Callable[[int, int], Wanted] | None,
 ) -> Pixels:
     orientation = jpeg_orientation(data) if exif else 1
-    try:
-        height, width, colours, _ = decode_jpeg_header(data)
-    except ValueError:
-        colours = ""
-    if colours in _FAST_COLOURS:
+    frame = baseline_frame(data)
+    if frame is not None:
+        height, width = frame.height, frame.width
+        fast = frame.colours in (1, 3)
+    else:
+        height, width, fast = _read_header(data)
+    if fast:
         check_pixels(width, height, max_pixels)
         by, rows = 1, None
         if wanted is not None:
             by, rows = wanted(width, height) if orientation >= 5 else wanted(height, width)
-        if rows is not None and orientation == 1:
-            pixels = decode_upper(data, height, width, by, rows, scratch)
+        if rows is not None and frame is not None and orientation == 1:
+            pixels = decode_upper(data, frame, by, rows, scratch)
             if pixels is not None:
                 return pixels
         try:
@@ -139,15 +141,23 @@ def _decode_jpeg(
     return upright(pixels, orientation)
 
 
+def _read_header(data: bytes) -> tuple[int, int, bool]:
+    """Height, width, and whether simplejpeg can decode it."""
+    try:
+        height, width, colours, _ = decode_jpeg_header(data)
+    except ValueError:
+        return 0, 0, False
+    return height, width, colours in _FAST_COLOURS
+
+
 def decode_upper(
-    data: bytes, height: int, width: int, by: int, rows: int, scratch: Scratch
+    data: bytes, frame: Frame, by: int, rows: int, scratch: Scratch
 ) -> Pixels | None:
-    """Decode the upper rows of a JPEG of (height, width) px and of one or three colours.
+    """Decode the upper rows of a baseline JPEG of one or three colours.
 
     Args:
         data: the whole file.
-        height: of the whole image, in pixels.
-        width: likewise.
+        frame: its frame header.
         by: 1, 2, 4 or 8: the image comes out smaller by that.
         rows: how many rows of what comes out are needed.
         scratch: where to decode to; the result lies in it, until the next call.
@@ -155,19 +165,19 @@ def decode_upper(
     Returns:
         uint8 (`rows` or a few more, width, 3), or None where the whole has to be decoded.
     """
-    buffer = scratch.reserve(height * width * 3)
-    shortened = shorten(data, height, width, rows * by) if buffer is not None else None
+    buffer = scratch.reserve(frame.height * frame.width * 3)
+    shortened = shorten(data, frame, rows * by) if buffer is not None else None
     if buffer is None or shortened is None:
         return None
     upper, height = shortened
     try:
-        return _decode_fast(upper, height, width, by, buffer)
+        return _decode_fast(upper, height, frame.width, by, buffer)
     except ValueError as error:
         # libjpeg tells of the first thing that is odd. If that is what lies below the last row,
         # all rows are there, and in the buffer.
         if LEFT_OVER not in str(error):
             return None
-    height, width = -(-height // by), -(-width // by)
+    height, width = -(-height // by), -(-frame.width // by)
     return buffer[: height * width * 3].reshape(height, width, 3)
 
 
