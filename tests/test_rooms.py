@@ -16,6 +16,7 @@ PACKAGE = Path(feedline.__file__).parent
 ROOMS = (
     "cli",
     "train",
+    "bench",
     "loader",
     "device",
     "engine",

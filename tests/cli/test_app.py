@@ -30,7 +30,7 @@ def test_the_version_is_printed(feedline: Command) -> None:
     assert (ended.status, ended.out) == (0, f"feedline {__version__}\n")
 
 
-@pytest.mark.parametrize("command", [(), ("train",), ("demo-data",)])
+@pytest.mark.parametrize("command", [(), ("train",), ("bench",), ("demo-data",)])
 def test_every_help_text_has_an_example(feedline: Command, command: tuple[str, ...]) -> None:
     ended = feedline(*command, "--help")
     assert ended.status == 0

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from feedline import __version__
+from feedline.cli.bench import bench
 from feedline.cli.demo_data import demo_data
 from feedline.cli.output import complain
 from feedline.cli.train import train
@@ -70,6 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", no_args_is_help=True)(train)
+app.command("bench", no_args_is_help=True)(bench)
 app.command("demo-data", no_args_is_help=True)(demo_data)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from feedline.cli.output import JsonFile, write_json
-from feedline.errors import UsageError
+from feedline.cli.workers import Workers, worker_setting
 
 __all__ = ["train"]
 
@@ -50,14 +50,6 @@ class OnError(str, Enum):
     skip = "skip"
 
 
-def _workers(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal():
-        raise UsageError(f"--workers must be 'auto' or a whole number of processes, got {text!r}")
-    return int(text)
-
-
 def train(
     folder: Annotated[
         Path,
@@ -85,9 +77,7 @@ def train(
     label_smoothing: Annotated[float, typer.Option(help="0 is none.")] = 0.1,
     amp: Annotated[Amp, typer.Option(help="Mixed precision; auto on a GPU only.")] = Amp.auto,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
-    workers: Annotated[
-        str, typer.Option(metavar="auto|N", help="Processes that load images.")
-    ] = "auto",
+    workers: Workers = "auto",
     seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
     out: Annotated[
         Path | None,
@@ -136,7 +126,7 @@ def train(
         val_size=val_size,
         on_error=on_error.value,
     )
-    processes = _workers(workers)
+    processes = worker_setting(workers)
 
     from feedline.train.place import Place
     from feedline.train.progress import TrainProgress

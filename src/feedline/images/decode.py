@@ -150,9 +150,7 @@ def _read_header(data: bytes) -> tuple[int, int, bool]:
     return height, width, colours in _FAST_COLOURS
 
 
-def decode_upper(
-    data: bytes, frame: Frame, by: int, rows: int, scratch: Scratch
-) -> Pixels | None:
+def decode_upper(data: bytes, frame: Frame, by: int, rows: int, scratch: Scratch) -> Pixels | None:
     """Decode the upper rows of a baseline JPEG of one or three colours.
 
     Args:

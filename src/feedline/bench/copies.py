@@ -1,0 +1,215 @@
+"""Smaller JPEG copies of some images in a temporary folder, to see what they would bring.
+
+Guarantees: nothing is left of them, whatever ends the work, unless this process is killed
+outright. Where there is no room for them, or they cannot be written, that is said and nothing is
+raised. No image is enlarged: one that is small enough already is copied as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from PIL import Image
+
+from feedline.bench.pool import Keep, Pool, Tell
+from feedline.bench.scratch import temporary_folder
+from feedline.bench.survey import Survey
+from feedline.errors import ImageError
+from feedline.images.decode import Scratch, decode
+from feedline.images.files import read_file
+from feedline.images.folder import ImageFolder
+from feedline.system import available_memory_bytes
+
+__all__ = ["QUALITY", "Copies", "copies", "copies_bytes", "copies_side", "no_room"]
+
+QUALITY = 90
+"""Of the copies' JPEG."""
+
+_LEAST_SIDE_PX = 128
+_BYTES_PER_PIXEL = 1.0  # photographs take 0.3 to 0.5 at this quality
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copies:
+    """Copies that were made.
+
+    Args:
+        root: their folder of class folders (all are of one class).
+        side_px: their shorter side, where the original's is not shorter.
+        images: how many.
+        as_they_are: how many of them are the original files.
+        file_bytes: the mean size of their files.
+        seconds: how long making them took.
+    """
+
+    root: Path
+    side_px: int
+    images: int
+    as_they_are: int
+    file_bytes: float
+    seconds: float
+
+
+def copies_side(size_px: int) -> int:
+    """The shorter side of copies for images of a size: 256 px for 224, 128 px for 112.
+
+    The smallest of 128, 256, 512, ... that leaves the crop the eighth that is usually cut off.
+    """
+    side_px = _LEAST_SIDE_PX
+    while 7 * side_px < 8 * size_px:
+        side_px *= 2
+    return side_px
+
+
+def copies_bytes(survey: Survey, side_px: int) -> int:
+    """What copies take on the disk at most, roughly."""
+    total = 0.0
+    for look in survey.looks:
+        shorter = min(look.height_px, look.width_px)
+        if shorter <= side_px:
+            total += look.file_bytes
+        else:
+            scale = side_px / shorter
+            total += look.height_px * look.width_px * scale * scale * _BYTES_PER_PIXEL
+    return round(total)
+
+
+def no_room(folder: Path, needed_bytes: int) -> str:
+    """Why so much should not be written to a folder, or "". Half of what is free is left free."""
+    free = shutil.disk_usage(folder).free
+    if needed_bytes > free / 2:
+        return f"they need up to {_mb(needed_bytes)}, and {folder} has {_mb(free)} free"
+    if _in_memory(folder):
+        available = available_memory_bytes()
+        if needed_bytes > available / 2:
+            return (
+                f"they need up to {_mb(needed_bytes)} of memory, in which {folder} lies, and "
+                f"{_mb(available)} are available"
+            )
+    return ""
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
+
+
+def _in_memory(folder: Path) -> bool:
+    path = folder.resolve()
+    mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
+    nearest = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
+    return nearest is not None and nearest.fstype in ("tmpfs", "ramfs")
+
+
+@contextlib.contextmanager
+def copies(
+    pool: Pool,
+    folder: ImageFolder,
+    survey: Survey,
+    side_px: int,
+    *,
+    advance: Callable[[int], None],
+    parent: Path | None = None,
+) -> Iterator[Copies | str]:
+    """Make copies of the images that were looked at; they are gone when the context ends.
+
+    Args:
+        pool: makes them, all processes at once.
+        folder: the originals.
+        survey: which of them.
+        side_px: the copies' shorter side.
+        advance: called with how many are made.
+        parent: where to; None takes the system's folder for temporary files.
+
+    Yields:
+        The copies, in the survey's order, or why there are none.
+    """
+    with contextlib.ExitStack() as stack:
+        made: Copies | str
+        try:
+            made = no_room(parent or Path(tempfile.gettempdir()), copies_bytes(survey, side_px))
+            if not made:
+                root = stack.enter_context(temporary_folder(parent))
+                made = _make_all(pool, folder, survey, side_px, root, advance)
+        except OSError as error:
+            stack.close()
+            made = f"they cannot be written: {error}; TMPDIR names another folder for them"
+        yield made
+
+
+def _make_all(
+    pool: Pool,
+    folder: ImageFolder,
+    survey: Survey,
+    side_px: int,
+    root: Path,
+    advance: Callable[[int], None],
+) -> Copies | str:
+    started = time.perf_counter()
+    (root / "images").mkdir()
+    done = 0
+
+    def count(_: object) -> None:
+        nonlocal done
+        done += 1
+        advance(done)
+
+    share = len(pool)
+    numbers = list(enumerate(survey.numbers))
+    target = str(root / "images")
+    made = pool.each(
+        _make, [(folder, numbers[k::share], side_px, target) for k in range(share)], count
+    )
+    sizes = [size for one in made for size, _ in one]
+    if not sizes:
+        return "not one original could be read again"
+    return Copies(
+        root=root,
+        side_px=side_px,
+        images=len(sizes),
+        as_they_are=sum(unchanged for one in made for _, unchanged in one),
+        file_bytes=sum(sizes) / len(sizes),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _make(
+    keep: Keep,
+    tell: Tell,
+    folder: ImageFolder,
+    numbers: Sequence[tuple[int, int]],
+    side_px: int,
+    target: str,
+) -> list[tuple[int, bool]]:
+    """Copy images (position, sample number); the copies' bytes and whether they are originals."""
+    scratch = Scratch()
+    made: list[tuple[int, bool]] = []
+    for position, sample in numbers:
+        source = folder.path(sample)
+        try:
+            data = read_file(os.fsencode(source))
+            pixels = decode(data, scratch)
+        except ImageError:  # removed since it was looked at
+            continue
+        height, width = pixels.shape[:2]
+        unchanged = min(height, width) <= side_px
+        # Named by position, so that the copies' sample numbers are the survey's order.
+        path = Path(target, f"{position:06}{os.path.splitext(source)[1] if unchanged else '.jpg'}")
+        if unchanged:
+            path.write_bytes(data)
+        else:
+            scale = side_px / min(height, width)
+            small = Image.fromarray(pixels).resize(
+                (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC
+            )
+            small.save(path, quality=QUALITY)
+        made.append((path.stat().st_size, unchanged))
+        tell(sample)
+    return made

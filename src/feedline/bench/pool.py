@@ -1,0 +1,260 @@
+"""Processes that call functions, outside the loader's engine.
+
+Guarantees: `each` calls a function in every process at the same time. When it breaks off, and
+after `close`, no process of the pool is left, nor any child of one. None outlives this process
+(on Linux not even a kill -9 of it), and a Ctrl-C reaches this process alone.
+
+Relies on: multiprocessing's spawn, so functions and arguments must pickle. A pool is used from
+the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from feedline.bench.signals import unnoticed_by_children
+from feedline.engine.process import WORKER_ENVIRONMENT, end_with_parent, limit_threads, settle
+from feedline.errors import WorkerError
+
+__all__ = ["Keep", "Pool", "Tell"]
+
+Keep = dict[str, Any]
+"""What a process keeps from one call to the next."""
+
+Tell = Callable[[object], None]
+"""Says something to the pool's process while a function runs."""
+
+_SILENCE_S = 120.0
+_END_S = 5.0
+
+
+@dataclass(eq=False)
+class _Member:
+    process: SpawnProcess
+    pipe: Connection[Any, Any]
+
+
+class Pool:
+    """So many processes, started at once.
+
+    Args:
+        processes: how many.
+        as_workers: set up as a loader's workers are: one thread, malloc's thresholds. Else as a
+            training process is, which may have children of its own.
+        environment: variables to start them with, besides this process's own.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        *,
+        as_workers: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._members: list[_Member] = []
+        self._as_workers = as_workers
+        self._idle = True
+        settings = {**(WORKER_ENVIRONMENT if as_workers else {}), **(environment or {})}
+        context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
+        try:
+            with _environment(settings), unnoticed_by_children():
+                for _ in range(processes):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=_serve,
+                        args=(theirs, os.getpid(), as_workers),
+                        daemon=as_workers,
+                    )
+                    process.start()
+                    self._members.append(_Member(process, ours))
+                    theirs.close()  # so that the pipe ends with the process
+        except BaseException:
+            self._idle = False
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def each(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        told: Callable[[Any], None] = lambda said: None,
+    ) -> list[Any]:
+        """Call `function(keep, tell, *arguments[k])` in process k, all at once, and wait.
+
+        Args:
+            function: importable; gets what the process keeps and a way to say something.
+            arguments: one tuple for each process; where there are fewer, the others rest.
+            told: called here with whatever a process says.
+
+        Returns:
+            What the calls returned, in the processes' order.
+
+        Raises:
+            WorkerError: a process died or was silent for two minutes; all of them are ended. Or
+                they had ended before.
+            Exception: what the first call to fail raised, once all have come to an end.
+        """
+        if len(arguments) > len(self._members):
+            raise WorkerError(f"{function.__name__}: its processes have ended")
+        results: dict[int, Any] = {}
+        failures: list[Exception] = []
+        seats = {self._members[k].pipe: k for k in range(len(arguments))}
+        waiting = set(seats)
+        self._idle = False
+        try:
+            for (pipe, seat), given in zip(seats.items(), arguments, strict=True):
+                try:
+                    pipe.send((function, given))
+                except OSError:
+                    raise self._death(seat) from None
+            while waiting:
+                ready = wait(list(waiting), _SILENCE_S)
+                if not ready:
+                    raise WorkerError(
+                        f"{function.__name__}: no word from {len(waiting)} processes for "
+                        f"{_SILENCE_S:.0f} s; is the disk or network drive of the images stuck?"
+                    )
+                for pipe in waiting.intersection(ready):
+                    kind, value = self._hear(seats[pipe], pipe)
+                    if kind == "told":
+                        told(value)
+                        continue
+                    waiting.discard(pipe)
+                    if kind == "failed":
+                        failures.append(value)
+                    else:
+                        results[seats[pipe]] = value
+            self._idle = True
+        finally:
+            if not self._idle:
+                self.close()
+        if failures:
+            raise failures[0]
+        return [results[k] for k in range(len(arguments))]
+
+    def _hear(self, seat: int, pipe: Connection[Any, Any]) -> tuple[str, Any]:
+        try:
+            heard: tuple[str, Any] = pipe.recv()
+        except (EOFError, OSError):
+            raise self._death(seat) from None
+        return heard
+
+    def _death(self, seat: int) -> WorkerError:
+        process = self._members[seat].process
+        process.join(_END_S)
+        return WorkerError(
+            f"a measuring process ended with status {process.exitcode}; -9 is somebody's kill or "
+            "the kernel short of memory (see dmesg): use fewer workers or a smaller batch size"
+        )
+
+    def close(self) -> None:
+        """End the processes and their children. May be called twice."""
+        if self._idle and not self._as_workers:  # it may have something to put away
+            for member in self._members:
+                with contextlib.suppress(OSError):  # it died meanwhile
+                    member.pipe.send(None)
+            for member in self._members:
+                member.process.join(_END_S)
+        for member in self._members:
+            if member.process.is_alive():
+                _kill_family(member.process.pid)
+                member.process.join(_END_S)
+            member.pipe.close()
+        self._members = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._idle = False  # nobody waits for an orderly end of what broke off
+        self.close()
+
+
+def _serve(pipe: Connection[Any, Any], parent: int, as_workers: bool) -> None:
+    """A process of a pool: obey (function, arguments) until None comes or the pipe ends."""
+    end_with_parent(parent)
+    settle()
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    keep: Keep = {}
+
+    def tell(said: object) -> None:
+        pipe.send(("told", said))
+
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        while (order := _next_order(pipe)) is not None:
+            if as_workers:
+                limit_threads()  # of whatever came with the order
+            function, arguments = order
+            try:
+                answer: tuple[str, Any] = "done", function(keep, tell, *arguments)
+            except Exception as error:
+                answer = "failed", _portable(error)
+            pipe.send(answer)
+
+
+def _next_order(pipe: Connection[Any, Any]) -> Any:
+    while True:
+        try:
+            return pipe.recv()
+        except RuntimeError:
+            # torch's handler of SIGCHLD says here that a worker died; the next batch says so too.
+            continue
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it is one of the system's, which pickle; else its text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    # torch puts the traceback of its worker into the message, and what was wrong at the end.
+    *_, said = str(error).splitlines() or [""]
+    trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
+    return WorkerError(f"{type(error).__name__}: {said}\n{trace}")
+
+
+def _kill_family(pid: int | None) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        head = psutil.Process(pid)
+        family = [head, *head.children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family[1:], _END_S)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have children start with these environment variables."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

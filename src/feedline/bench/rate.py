@@ -1,0 +1,101 @@
+"""The rate of an endless iterator of batches, in mid-stream.
+
+Guarantees: batches made ahead are used up before counting starts, and counting ends in the same
+phase of the work as it began, so what is counted was made while it was counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+__all__ = ["Turn", "count", "endless", "family_cpu", "settle_down"]
+
+_PAUSE_S = 0.05
+_TICK_S = 0.011  # processes' CPU time is told in ticks of 10 ms
+_LONGEST_PAUSE_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What was counted in one turn.
+
+    Args:
+        images: how many.
+        seconds: in how long.
+        cpu_s: user and system time that all processes together took for them.
+    """
+
+    images: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def images_per_s(self) -> float:
+        """The rate."""
+        return self.images / self.seconds
+
+
+def endless(loader: Iterable[Any]) -> Iterator[int]:
+    """The numbers of images in the batches of a loader, epoch after epoch, as training goes."""
+    while True:
+        for images, _ in loader:
+            yield len(images)
+
+
+def count(
+    batches: Iterator[int], *, ahead: int, unit: int, seconds: float, cpu_s: Callable[[], float]
+) -> Turn:
+    """Count the images of batches.
+
+    Args:
+        batches: the numbers of images in them; taken as fast as they come.
+        ahead: how many batches the loader may have made ahead.
+        unit: how many batches are under way at once and come at once: counting goes in these.
+        seconds: for how long, at least.
+        cpu_s: CPU time of the processes so far.
+    """
+    for _ in range(ahead + unit):
+        next(batches)
+    start = now = time.perf_counter()
+    used_s = cpu_s()
+    images = 0
+    while now - start < seconds:
+        for _ in range(unit):
+            images += next(batches)
+        now = time.perf_counter()
+    return Turn(images=images, seconds=now - start, cpu_s=max(0.0, cpu_s() - used_s))
+
+
+def family_cpu() -> Callable[[], float]:
+    """A clock of the CPU seconds of this process and of all that descend from it now."""
+    head = psutil.Process()
+    family = [head, *head.children(recursive=True)]
+
+    def cpu_s() -> float:
+        total = 0.0
+        for process in family:
+            with contextlib.suppress(psutil.Error):  # it ended
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    return cpu_s
+
+
+def settle_down() -> None:
+    """Wait until no process of the family works: each fills what it makes ahead, then rests."""
+    cpu_s = family_cpu()
+    deadline = time.monotonic() + _LONGEST_PAUSE_S
+    before = cpu_s()
+    while time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        now = cpu_s()
+        if now - before <= _TICK_S:
+            return
+        before = now

@@ -1,0 +1,85 @@
+"""Some images of a folder, drawn at random, as a source without an end to speak of.
+
+Guarantees: the same seed draws the same images; the crops of an image differ each time it comes;
+what is sent to a process is as small as the sample, however large the folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline.images.folder import ImageFolder
+from feedline.images.index import FolderIndex
+from feedline.plan.row import Field, Item
+
+__all__ = ["MOST_IMAGES", "Sample", "draw"]
+
+MOST_IMAGES = 1000
+"""So many images have the mean cost of all to about 2%, and a second warms them up."""
+
+_ROWS = 1 << 20
+"""An epoch so long that its end is not met: how ends are handled is not measured here."""
+
+
+def draw(folder: ImageFolder, seed: int, most: int = MOST_IMAGES) -> ImageFolder:
+    """Up to `most` images of a folder, each once, in random order, as a folder of their own.
+
+    Its classes are the whole folder's.
+    """
+    numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
+    index = folder._index
+    names = [index.name(number) + b"\0" for number in numbers.tolist()]
+    starts = np.zeros(len(names) + 1, np.int64)
+    np.cumsum([len(name) for name in names], out=starts[1:])
+    blob = np.frombuffer(b"".join(names), np.uint8)
+    drawn = copy.copy(folder)
+    drawn._adopt(FolderIndex(index.classes, blob, starts, index.labels[numbers]))
+    return drawn
+
+
+class Sample:
+    """Some images of a folder, over and over, in a given order. A `Source`; pickles.
+
+    Args:
+        folder: the images.
+        numbers: sample numbers in the folder, at least one.
+    """
+
+    def __init__(self, folder: ImageFolder, numbers: Sequence[int]) -> None:
+        self.folder = folder
+        self.numbers = list(numbers)
+
+    def __len__(self) -> int:
+        """Rows of an epoch, far more than images."""
+        return max(_ROWS, len(self.numbers))
+
+    def _number(self, sample: int) -> int:
+        return self.numbers[sample % len(self.numbers)]
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        """The arrays of a row at this image size, in pixels."""
+        return self.folder.fields(image_size)
+
+    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
+        """Fill one row as the folder does.
+
+        Raises:
+            ImageError: the file cannot be read or decoded; names it.
+        """
+        _, size, seed, strength = item
+        self.folder.load(Item(self._number(item.sample), size, seed, strength), row)
+
+    def name(self, sample: int) -> str:
+        """The path of a sample's file, to print it."""
+        return self.folder.name(self._number(sample))
+
+    def fingerprint(self) -> str:
+        """A short hash of the folder and of which images these are."""
+        digest = hashlib.blake2b(self.folder.fingerprint().encode(), digest_size=8)
+        digest.update(np.asarray(self.numbers, "<i8").tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,62 @@
+"""What a benchmark is asked to measure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from feedline.errors import UsageError
+from feedline.plan.schedule import MAX_SIZE_PX
+
+__all__ = ["Settings"]
+
+_MOST_ROWS = 1 << 24
+_MOST_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What a benchmark is asked to measure.
+
+    Args:
+        folder: the images, one sub-folder a class.
+        size_px: side of the batches' images.
+        batch_size: images in a batch.
+        workers: "auto", or how many processes load images; 0 loads in this one.
+        against: "torch" measures torch's DataLoader with torchvision too; None does not.
+        copies: whether to measure smaller copies of the images as well.
+        seconds: how long to count images, in all.
+        seed: which images are drawn where there are more than needed, and all crops.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    folder: Path
+    size_px: int = 224
+    batch_size: int = 64
+    workers: int | Literal["auto"] = "auto"
+    against: Literal["torch"] | None = None
+    copies: bool = True
+    seconds: float = 30.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("size", self.size_px, MAX_SIZE_PX),
+            ("batch_size", self.batch_size, _MOST_ROWS),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise UsageError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
+        if not (math.isfinite(self.seconds) and 0 < self.seconds <= _MOST_SECONDS):
+            raise UsageError(
+                f"seconds must be above 0 and at most {_MOST_SECONDS:.0f}, got {self.seconds!r}"
+            )
+        if self.against not in (None, "torch"):
+            raise UsageError(f"against must be 'torch' or None, got {self.against!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings, JSON-able."""
+        return {**asdict(self), "folder": str(self.folder)}

@@ -1,0 +1,163 @@
+"""What one image costs in one process: reading, decoding, cropping and resizing.
+
+Guarantees: reading, resizing and all of `ImageFolder.load` are timed; what is left of the latter
+is decoding. Of the repetitions of an image the fastest counts, for the others were disturbed;
+the figures are means over the images, so they add up. What was not measured says why.
+
+Relies on: posix_fadvise(DONTNEED) to drop files from memory, and preadv(RWF_NOWAIT) to see that
+it did. Folders and inodes stay in memory, and so may the disk's own caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from feedline.bench.pool import Keep, Tell
+from feedline.images.decode import Scratch, decode
+from feedline.images.files import read_file
+from feedline.images.folder import ImageFolder
+from feedline.images.resize import fill
+from feedline.plan.row import Item
+from feedline.plan.seeds import mix
+
+__all__ = ["Stages", "measure_stages"]
+
+_REPEATS = 3
+_PROBES = 4
+_LEAST_IMAGES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """What one image costs in one process, on average.
+
+    Args:
+        images: how many were measured.
+        read_ms: reading the file while it is in memory.
+        read_cold_ms: reading it from the disk; None where that was not measured.
+        cold_not_measured: why it was not, or "".
+        decode_ms: its bytes to pixels, as far as the crop needs them, and drawing the crop.
+        resize_ms: the crop into its row, mirrored or not.
+    """
+
+    images: int
+    read_ms: float
+    read_cold_ms: float | None
+    cold_not_measured: str
+    decode_ms: float
+    resize_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """All of it, with the file in memory."""
+        return self.read_ms + self.decode_ms + self.resize_ms
+
+
+def measure_stages(
+    keep: Keep, tell: Tell, folder: ImageFolder, numbers: Sequence[int], size: int, seconds: float
+) -> Stages:
+    """Time the stages of images, in a process of a pool.
+
+    Args:
+        keep, tell: of the pool.
+        folder: the images, with the transform.
+        numbers: sample numbers of images that can be decoded.
+        size: of the row, in pixels.
+        seconds: how long it may take, about; at least a few images are measured.
+    """
+    scratch = Scratch()
+    row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
+    spans: list[tuple[float, float, float]] = []
+    end = time.monotonic() + seconds
+    for sample in numbers:
+        if len(spans) >= _LEAST_IMAGES and time.monotonic() > end:
+            break
+        item = Item(sample, size, mix(sample), 1.0)
+        runs = [_one(folder, item, row, scratch) for _ in range(_REPEATS)]
+        spans.append((min(r[0] for r in runs), min(r[1] for r in runs), min(r[2] for r in runs)))
+    read_ms, resize_ms, load_ms = (mean(span[k] for span in spans) for k in range(3))
+    cold_ms, why_not = _cold(folder, numbers[: len(spans)])
+    return Stages(
+        images=len(spans),
+        read_ms=read_ms,
+        read_cold_ms=cold_ms,
+        cold_not_measured=why_not,
+        decode_ms=max(0.0, load_ms - read_ms - resize_ms),
+        resize_ms=resize_ms,
+    )
+
+
+def _path(folder: ImageFolder, sample: int) -> bytes:
+    return os.fsencode(folder.path(sample))
+
+
+def _one(
+    folder: ImageFolder, item: Item, row: tuple[np.ndarray[Any, Any], ...], scratch: Scratch
+) -> tuple[float, float, float]:
+    """Milliseconds to read one image, to resize it, and to do everything."""
+    start = time.perf_counter()
+    data = read_file(_path(folder, item.sample))
+    was_read = time.perf_counter()
+    image = decode(data, scratch)
+    placement = folder.transform.place(image.shape[0], image.shape[1], item)
+    decoded = time.perf_counter()
+    fill(row[0], image, placement)
+    resized = time.perf_counter()
+    folder.load(item, row)
+    loaded = time.perf_counter()
+    return (was_read - start) * 1e3, (resized - decoded) * 1e3, (loaded - resized) * 1e3
+
+
+def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
+    """Milliseconds to read a file from the disk, or None and why that is not known."""
+    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
+        return None, f"{sys.platform} has no way to drop files from memory"
+    if len(numbers) < 2:
+        return None, "it takes two images"
+    paths = [_path(folder, sample) for sample in numbers]
+    # Looking whether a file is in memory starts to fetch it: those looked at are not timed.
+    probes = min(_PROBES, len(paths) // 2)
+    for path in paths[:probes]:
+        _drop(path)
+        if _in_memory(path):
+            return None, "the files stay in memory: a RAM disk, or in use elsewhere"
+    timed = paths[probes:]
+    for path in timed:
+        _drop(path)
+    start = time.perf_counter()
+    for path in timed:
+        read_file(path)
+    return (time.perf_counter() - start) / len(timed) * 1e3, ""
+
+
+def _drop(path: bytes) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)  # what is not yet on the disk is not dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _in_memory(path: bytes) -> bool:
+    """Whether the file's beginning is in memory, or that cannot be told."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system does not say
+        return True
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,76 @@
+"""`feedline bench`: measure a loader on a user's own images.
+
+Imports torch only when it runs.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feedline.cli.output import JsonFile, write_json
+from feedline.cli.workers import Workers, worker_setting
+
+__all__ = ["bench"]
+
+
+class Against(str, Enum):
+    """Choices of --against."""
+
+    torch = "torch"
+
+
+def bench(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Class folders with images, or train/ with those."),
+    ],
+    size: Annotated[int, typer.Option(help="Side of the batches' images in pixels.")] = 224,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
+    workers: Workers = "auto",
+    against: Annotated[
+        Against | None,
+        typer.Option(help="Measure torch's DataLoader with torchvision, too, in two forms."),
+    ] = None,
+    copies: Annotated[
+        bool,
+        typer.Option(help="Measure smaller copies too, made for the time of the run."),
+    ] = True,
+    seconds: Annotated[
+        float, typer.Option(help="How long to count images; starting up comes on top.")
+    ] = 30.0,
+    json: JsonFile = None,
+) -> None:
+    """Measure how fast your images load, where the ceiling is, and what would help.
+
+    Up to 1000 images of DIR, drawn at random and in memory, become random
+    crops in batches of uint8 on the CPU: no model, no GPU. The ceiling is what
+    bare processes reach that hand nothing over.
+
+    Example: feedline bench demo-data --size 224 --against torch
+    """
+    from feedline.bench.settings import Settings
+    from feedline.train.splits import find_splits
+
+    settings = Settings(
+        folder=find_splits(folder).train,
+        size_px=size,
+        batch_size=batch_size,
+        workers=worker_setting(workers),
+        against=None if against is None else against.value,
+        copies=copies,
+        seconds=seconds,
+    )
+
+    from feedline.bench.progress import BenchProgress
+    from feedline.bench.run import run_benchmark  # loads torch
+    from feedline.bench.table import table
+    from feedline.bench.verdict import notes, verdict
+
+    with BenchProgress() as progress:
+        result = run_benchmark(settings, progress)
+    typer.echo(table(result))
+    write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})

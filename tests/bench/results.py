@@ -1,0 +1,63 @@
+"""Results as a benchmark would give them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from feedline.bench.copies import Copies
+from feedline.bench.rate import Turn
+from feedline.bench.result import Result, Row
+from feedline.bench.settings import Settings
+from feedline.bench.stages import Stages
+from feedline.bench.survey import Look, Survey
+
+COPIES = Copies(
+    root=Path("copies"), side_px=256, images=100, as_they_are=0, file_bytes=29e3, seconds=1.0
+)
+
+
+def row(
+    loader: Literal["feedline", "bare", "torch"],
+    files: Literal["originals", "copies"],
+    *rates: float,
+) -> Row:
+    """A contestant that reached these rates, with 2 ms of CPU an image."""
+    turns = [Turn(images=round(10 * rate), seconds=10.0, cpu_s=0.02 * rate) for rate in rates]
+    return Row(
+        name=f"{loader}, {files}",
+        loader=loader,
+        files=files,
+        first_batch_s=None if loader == "bare" else 1.25,
+        turns=tuple(turns),
+    )
+
+
+def result(**changes: Any) -> Result:
+    """100 images of 500 x 400 px on 2 cores: feedline at 480, 500 and 520 images/s."""
+    looks = [Look(k, 110_000, 400, 500, "") for k in range(100)]
+    made = Result(
+        settings=Settings(folder=Path("photos")),
+        workers=2,
+        cores=2,
+        images=100,
+        classes=2,
+        survey=Survey(looks=looks, skipped=[]),
+        stages=Stages(
+            images=50,
+            read_ms=0.1,
+            read_cold_ms=1.5,
+            cold_not_measured="",
+            decode_ms=3.2,
+            resize_ms=0.7,
+        ),
+        copies=None,
+        rows=(row("feedline", "originals", 500, 480, 520), row("bare", "originals", 510, 500, 540)),
+        skipped=[],
+        left_out=[],
+        machine={"cores_usable": 2},
+        versions={"feedline": "1"},
+        elapsed_s=60.0,
+    )
+    return replace(made, **changes)

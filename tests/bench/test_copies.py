@@ -1,0 +1,140 @@
+"""Smaller copies in a temporary folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tasks import limit_files
+
+from feedline.bench.copies import Copies, copies, copies_side, no_room
+from feedline.bench.pool import Pool
+from feedline.bench.survey import Survey, survey
+from feedline.images.folder import ImageFolder
+
+
+@pytest.fixture
+def looked(folder: ImageFolder, image_pool: Pool) -> Survey:
+    return survey(image_pool, folder, seconds=60, advance=lambda done: None)
+
+
+@pytest.mark.parametrize(
+    ("size_px", "side_px"),
+    [(1, 128), (112, 128), (113, 256), (224, 256), (225, 512), (384, 512), (448, 512), (449, 1024)],
+)
+def test_copies_leave_the_crop_an_eighth(size_px: int, side_px: int) -> None:
+    assert copies_side(size_px) == side_px
+
+
+def test_copies_have_the_side_asked_for_and_are_never_enlarged(
+    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+) -> None:
+    heard: list[int] = []
+    with copies(image_pool, folder, looked, 128, advance=heard.append, parent=tmp_path) as made:
+        assert isinstance(made, Copies)
+        assert made.root.parent == tmp_path
+        assert (made.images, made.as_they_are, made.side_px) == (20, 2, 128)
+        assert heard == list(range(1, 21))
+        copied = ImageFolder(made.root)
+        for k in range(20):
+            original, copy = Path(folder.path(k)), Path(copied.path(k))
+            with Image.open(copy) as image:
+                assert image.format == "JPEG"
+                assert image.size == ((90, 100) if original.name == "0.jpg" else (166, 128))
+                assert (copy.read_bytes() == original.read_bytes()) == (original.name == "0.jpg")
+        files = [path for path in made.root.rglob("*") if path.is_file()]
+        assert made.file_bytes == sum(path.stat().st_size for path in files) / 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_copies_are_gone_whatever_happens(
+    folder: ImageFolder,
+    looked: Survey,
+    image_pool: Pool,
+    tmp_path: Path,
+    error: type[BaseException],
+) -> None:
+    def break_off() -> None:
+        with copies(
+            image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
+        ) as made:
+            assert isinstance(made, Copies)
+            raise error
+
+    with pytest.raises(error):
+        break_off()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_went_is_passed_over(photos: Path, tmp_path: Path, image_pool: Pool) -> None:
+    root = tmp_path / "some"
+    shutil.copytree(photos, root)
+    folder = ImageFolder(root)
+    looked = survey(image_pool, folder, seconds=60, advance=lambda done: None)
+    (root / "cats" / "4.jpg").unlink()
+    with copies(
+        image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
+    ) as made:
+        assert isinstance(made, Copies)
+        assert made.images == 19
+
+
+def test_too_little_room_is_found_before_anything_is_written(
+    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+) -> None:
+    assert no_room(tmp_path, 1) == ""
+    assert "they need up to 1,125,899,907 MB, and" in no_room(tmp_path, 1 << 50)
+
+    large = [look._replace(height_px=200, width_px=1 << 50) for look in looked.looks]
+    with copies(
+        image_pool,
+        folder,
+        dataclasses.replace(looked, looks=large),
+        128,
+        advance=lambda done: None,
+        parent=tmp_path,
+    ) as made:
+        assert isinstance(made, str)
+        assert "MB free" in made
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_memory_may_not_take_the_memory() -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        pytest.skip("no /dev/shm here")
+    needed = shutil.disk_usage(shared).free // 2
+    assert "of memory" in no_room(shared, needed) or no_room(shared, needed) == ""
+    assert no_room(shared, 1) == ""
+
+
+def test_where_nothing_can_be_written_there_are_no_copies(
+    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+) -> None:
+    for parent in (tmp_path / "missing", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        with copies(
+            image_pool, folder, looked, 128, advance=lambda done: None, parent=parent
+        ) as made:
+            assert isinstance(made, str)
+            assert "cannot be written" in made
+            assert "TMPDIR" in made
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_copying_and_leaves_nothing(
+    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+) -> None:
+    image_pool.each(limit_files, [(1000,)])
+    try:
+        with copies(
+            image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
+        ) as made:
+            assert isinstance(made, str)
+            assert "cannot be written" in made
+            assert list(tmp_path.iterdir()) == []
+    finally:
+        image_pool.each(limit_files, [(-1,)])

@@ -1,0 +1,67 @@
+"""Images drawn from a folder, as a source."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline import DataLoader
+from feedline.bench.sample import Sample, draw
+from feedline.errors import ImageError
+from feedline.images.folder import ImageFolder
+from feedline.plan.row import Item
+
+
+def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -> None:
+    drawn = draw(folder, seed=3)
+    label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
+    assert sorted(map(drawn.path, range(len(drawn)))) == sorted(label)
+    assert [label[drawn.path(k)] for k in range(len(drawn))] == drawn.targets.tolist()
+    assert drawn.classes == folder.classes
+    assert len(folder) == 20, "the folder itself is as it was"
+
+
+def test_the_seed_decides_what_is_drawn(folder: ImageFolder) -> None:
+    def names(seed: int) -> list[str]:
+        return [few.name(k) for few in [draw(folder, seed, most=6)] for k in range(6)]
+
+    assert names(1) == names(1)
+    assert names(1) != names(2)
+    assert len(draw(folder, 1, most=6)) == 6
+    assert len(draw(folder, 1, most=600)) == 20
+
+
+def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> None:
+    sample = pickle.loads(pickle.dumps(Sample(draw(folder, 0), [4, 2, 7])))
+    assert len(sample) > 1_000_000
+    assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
+
+    image, label = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)
+    expected = np.zeros_like(image)
+    sample.load(Item(4, 32, 99, 1.0), (image, label))
+    sample.folder.load(Item(2, 32, 99, 1.0), (expected, np.zeros((), np.int64)))
+    assert (image == expected).all()
+    assert label == sample.folder.targets[2]
+
+    with DataLoader(sample, 3, image_size=32, shuffle=False, num_workers=0) as loader:
+        batches = iter(loader)
+        first, again = next(batches)[0].numpy(), next(batches)[0].numpy()
+    assert (first != again).any(axis=(1, 2, 3)).all()
+
+
+def test_fingerprints_tell_samples_apart(folder: ImageFolder) -> None:
+    assert Sample(folder, [1, 2]).fingerprint() == Sample(folder, [1, 2]).fingerprint()
+    assert Sample(folder, [1, 2]).fingerprint() != Sample(folder, [2, 1]).fingerprint()
+
+
+def test_a_file_that_went_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").write_bytes(b"")
+    sample = Sample(ImageFolder(tmp_path), [0])
+    (tmp_path / "a" / "x.jpg").unlink()
+    row = np.zeros((8, 8, 3), np.uint8), np.zeros((), np.int64)
+    with pytest.raises(ImageError, match=r"x\.jpg"):
+        sample.load(Item(5, 8, 0, 1.0), row)

@@ -1,0 +1,243 @@
+"""`feedline bench`: small runs, every wrong use said in one message, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import simplejpeg
+from command_line import Command, Ended
+
+QUICK = ("--seconds", 0.05, "--batch-size", 4)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train/ with 24 photographs of 160 x 200 px, one image of 60 px and two broken files."""
+    root = tmp_path_factory.mktemp("bench") / "photos"
+    for name in ("ant", "bee"):
+        (root / "train" / name).mkdir(parents=True)
+        for number in range(12):
+            y, x = np.mgrid[0:160, 0:200]
+            waves = [np.sin((x * number + y * 3 + c * 50) / 29) for c in range(3)]
+            pixels = (127 + 120 * np.stack(waves, axis=2)).astype(np.uint8)
+            jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels))
+            (root / "train" / name / f"{number}.jpg").write_bytes(jpeg)
+    small = simplejpeg.encode_jpeg(np.zeros((60, 60, 3), np.uint8))
+    (root / "train" / "ant" / "small.jpg").write_bytes(small)
+    (root / "train" / "ant" / "empty.jpg").touch()
+    (root / "train" / "bee" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
+    return root
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def assert_refused(ended: Ended, *words: str) -> None:
+    assert ended.status == 2, ended
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in " ".join(ended.err.split()), ended.err
+
+
+def children() -> set[int]:
+    """Processes of this one, but for multiprocessing's tracker, which lives as long as it."""
+    return {
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(child.cmdline())
+    }
+
+
+def test_a_run_prints_a_table_and_writes_its_results(
+    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
+) -> None:
+    before, target = children(), tmp_path / "result.json"
+    ended = feedline("bench", photos, *QUICK, "--size", 80, "--workers", 1, "--json", target)
+    assert ended.status == 0, ended.err
+    assert ended.err == ""
+    assert list(temporary.iterdir()) == []
+    assert children() == before
+
+    assert ended.out.startswith("25 of 27 images, ")
+    for words in (
+        "200x160 px, to 80 px in batches of 4; 1 worker, ",
+        "feedline, originals",
+        "bare processes, originals",
+        "feedline, 128 px copies",
+        "bare processes, 128 px copies",
+        "one image in one process: read ",
+        "feedline / bare processes: ",
+        " the loader: it ",
+        "Copies with a shorter side of 128 px ",
+        "1 of 25 images have a side shorter than 80 px: they are enlarged",
+        "unreadable images skipped: 2, such as",
+        "train/ant/empty.jpg: the file is empty",
+        "train/bee/torn.jpg: ",
+    ):
+        assert words in " ".join(ended.out.split()), ended.out
+
+    result = json.loads(target.read_text())
+    assert result["settings"]["folder"] == str(photos / "train")
+    assert result["workers"] == result["cores_used"] == 1
+    assert [(row["loader"], row["files"]) for row in result["rows"]] == [
+        ("feedline", "originals"),
+        ("bare", "originals"),
+        ("feedline", "copies"),
+        ("bare", "copies"),
+    ]
+    for row in result["rows"]:
+        spread = row["images_per_s"]
+        assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+        assert len(row["turns"]) >= 3
+        assert (row["first_batch_s"] is None) == (row["loader"] == "bare")
+    assert result["copies"]["images"] == 25
+    assert result["copies"]["copied_as_they_are"] == 1
+    assert [Path(each["file"]).name for each in result["skipped"]] == ["empty.jpg", "torn.jpg"]
+    assert result["left_out"] == []
+    assert result["machine"]["cpu"]
+    for name in ("python", "torch", "numpy", "simplejpeg", "cv2", "Pillow", "feedline"):
+        assert name in result["versions"]
+    assert result["verdict"]
+
+
+def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
+    feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchvision")
+    before, target = children(), tmp_path / "result.json"
+    ended = feedline(
+        "bench", tiny_set, "--seconds", 0.05, "--size", 32, "--workers", 0, "--batch-size", 30,
+        "--against", "torch", "--json", target,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    assert ended.err == ""
+    assert children() == before
+    assert not list(temporary.glob("feedline*"))
+    for words in (
+        "no workers",
+        "torch + Pillow, float32",
+        "torch + torchvision v2, uint8",
+        "feedline's rate is ",
+        "128 px copies left out: no image has a shorter side above 128 px",
+        "16 images are fewer than a batch of 30",
+    ):
+        assert words in " ".join(ended.out.split()), ended.out
+    result = json.loads(target.read_text())
+    assert [row["loader"] for row in result["rows"]] == ["feedline", "bare", "torch", "torch"]
+    assert all(row["first_batch_s"] for row in result["rows"] if row["loader"] != "bare")
+    assert result["left_out"][0]["what"] == "128 px copies"
+    assert result["versions"]["torchvision"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--size", 0), ("size must be a whole number from 1 to 16384, got 0",)),
+        (("--size", -224), ("got -224",)),
+        (("--size", 10**6), ("got 1000000",)),
+        (("--size", 16384, "--batch-size", 10**6), ("MiB of memory", "smaller --batch-size")),
+        (("--batch-size", 0), ("batch_size must be a whole number from 1", "got 0")),
+        (("--workers", "many"), ("--workers must be 'auto' or a whole number", "'many'")),
+        (("--workers", -1), ("--workers must be", "'-1'")),
+        (("--workers", 100_000), ("num_workers must be", "got 100000")),
+        (("--seconds", 0), ("seconds must be above 0", "got 0.0")),
+        (("--seconds", "nan"), ("seconds must be above 0", "got nan")),
+        (("--against", "jax"), ("jax", "torch")),
+        (("--json", "/nowhere/at/all.json"), ("--json /nowhere/at/all.json: cannot write",)),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(
+    feedline: Command,
+    photos: Path,
+    temporary: Path,
+    arguments: tuple[object, ...],
+    words: tuple[str, ...],
+) -> None:
+    ended = feedline("bench", photos, *arguments)
+    assert_refused(ended, *words)
+    assert ended.out == ""
+    assert list(temporary.iterdir()) == []
+
+
+def test_folders_without_images_are_refused(feedline: Command, tmp_path: Path) -> None:
+    assert_refused(feedline("bench", tmp_path / "nowhere"), "no such folder", "demo-data")
+    assert_refused(feedline("bench", tmp_path), "found no class folders, it is empty")
+    (tmp_path / "ant").mkdir()
+    assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
+
+
+def test_torchvision_is_asked_for_where_it_is_missing(
+    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchvision.py").write_text("raise ImportError('built for another torch')")
+    monkeypatch.syspath_prepend(tmp_path)
+    ended = feedline("bench", photos, "--against", "torch")
+    assert_refused(ended, "--against torch", "built for another torch", "pip install torchvision")
+
+
+def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path) -> None:
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")
+    ended = feedline("bench", tmp_path, *QUICK, "--workers", 1)
+    assert_refused(ended, "not one of 1 images", "a.jpg: it is no image", "downloaded")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
+    photos: Path, tmp_path: Path
+) -> None:
+    statuses = {signal.SIGINT: 130, signal.SIGTERM: 143}
+    runs: dict[signal.Signals, tuple[subprocess.Popen[str], Path]] = {}
+    for signum in statuses:  # both at once: most of their time is imports
+        folder = tmp_path / signum.name
+        folder.mkdir()
+        script = "from feedline.cli.app import main; main()"
+        command = [sys.executable, "-c", script, "bench", str(photos), "--size", "80"]
+        run = subprocess.Popen(
+            [*command, "--workers", "1", "--seconds", "60"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+        runs[signum] = run, folder
+    for signum, (run, folder) in runs.items():
+        _until(lambda folder=folder: any(folder.glob("*/images/*.jpg")))
+        family = psutil.Process(run.pid).children(recursive=True)
+        assert family
+        if signum == signal.SIGINT:
+            os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
+        else:
+            run.send_signal(signum)
+        out, err = run.communicate(timeout=60)
+        assert run.returncode == statuses[signum], err
+        assert out == ""
+        assert err == ("feedline: interrupted\n" if signum == signal.SIGINT else "")
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+        assert list(folder.iterdir()) == []
+
+
+def _until(holds: object, within_s: float = 60.0) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
