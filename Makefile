@@ -4,10 +4,11 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench-peers clean
 
 demo: $(READY)
 	$(BIN)/feedline demo-data demo-data
@@ -21,6 +22,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
+# An environment with what feedline is compared with, apart from feedline's own.
+bench-peers:
+	$(PYTHON) -m venv $(PEERS)
+	benchmarks/install_peers.sh $(PEERS)/bin/python
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -28,4 +34,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo-data runs
+	rm -rf $(VENV) $(PEERS) demo-data runs

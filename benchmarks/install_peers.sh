@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Installs feedline and what it is compared with:  benchmarks/install_peers.sh PYTHON
+#
+# PYTHON is that of a virtual environment. feedline and torch come first and are held at their
+# versions while the peers follow, so that none of them changes what is measured. A peer that cannot
+# be installed stops no other; the last lines say which, and why as far as it is known.
+set -u
+python=$1
+cd "$(dirname "$0")/.." || exit 1
+held=$(mktemp)
+trap 'rm -f "$held"' EXIT
+failed=()
+
+pip() {
+  "$python" -m pip install --quiet --constraint "$held" "$@"
+}
+
+peer() { # NAME COMMAND...
+  echo "installing $1"
+  "${@:2}" || failed+=("$1")
+}
+
+streaming() {
+  # Its bounds on numpy and transformers are below what the others run with; what it needs to read
+  # and write local shards works with both, and its clients for cloud storage are not needed.
+  pip brotli catalogue python-snappy requests transformers 'xxhash<4' zstd &&
+    pip --no-deps mosaicml-streaming
+}
+
+ffcv() {
+  # It asks for opencv-python, which would be a second owner of the module cv2.
+  if ! { pkg-config --exists opencv4 libturbojpeg && command -v g++ >/dev/null; }; then
+    echo "FFCV is compiled, with Debian's g++ pkg-config libopencv-dev libturbojpeg0-dev" >&2
+    return 1
+  fi
+  pip assertpy fastargs numba pytorch-pfn-extras terminaltables tqdm && pip --no-deps ffcv
+}
+
+spdl() {
+  if ! command -v ffmpeg >/dev/null; then
+    echo "SPDL uses the shared libraries of Debian's ffmpeg" >&2
+    return 1
+  fi
+  pip spdl spdl-io
+}
+
+pip --upgrade pip || exit 1
+pip --editable '.[cv2,train]' matplotlib torchvision || exit 1
+"$python" -m pip freeze --exclude-editable >"$held"
+
+peer DALI pip nvidia-dali-cuda130
+peer FFCV ffcv
+peer SPDL spdl
+peer WebDataset pip webdataset
+peer LitData pip litdata
+peer "MosaicML Streaming" streaming
+
+if ((${#failed[@]})); then
+  printf 'could not be installed: %s\n' "${failed[@]}"
+fi

@@ -1,0 +1,153 @@
+"""The limit: what bare processes reach that only read, decode, crop and resize.
+
+As many processes as workers go through the same images again and again with crops that were
+drawn beforehand and the library calls that feedline makes, each into a batch of memory of its
+own that it writes over and over. Nothing is parsed, drawn, checked, reported or handed on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from typing import Any
+
+from peers.work import RATIO, SCALE, Work
+
+NAME = "the limit (bare processes)"
+NEEDS = ("torch", "cv2", "simplejpeg", "feedline")
+PIXELS = "uint8, torchvision's pixels"
+KINDS = ("jpeg", "raw")
+
+Crop = tuple[int, int, int, int, bool]  # top, left, height, width, mirrored
+Step = tuple[Any, Any, Crop]  # a path or number, a JPEG's frame header, the crop
+_EPOCHS = 8
+
+
+def _sources(work: Work) -> list[tuple[Any, Any, int, int]]:
+    """Every image's path or number, frame header, height and width."""
+    import numpy as np
+    import simplejpeg
+
+    from feedline.images.shorten import baseline_frame
+
+    if work.kind == "raw":
+        count, height, width, _ = np.load(f"{work.folder}/images.npy", mmap_mode="r").shape
+        return [(number, None, height, width) for number in range(count)]
+    sources = []
+    for path, _ in work.files():
+        with open(path, "rb") as file:
+            data = file.read()
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        sources.append((os.fsencode(path), baseline_frame(data), height, width))
+    return sources
+
+
+def _steps(work: Work) -> list[Step]:
+    """Some epochs of shuffled images and their crops."""
+    from feedline import TrainCrop
+    from feedline.plan.seeds import Stream
+
+    crop, order, sources = TrainCrop(scale=SCALE, ratio=RATIO), random.Random(0), _sources(work)
+    steps: list[Step] = []
+    for _ in range(_EPOCHS):
+        order.shuffle(sources)
+        for what, frame, height, width in sources:
+            box = crop.box(height, width, Stream(order.getrandbits(64)))
+            steps.append((what, frame, tuple(box)))
+    return steps
+
+
+def _order(pipe: Any) -> float | None:
+    """For how long to work, or None at the end."""
+    try:
+        seconds: float = pipe.recv()
+    except EOFError:
+        return None
+    return seconds
+
+
+def _run(pipe: Any, steps: list[Step], work: Work) -> None:
+    import cv2
+    import numpy as np
+    import simplejpeg
+    import torch
+
+    from feedline.images.decode import Scratch, decode_upper
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    resize = torch._C._nn._upsample_bilinear2d_aa
+    scratch = Scratch()
+    buffer = scratch.reserve(64 << 20)
+    size = work.size
+    rows = np.zeros((work.batch_size, size, size, 3), np.uint8)
+    raw = None
+    if work.kind == "raw":
+        raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
+
+    def make(what: Any, frame: Any, crop: Crop, row: Any) -> None:
+        top, left, height, width, flip = crop
+        if raw is not None:
+            image = raw[what]
+        else:
+            descriptor = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
+            data = os.read(descriptor, os.fstat(descriptor).st_size)
+            os.close(descriptor)
+            image = frame and decode_upper(data, frame, 1, top + height, scratch)
+            if image is None:
+                image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
+        part = image[top : top + height, left : left + width]
+        if height == size and width == size:
+            row[...] = part
+        elif height <= size and width <= size:
+            cv2.resize(part, (size, size), dst=row, interpolation=cv2.INTER_LINEAR)
+        else:
+            source = torch.from_numpy(part[None]).permute(0, 3, 1, 2)
+            target = torch.from_numpy(row[None]).permute(0, 3, 1, 2)
+            resize(source, [size, size], False, None, None, out=target)
+        if flip:
+            cv2.flip(row, 1, dst=row)
+
+    k = 0
+    pipe.send("ready")
+    while (seconds := _order(pipe)) is not None:
+        start = now = time.perf_counter()
+        first = k
+        while now - start < seconds:
+            for _ in range(8):
+                make(*steps[k % len(steps)], rows[k % len(rows)])
+                k += 1
+            now = time.perf_counter()
+        pipe.send((k - first, now - start))
+
+
+class Bare:
+    """Bare processes, started once; they end with this one."""
+
+    def __init__(self, work: Work) -> None:
+        context = multiprocessing.get_context("spawn")
+        steps = _steps(work)
+        self._pipes = []
+        for number in range(work.workers):
+            ours, theirs = context.Pipe()
+            share = steps[number :: work.workers]
+            context.Process(target=_run, args=(theirs, share, work), daemon=True).start()
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def rate(self, seconds: float) -> tuple[int, float]:
+        """Images made in about `seconds`, and the seconds that it took."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        made = [pipe.recv() for pipe in self._pipes]
+        # They end apart: each one's own rate is what it would keep up without end.
+        rate = sum(images / took_s for images, took_s in made)
+        took_s = max(took_s for _, took_s in made)
+        return round(rate * took_s), took_s
+
+
+def bare(work: Work) -> Bare:
+    return Bare(work)

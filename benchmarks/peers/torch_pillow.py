@@ -1,0 +1,43 @@
+"""torch's DataLoader over torchvision's ImageFolder, Pillow and float32: what most people run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peers.work import RATIO, SCALE, Work
+
+NAME = "torch + Pillow"
+NEEDS = ("torchvision", "torch")
+PIXELS = "float32 normalised, torchvision's pixels"
+KINDS = ("jpeg",)
+
+
+def batches(work: Work) -> Iterator[Any]:
+    from torch.utils.data import DataLoader
+    from torchvision import transforms as T
+    from torchvision.datasets import ImageFolder
+
+    dataset = ImageFolder(
+        work.folder,
+        T.Compose(
+            [
+                T.RandomResizedCrop(work.size, scale=SCALE, ratio=RATIO),
+                T.RandomHorizontalFlip(),
+                T.ToTensor(),
+                T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        ),
+    )
+    dataset.samples *= work.repeat
+    loader = DataLoader(
+        dataset,
+        work.batch_size,
+        shuffle=True,
+        num_workers=work.workers,
+        drop_last=True,
+        persistent_workers=True,
+    )
+    while True:
+        for images, _ in loader:
+            yield images

@@ -1,0 +1,53 @@
+"""What a peer is asked to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["RATIO", "SCALE", "Work"]
+
+SCALE = (0.25, 1.0)
+RATIO = (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Images to crop and resize, on a machine to be used in a given way.
+
+    Args:
+        kind: "jpeg": `folder` holds one sub-folder of JPEG files a class. "raw": it holds
+            images.npy, uint8 (n, height, width, 3), and labels.npy, int64 (n,).
+        folder: where the images are.
+        size: of the batches' images, in pixels.
+        batch_size: images in a batch.
+        workers: processes, or threads where a peer uses those.
+        repeat: so many times the images make an epoch, where a peer can be told so: an epoch
+            of few images would measure how its end is handled.
+        scratch: an empty folder of the peer's own, removed afterwards.
+    """
+
+    kind: str
+    folder: str
+    size: int
+    batch_size: int
+    workers: int
+    repeat: int
+    scratch: str
+
+    @classmethod
+    def of(cls, text: str) -> Work:
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    def files(self) -> list[tuple[str, int]]:
+        """Paths and class numbers, as torchvision's ImageFolder finds them, once each."""
+        classes = sorted(path for path in Path(self.folder).iterdir() if path.is_dir())
+        return [
+            (str(path), label)
+            for label, root in enumerate(classes)
+            for path in sorted(root.iterdir())
+        ]

@@ -1,0 +1,27 @@
+"""As `sized_index`, but all epochs are one iteration, so that workers never pause.
+
+As far as torch's DataLoader goes without changing it, at the price that it knows no epochs: none
+can be skipped, repeated or resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from progressive_peers.sized_index import Pair, SizedFolder, SizedSampler, loader_of
+from progressive_peers.work import Work
+
+
+def batches(work: Work) -> Iterator[Any]:
+    data = SizedFolder(work)
+
+    class Stream:
+        """Batches of all epochs."""
+
+        def __iter__(self) -> Iterator[list[Pair]]:
+            for stage in work.stages:
+                for _ in range(stage.epochs):
+                    yield from SizedSampler(len(data), stage)
+
+    yield from loader_of(work, data, Stream())

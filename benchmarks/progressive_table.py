@@ -1,0 +1,195 @@
+"""What `progressive.py` found, as tables, a verdict and a picture.
+
+python benchmarks/progressive_table.py result.json            Markdown
+python benchmarks/progressive_table.py result.json --plot result.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from progressive_peers import CONTESTANTS
+from report import spread, table
+
+from feedline import Schedule
+
+__all__ = ["bar", "limits", "picture", "tables"]
+
+OURS = "feedline_exact"
+MOST_WAIT = 0.03
+MOST_TOTAL = 1.03
+MOST_DRIFT = 0.05
+
+Found = dict[str, Any]
+
+
+def speeds(found: Found) -> list[float | None]:
+    """Slowest first; None alone where a model was trained."""
+    return sorted({run["speed"] for run in found["runs"]}, key=lambda speed: speed or 0.0)
+
+
+def by_contestant(found: Found, speed: float | None) -> dict[str, list[Found]]:
+    """The runs at a speed."""
+    runs = [run for run in found["runs"] if run["speed"] == speed]
+    there = [name for name in CONTESTANTS if any(run["contestant"] == name for run in runs)]
+    return {name: [run for run in runs if run["contestant"] == name] for name in there}
+
+
+def sizes(found: Found) -> list[int]:
+    return [phase.size for phase in Schedule.parse(found["settings"]["schedule"]).phases]
+
+
+def title(found: Found, speed: float | None) -> str:
+    if speed is None:
+        return f"{found['settings']['model']} on {found['settings']['device']}"
+    return f"step at {speed:.0%} of the limit"
+
+
+def limits(found: Found) -> str:
+    """The limit at each size, before all runs: how steady the machine was."""
+    parts = []
+    for size in dict.fromkeys(sizes(found)):
+        rates = [rate for run in found["runs"] if (rate := run["limit"].get(str(size)))]
+        if rates:
+            parts.append(f"{size} px {spread(rates, digits=0)}")
+    return f"the limit, images/s: {'; '.join(parts)}\n" if parts else ""
+
+
+def percent(shares: list[float]) -> str:
+    return spread([100 * share for share in shares], digits=1)
+
+
+def tables(found: Found, *, markdown: bool = False) -> str:
+    """A table for each speed of the step."""
+    px = sizes(found)
+    headers = ["loader", "run / steps alone", *[f"waited at {size}, %" for size in px]]
+    headers += [f"switch to {size}: s, x usual" for size in px[1:]]
+    headers += ["first batch, s", *(["busy, %"] if speeds(found) == [None] else [])]
+    parts = []
+    for speed in speeds(found):
+        rows = [
+            [CONTESTANTS[name], *cells(runs)] for name, runs in by_contestant(found, speed).items()
+        ]
+        for name, why in found["missing"].items():
+            rows.append([CONTESTANTS[name], why, *[""] * (len(headers) - 2)])
+        parts.append(f"{title(found, speed)}\n\n{table(rows, headers, markdown=markdown)}\n")
+    return "\n".join(parts)
+
+
+def cells(runs: list[Found]) -> list[str]:
+    """A contestant's row."""
+    first = runs[0]
+    row = [spread([run["total"] for run in runs])]
+    row += [percent([run["waits"][k] for run in runs]) for k in range(len(first["waits"]))]
+    for k in range(len(first["switches"])):
+        seconds = median(run["switches_s"][k] for run in runs)
+        row.append(f"{seconds:.3f}, {spread([run['switches'][k] for run in runs], digits=1)}")
+    row.append(spread([run["first_batch_s"] for run in runs], digits=2))
+    if first["speed"] is None:
+        row.append(percent([run["busy"] for run in runs]))
+    return row
+
+
+def drift(run: Found) -> float:
+    """By how much the limit moved around a run, at the size where it moved most."""
+    after = run["limit_after"]
+    return max(abs(after[size] / rate - 1) for size, rate in run["limit"].items())
+
+
+def bar(found: Found) -> str:
+    """Whether feedline met what it is held to, by medians over its steady runs."""
+    runs = by_contestant(found, 1.0).get(OURS, [])
+    steady = [run for run in runs if drift(run) <= MOST_DRIFT]
+    said = "the bar, feedline with steps at 100% of the limit: "
+    if not runs:
+        return f"{said}not tried"
+    if not steady:
+        return f"{said}not decided, in none of {len(runs)} runs was the machine steady"
+    wait = max(median(waits) for waits in zip(*[run["waits"] for run in steady], strict=True))
+    total = median(run["total"] for run in steady)
+    met = wait <= MOST_WAIT and total <= MOST_TOTAL
+    return (
+        f"{said}{'met' if met else 'MISSED'}; exposed wait {100 * wait:.1f}% in the worst phase "
+        f"(at most {100 * MOST_WAIT:.0f}%), run / steps alone {total:.3f} (at most {MOST_TOTAL}); "
+        f"{len(steady)} of {len(runs)} runs were on a steady machine"
+    )
+
+
+def picture(found: Found, path: Path) -> None:
+    """Bars of exposed wait by phase, at the slowest and the fastest step; whiskers: the range."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    # Okabe and Ito's palette, which colour-blind readers tell apart.
+    colours = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
+    px = sizes(found)
+    shown = sorted({*speeds(found)[:1], *speeds(found)[-1:]}, key=lambda speed: speed or 0.0)
+    figure, axes = plt.subplots(
+        1,
+        len(shown),
+        figsize=(1.5 + 5.0 * len(shown), 5.0),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    thick = 0.8 / len(px)
+    for axis, speed in zip(axes.flat, shown, strict=True):
+        parts = by_contestant(found, speed)
+        for k, size in enumerate(px):
+            waits = [[100 * run["waits"][k] for run in runs] for runs in parts.values()]
+            middle = [median(each) for each in waits]
+            bars = axis.barh(
+                [number + (k - (len(px) - 1) / 2) * thick for number in range(len(parts))],
+                middle,
+                thick,
+                xerr=[
+                    [m - min(each) for m, each in zip(middle, waits, strict=True)],
+                    [max(each) - m for m, each in zip(middle, waits, strict=True)],
+                ],
+                color=colours[k % len(colours)],
+                edgecolor="#000000",
+                linewidth=0.5,
+                error_kw={"linewidth": 1},
+                label=f"{size} px",
+            )
+            axis.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+        axis.set_yticks(range(len(parts)), [CONTESTANTS[name] for name in parts])
+        axis.set_title(title(found, speed))
+        axis.set_xlabel("time waited for a batch, % of the phase")
+        axis.set_xlim(left=0)
+        axis.margins(x=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].invert_yaxis()
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(px)
+    )
+    settings, machine = found["settings"], found["machine"]
+    figure.suptitle(
+        f"{settings['schedule']}, batches of {settings['batch_size']}, {settings['workers']} "
+        f"workers, {machine['cpu_model']}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result", type=Path, help="what progressive.py --json wrote")
+    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    options = parser.parse_args()
+    found = json.loads(options.result.read_text())
+    print(tables(found, markdown=True))
+    print(f"{limits(found)}{bar(found)}")
+    if options.plot:
+        picture(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What `scale.py` found, as tables and a picture.
+
+python benchmarks/scale_table.py result.json            Markdown
+python benchmarks/scale_table.py result.json --plot result.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from report import spread, table
+
+__all__ = ["picture", "tables"]
+
+OURS, LIMIT = "feedline_exact", "limit"
+# The axes, and what the horizontal axis of each panel says.
+AXES = {
+    "workers": "worker processes",
+    "batch size": "images in a batch",
+    "image size": "side of the images, px",
+    "index": "images in the index",
+}
+# What slopes are taken against: the CPU time of an image is thought of as fixed + slope * this.
+LEVER = {
+    "batch size": ("CPU ms / batch", lambda value: 1 / value),
+    "image size": ("CPU ms / megapixel", lambda value: value * value / 1e6),
+}
+# Facts of single axes: the heading, and digits.
+FACTS = {
+    "enlarged_percent": ("enlarged %", 0),
+    "scan_s": ("scan s", 3),
+    "order_s": ("order s", 4),
+}
+
+Found = dict[str, Any]
+
+
+def points(found: Found, axis: str) -> list[Found]:
+    return [point for point in found["points"] if point["axis"] == axis]
+
+
+def figures(point: Found, peer: str, name: str) -> list[float]:
+    """One figure of a peer, of all rounds; none where it did not take part."""
+    return [turn[peer][name] for turn in point["turns"] if peer in turn]
+
+
+def cores(found: Found, point: Found) -> int:
+    """How many cores the workers of a point can use."""
+    workers = point["value"] if point["axis"] == "workers" else found["settings"]["workers"]
+    return min(workers, found["machine"]["usable_cores"])
+
+
+def core_ms(found: Found, point: Found) -> float:
+    """Milliseconds of the used cores for an image."""
+    return 1000 * cores(found, point) / median(figures(point, OURS, "rate"))
+
+
+def cpu_ms(point: Found) -> float:
+    """Milliseconds that all processes computed for an image."""
+    return median(figures(point, OURS, "cpu_ms"))
+
+
+def slopes(measured: list[Found], axis: str) -> list[str]:
+    """Against the value before; the first has none."""
+    _, lever = LEVER[axis]
+    said = ["-"]
+    for before, after in pairwise(measured):
+        more = lever(after["value"]) - lever(before["value"])
+        said.append(f"{(cpu_ms(after) - cpu_ms(before)) / more:.2f}")
+    return said
+
+
+def axis_table(found: Found, axis: str, markdown: bool) -> str:
+    """All figures of one axis."""
+    measured = points(found, axis)
+    facts = [name for name in FACTS if name in measured[0]["turns"][0]]
+    limited = bool(figures(measured[0], LIMIT, "rate"))
+    headers = [axis, "images/s", "per core", "core ms / image", "CPU ms / image"]
+    if limited:
+        headers += ["limit, images/s", "share of the limit"]
+    headers += [LEVER[axis][0]] if axis in LEVER else []
+    headers += ["PSS MB", "first batch s", *[FACTS[name][0] for name in facts]]
+    rows = []
+    for k, point in enumerate(measured):
+        rates = figures(point, OURS, "rate")
+        row = [
+            f"{point['value']:,}",
+            spread(rates, digits=0),
+            f"{median(rates) / cores(found, point):.0f}",
+            f"{core_ms(found, point):.3f}",
+            f"{cpu_ms(point):.3f}",
+        ]
+        if limited:
+            bare = figures(point, LIMIT, "rate")
+            row.append(spread(bare, digits=0))
+            row.append(spread([ours / limit for ours, limit in zip(rates, bare, strict=True)]))
+        if axis in LEVER:
+            row.append(slopes(measured, axis)[k])
+        row.append(f"{median(figures(point, OURS, 'pss_mb')):.0f}")
+        row.append(spread(figures(point, OURS, "first_batch_s"), digits=2))
+        for name in facts:
+            row.append(f"{median(turn[name] for turn in point['turns']):.{FACTS[name][1]}f}")
+        rows.append(row)
+    return f"{axis}\n\n{table(rows, headers, markdown=markdown)}\n"
+
+
+def tables(found: Found, *, markdown: bool = False) -> str:
+    """A table for each axis that was measured."""
+    return "\n".join(axis_table(found, axis, markdown) for axis in AXES if points(found, axis))
+
+
+def picture(found: Found, path: Path) -> None:
+    """Images per second, a panel an axis; bands from the slowest to the fastest turn."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained")
+    legend = {}
+    for panel, (axis, label) in zip(axes.flat, AXES.items(), strict=True):
+        measured = points(found, axis)
+        panel.set_visible(bool(measured))
+        highest = 0.0
+        # Okabe and Ito's palette, which colour-blind readers tell apart; the markers differ, too.
+        for peer, name, colour, marker in (
+            (OURS, "feedline", "#0072B2", "o"),
+            (LIMIT, "the limit (bare processes)", "#E69F00", "s"),
+        ):
+            part = [point for point in measured if figures(point, peer, "rate")]
+            if part:
+                rates = [figures(point, peer, "rate") for point in part]
+                values = [point["value"] for point in part]
+                low, high = [min(each) for each in rates], [max(each) for each in rates]
+                panel.fill_between(values, low, high, color=colour, alpha=0.25, linewidth=0)
+                middle = [median(each) for each in rates]
+                (legend[name],) = panel.plot(values, middle, marker=marker, color=colour)
+                highest = max(highest, *high)
+        ticks = [point["value"] for point in measured]
+        panel.set_xscale("log", base=10 if axis == "index" else 2)
+        panel.set_xticks(ticks, [f"{value:,}" for value in ticks])
+        panel.minorticks_off()
+        panel.set_xlabel(label)
+        panel.set_ylabel("images per second")
+        panel.set_ylim(0, 1.08 * highest or 1)
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
+    settings, machine = found["settings"], found["machine"]
+    figure.suptitle(
+        f"{machine['cpu_model']}, {machine['usable_cores']} cores; unless varied: "
+        f"{settings['workers']} workers, batches of {settings['batch_size']}, "
+        f"{settings['size']} px (index: 128 px copies at 112 px)",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result", type=Path, help="what scale.py --json wrote")
+    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    options = parser.parse_args()
+    found = json.loads(options.result.read_text())
+    print(tables(found, markdown=True))
+    if options.plot:
+        picture(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""feedline against what users could pick instead, and against the limit of the machine.
+
+Method: every peer runs in a process of its own (`peers/`). At each work they are measured in
+turn, `--rounds` times (A B C A B C): `--lead` seconds use up what was made ahead, `--seconds` are
+counted, then all its processes come to rest before the next one's turn. A first round warms up
+and is left out. Files come from the page cache (`--cache warm`, the default: read once before)
+or are dropped from it before every turn (`--cache dropped`). Time to the first batch counts from
+building the loader, after its imports. Ratios are taken round by round. Works:
+
+    originals                      at 224, 160 and 112 px
+    JPEG copies, shorter side 256  at 224, 160 and 112 px
+    JPEG copies, shorter side 128  at 112 px
+    raw copies, 256 and 128 px     at 224 and 112 px: central squares, one uint8 array in a file
+
+Caveats: one machine's figures; peers' pixels differ (the table's last column says how), and
+those that resize with less care are given the advantage of it. Peers that decode to float32
+do that extra work because their users do.
+
+    python benchmarks/versus.py FOLDER --json result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from contest import Contestant, Result, contestants
+from copies import jpeg_copies, raw_copies
+from peers import PEERS
+from peers.work import Work
+from report import machine, versions
+from versus_table import picture, table
+
+WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Images of a form, at a size."""
+
+    images: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.images} @{self.size}"
+
+
+TASKS = (
+    Task("originals", 224),
+    Task("originals", 160),
+    Task("originals", 112),
+    Task("256 px copies", 224),
+    Task("256 px copies", 160),
+    Task("256 px copies", 112),
+    Task("128 px copies", 112),
+    Task("256 px raw", 224),
+    Task("128 px raw", 112),
+)
+
+
+class Images:
+    """The forms of the images, made when they are first asked for."""
+
+    def __init__(self, originals: Path, scratch: Path) -> None:
+        self._originals = originals
+        self._scratch = scratch
+
+    def folder(self, task: Task) -> tuple[str, Path]:
+        """The kind of a task's images and their folder."""
+        if task.images == "originals":
+            return "jpeg", self._originals
+        shorter = int(task.images.split()[0])
+        kind, make = ("raw", raw_copies) if "raw" in task.images else ("jpeg", jpeg_copies)
+        folder = self._scratch / task.images.replace(" ", "-")
+        if not folder.exists():
+            make(self._originals, shorter, folder)
+        return kind, folder
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Ask the kernel to forget the files' pages."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_once(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.read_bytes()
+
+
+def measure(task: Task, images: Images, scratch: Path, options: argparse.Namespace) -> list[Result]:
+    """All peers at one task, in turn."""
+    kind, folder = images.folder(task)
+    work = Work(
+        kind=kind,
+        folder=str(folder),
+        size=task.size,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        repeat=options.repeat,
+        scratch="",
+    )
+    read_once(folder)
+    with tempfile.TemporaryDirectory(dir=scratch) as own:
+        works = []
+        for peer in options.peers:
+            (Path(own) / peer).mkdir()
+            works.append(replace(work, scratch=str(Path(own) / peer)))
+        with contestants(options.peers, works) as all_peers:
+            for number in range(options.rounds):
+                for one in all_peers:
+                    turn(one, number, folder, options)
+                say(task, f"round {number + 1} of {options.rounds}")
+            return [one.result for one in all_peers]
+
+
+def turn(one: Contestant, number: int, folder: Path, options: argparse.Namespace) -> None:
+    if options.cache == "dropped":
+        drop_from_cache(folder)
+    one.turn(options.lead if number else WARM_UP_S, options.seconds)
+
+
+def say(task: Task, what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {task.name}: {what}", file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="a folder with one sub-folder a class")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma separated")
+    parser.add_argument("--only", default="", help="part of a work's name, to run less")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="counted in each turn")
+    parser.add_argument("--lead", type=float, default=0.7, help="seconds before counting begins")
+    parser.add_argument("--repeat", type=int, default=20, help="times the images in an epoch")
+    parser.add_argument("--cache", choices=("warm", "dropped"), default="warm")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--plot", type=Path, help="where a picture of them goes")
+    options = parser.parse_args()
+    options.peers = options.peers.split(",")
+    if unknown := set(options.peers) - set(PEERS):
+        parser.error(f"unknown peers {sorted(unknown)}; there are {', '.join(PEERS)}")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    settings = {
+        name: getattr(options, name)
+        for name in ("workers", "batch_size", "rounds", "seconds", "lead", "repeat", "cache")
+    }
+    tasks: list[dict[str, Any]] = []
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "versions": versions(("feedline", "torch", "torchvision", "numpy", "simplejpeg", "pillow")),
+        "settings": settings,
+        "tasks": tasks,
+    }
+    with tempfile.TemporaryDirectory(prefix="feedline-versus-") as scratch:
+        images = Images(options.folder.resolve(), Path(scratch) / "images")
+        (Path(scratch) / "images").mkdir()
+        for task in TASKS:
+            if options.only in task.name:
+                results = measure(task, images, Path(scratch), options)
+                done = {"name": task.name, "peers": [asdict(result) for result in results]}
+                tasks.append(done)
+                print(table(done, options.workers), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.plot:
+        picture(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What `versus.py` found, as tables and a picture.
+
+python benchmarks/versus_table.py result.json            Markdown, as the README has it
+python benchmarks/versus_table.py result.json --plot result.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import report
+
+__all__ = ["picture", "summary", "table"]
+
+OURS = "feedline_exact"
+HEADERS = [
+    "loader",
+    "img/s",
+    "range",
+    "per core",
+    "feedline / it",
+    "CPU s / 1000",
+    "PSS MB",
+    "first batch s",
+    "pixels",
+]
+
+
+def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
+    """feedline's rate over a peer's, round by round."""
+    return [a / b for a, b in zip(ours["rates"], theirs["rates"], strict=True)]
+
+
+def by_rate(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that took part: the limit, feedline, then the others, fastest first."""
+    first = {"limit": 0, OURS: 1}
+    part = [peer for peer in peers if peer["rates"]]
+    return sorted(part, key=lambda peer: (first.get(peer["peer"], 2), -median(peer["rates"])))
+
+
+def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
+    """All figures of one task."""
+    ours = next((peer for peer in task["peers"] if peer["peer"] == OURS and peer["rates"]), None)
+    rows = []
+    for peer in by_rate(task["peers"]):
+        rate = median(peer["rates"])
+        rows.append(
+            [
+                peer["name"],
+                f"{rate:.0f}",
+                f"{min(peer['rates']):.0f}-{max(peer['rates']):.0f}",
+                f"{rate / cores:.0f}",
+                report.spread(ratios(ours, peer)) if ours and peer is not ours else "",
+                f"{median(peer['cpu_s']):.2f}",
+                f"{max(peer['pss_mb']):.0f}",
+                f"{peer['first_batch_s']:.2f}",
+                peer["pixels"],
+            ]
+        )
+    for peer in task["peers"]:
+        if not peer["rates"]:
+            rows.append([peer["name"] or peer["peer"], *[""] * 7, peer["missing"]])
+    return f"{task['name']}\n\n{report.table(rows, HEADERS, markdown=markdown)}\n"
+
+
+def summary(found: dict[str, Any]) -> str:
+    """A row a loader and a column a task: img/s, and how many times as fast feedline is."""
+    tasks = found["tasks"]
+    names: dict[str, str] = {}
+    cells: dict[tuple[str, str], str] = {}
+    for task in tasks:
+        part = {peer["peer"]: peer for peer in task["peers"] if peer["rates"]}
+        for name, peer in part.items():
+            names[name] = peer["name"]
+            cell = f"{median(peer['rates']):.0f}"
+            if name != OURS:
+                cell += f" ({median(ratios(part[OURS], peer)):.2f})"
+            cells[name, task["name"]] = cell
+    headers = ["images per second (feedline / it)", *[task["name"] for task in tasks]]
+    rows = [
+        [label, *[cells.get((name, task["name"]), "") for task in tasks]]
+        for name, label in names.items()
+    ]
+    return report.table(rows, headers, markdown=True)
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    """Bars of images per second, a panel a task; whiskers from the slowest to the fastest turn."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    tasks = found["tasks"]
+    columns = min(3, len(tasks))
+    down = -(-len(tasks) // columns)
+    figure, axes = plt.subplots(down, columns, figsize=(5.2 * columns, 3.4 * down), squeeze=False)
+    for axis, task in zip(axes.flat, tasks, strict=False):
+        part = by_rate(task["peers"])[::-1]
+        rates = [median(peer["rates"]) for peer in part]
+        low = [rate - min(peer["rates"]) for rate, peer in zip(rates, part, strict=True)]
+        high = [max(peer["rates"]) - rate for rate, peer in zip(rates, part, strict=True)]
+        # Okabe and Ito's palette, which colour-blind readers tell apart.
+        colours = [
+            {"limit": "#FFFFFF", OURS: "#0072B2", "feedline_scaled": "#56B4E9"}.get(
+                peer["peer"], "#999999"
+            )
+            for peer in part
+        ]
+        axis.barh(
+            [peer["name"] for peer in part],
+            rates,
+            xerr=[low, high],
+            color=colours,
+            edgecolor="#000000",
+            linewidth=0.6,
+            error_kw={"linewidth": 1},
+        )
+        axis.set_title(f"{task['name']} px")
+        axis.set_xlabel("images per second")
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in list(axes.flat)[len(tasks) :]:
+        axis.set_visible(False)
+    machine = found["machine"]
+    figure.suptitle(f"{machine['cpu_model']}, {found['settings']['workers']} workers")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result", type=Path, help="what versus.py --json wrote")
+    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    parser.add_argument("--all", action="store_true", help="all figures, a table a task")
+    options = parser.parse_args()
+    found = json.loads(options.result.read_text())
+    if options.all:
+        for task in found["tasks"]:
+            print(table(task, found["settings"]["workers"], markdown=True))
+    else:
+        print(summary(found))
+    if options.plot:
+        picture(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()
