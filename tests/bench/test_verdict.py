@@ -20,7 +20,7 @@ def test_the_largest_part_of_an_image_is_the_bound() -> None:
     (said,) = verdict(result())
     assert said == (
         "Decoding bounds the loader: it takes 80% of the 4.00 ms of an image, cropping and "
-        "resizing 18% and reading 2%; handing batches over costs 4%."
+        "resizing 18% and reading 2%; handing batches over costs 4% (2%-4%)."
     )
     (said,) = verdict(result(stages=replace(stages, resize_ms=9.0)))
     assert said.startswith("Cropping and resizing bounds the loader: it takes 73%")

@@ -232,7 +232,8 @@ def _portable(error: Exception) -> Exception:
     # torch puts the traceback of its worker into the message, and what was wrong at the end.
     *_, said = str(error).splitlines() or [""]
     trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
-    return WorkerError(f"{type(error).__name__}: {said}\n{trace}")
+    kind = f"{type(error).__name__}: "
+    return WorkerError(f"{kind}{said.removeprefix(kind)}\n{trace}")
 
 
 def _kill_family(pid: int | None) -> None:

@@ -51,7 +51,9 @@ def _bound(result: Result) -> str:
             f"Handing batches over bounds the loader: it costs {handing:.0%} of what bare "
             f"processes reach. In one of these {first} takes {share}, {rest}."
         )
-    costs = f"{handing:.0%}" if round(handing, 2) else "nothing that can be measured"
+    costs = "nothing that can be measured"
+    if kept is not None and round(handing, 2):
+        costs = f"{handing:.0%} ({max(0.0, 1 - kept.high):.0%}-{1 - kept.low:.0%})"
     return (
         f"{first.capitalize()} bounds the loader: it takes {share}, {rest}; handing batches over "
         f"costs {costs}."
