@@ -25,6 +25,7 @@ PEERS = (
     "feedline_scaled",
     "torch_pillow",
     "torch_float",
+    "torch_stock",
     "torch_uint8",
     "timm_prefetch",
     "dali",

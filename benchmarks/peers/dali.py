@@ -1,11 +1,13 @@
 """NVIDIA DALI on the CPU, in threads: decodes only what the crop needs.
 
-Tuned as DALI's guide for image classification has it: files mapped, decoding and random crop
-fused, so that a JPEG's blocks outside the crop are skipped, batches prefetched by the dynamic
-executor and handed to torch without a copy. DALI's reader goes round by itself, so that there is
-no epoch edge; it shuffles within a buffer of files.
+Tuned as DALI's documentation has it: files mapped, crop and decoding fused, so that much of a JPEG
+outside the crop is skipped, batches made ahead by the default executor and handed to torch without
+a copy. The reader goes round by itself, so that there is no epoch edge, and shuffles within a
+buffer of files. Longer queues, a third thread, the mirror fused with another operator and the
+other antialiased filter made 800 to 885 images a second of photographs at 224 px in one run each,
+which tells none from the others.
 
-Pixels differ from torchvision's: chroma is not smoothed at decoding, which is DALI's default.
+Pixels differ little from torchvision's: its resize has the same triangular filter.
 """
 
 from __future__ import annotations
@@ -17,32 +19,32 @@ from peers.work import RATIO, SCALE, Work
 
 NAME = "DALI"
 NEEDS = ("torch", "nvidia.dali")
-PIXELS = "uint8, decoded in part, triangular filter"
+PIXELS = "uint8, only the crop decoded, triangular filter"
 KINDS = ("jpeg",)
 
 
 def batches(work: Work) -> Iterator[Any]:
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import fn, pipeline_def
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+    from nvidia.dali.types import DALIInterpType
 
-    files, labels = zip(*work.files(), strict=True)
+    paths, classes = zip(*work.files(), strict=True)
 
-    @pipeline_def(
-        batch_size=work.batch_size,
-        num_threads=work.workers,
-        device_id=None,
-        prefetch_queue_depth=2,
-        exec_dynamic=True,
-    )
+    @pipeline_def(batch_size=work.batch_size, num_threads=work.workers, device_id=None)
     def crops() -> tuple[Any, Any]:
-        data, label = fn.readers.file(files=list(files), labels=list(labels), random_shuffle=True)
+        files, labels = fn.readers.file(
+            files=list(paths), labels=list(classes), random_shuffle=True
+        )
         images = fn.decoders.image_random_crop(
-            data, random_area=list(SCALE), random_aspect_ratio=list(RATIO)
+            files,
+            random_area=list(SCALE),
+            random_aspect_ratio=list(RATIO),
+            adjust_orientation=False,  # as torchvision
         )
         images = fn.resize(
-            images, size=[work.size, work.size], interp_type=types.DALIInterpType.INTERP_TRIANGULAR
+            images, size=[work.size] * 2, interp_type=DALIInterpType.INTERP_TRIANGULAR
         )
-        return fn.flip(images, horizontal=fn.random.coin_flip()), label
+        return fn.flip(images, horizontal=fn.random.coin_flip()), labels
 
     for (batch,) in DALIClassificationIterator(crops()):
         yield batch["data"]

@@ -1,9 +1,9 @@
 """LitData: chunks of samples, decoded and cropped by processes.
 
-Chunks hold the images' own JPEG bytes and have the size that LitData's documentation shows. Data
-on a local disk is read in place. Decoding and cropping are the calls of the peer "torch uint8"
-(see `stock.py`), which LitData's own way for JPEG would come to as well: compared is the loader.
-An epoch is what the chunks hold, so `prepare` writes the images as often as an epoch has them.
+Chunks hold the images' own JPEG bytes and have the size that LitData's documentation shows.
+Decoding and cropping are the calls of the peer "torch uint8, by hand" (`stock.py`), to which
+LitData's own way for JPEG would come as well: compared is the loader. An epoch is what the chunks
+hold, so `prepare` writes the images as often as an epoch has them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From JPEG bytes to a crop with what torchvision ships, at its fastest: for peers to share.
 
-The crop is made contiguous with its channels last before it is resized. That copy of 50 us spares
-torch's antialiased uint8 resize dearer ones: 200 us instead of 260 for an ImageNet photograph at
-224 px. Calls of v2's functions instead of its classes save another 20 us.
+The crop is made contiguous with its channels last before it is resized. That copy spares torch's
+antialiased uint8 resize dearer ones: in one process crop and resize of a photograph to 224 px took
+200 us instead of 260. Calls of v2's functions instead of its classes saved another 20 us. Next to
+1.3 ms of decoding both are too little to be seen in the rate of a whole loader.
 """
 
 from __future__ import annotations

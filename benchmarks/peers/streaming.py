@@ -1,7 +1,7 @@
 """MosaicML Streaming: shards of samples, decoded and cropped by processes.
 
 Shards hold the images' own JPEG bytes and are read in place. Decoding and cropping are the calls
-of the peer "torch uint8" (see `stock.py`): compared is the loader.
+of the peer "torch uint8, by hand" (`stock.py`): compared is the loader.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """timm's training loader: Pillow in processes, uint8 batches by its fast collate.
 
+Taken is what `PrefetchLoader` gets from its workers, in uint8, before it would send them to a GPU
+and normalise them there. On device="cpu" it works as well, but normalises on the cores that
+decode: 550 images a second where this gives 690, on two cores, photographs at 224 px.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ def batches(work: Work) -> Iterator[Any]:
 
     dataset = create_dataset("", root=work.folder)
     dataset.reader.samples *= work.repeat
-    loader = create_loader(
+    prefetcher = create_loader(
         dataset,
         input_size=(3, work.size, work.size),
         batch_size=work.batch_size,
@@ -33,9 +36,6 @@ def batches(work: Work) -> Iterator[Any]:
         num_workers=work.workers,
         device=torch.device("cpu"),
     )
-    import os
-    if not os.environ.get("FULL"):
-        loader = loader.loader
     while True:
-        for images, _ in loader:
+        for images, _ in prefetcher.loader:
             yield images

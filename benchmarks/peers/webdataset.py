@@ -2,8 +2,8 @@
 
 Tuned as WebDataset's documentation has it: each worker makes whole batches of shards of its own,
 and `WebLoader` hands them on as they are. Decoding and cropping are the calls of the peer
-"torch uint8" (see `stock.py`), since WebDataset's own handlers go through Pillow: compared is the
-loader. Shards are repeated without end, so that there is no epoch edge, and samples shuffled
+"torch uint8, by hand" (`stock.py`), since WebDataset's own handlers go through Pillow: compared is
+the loader. Shards are repeated without end, so that there is no epoch edge, and samples shuffled
 within a buffer.
 """
 

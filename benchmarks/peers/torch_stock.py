@@ -1,0 +1,52 @@
+"""torch's DataLoader with torchvision's decoder and its v2 transforms as they come, in uint8.
+
+The fastest form made of stock parts: workers that stay, `decode_image` instead of Pillow, uint8
+to the end, antialiased as Pillow resizes. What functions called by hand add to it is the peer
+"torch uint8, by hand" (`torch_uint8.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peers.work import RATIO, SCALE, Work
+
+NAME = "torch uint8"
+NEEDS = ("torchvision", "torch")
+PIXELS = "uint8, torchvision's pixels"
+KINDS = ("jpeg",)
+
+
+def batches(work: Work) -> Iterator[Any]:
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+    from torchvision.io import ImageReadMode, decode_image
+    from torchvision.transforms import v2
+
+    def read(path: str) -> Any:
+        return decode_image(path, ImageReadMode.RGB)
+
+    dataset = ImageFolder(
+        work.folder,
+        v2.Compose(
+            [
+                v2.RandomResizedCrop(work.size, scale=SCALE, ratio=RATIO, antialias=True),
+                v2.RandomHorizontalFlip(),
+            ]
+        ),
+        loader=read,
+    )
+    dataset.samples *= work.repeat
+    loader = DataLoader(
+        dataset,
+        work.batch_size,
+        shuffle=True,
+        num_workers=work.workers,
+        drop_last=True,
+        persistent_workers=True,
+        prefetch_factor=4,
+    )
+    while True:
+        for images, _ in loader:
+            yield images
