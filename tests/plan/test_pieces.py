@@ -42,3 +42,19 @@ def test_slow_rows_make_small_pieces_and_quick_rows_large_ones() -> None:
     assert rows_per_piece(256, 2, row_ns=1e9) == 1
     assert rows_per_piece(256, 2, row_ns=1e6) == 15
     assert rows_per_piece(256, 2, row_ns=1e3) == 128
+
+
+@given(st.integers(1, 5000), st.integers(1, 512), st.floats(0, 1e12), st.integers(1, 8))
+def test_batches_queued_together_hold_a_piece_for_every_worker(
+    batch: int, workers: int, row_ns: float, batches: int
+) -> None:
+    size = rows_per_piece(batch, workers, row_ns, batches)
+    assert 1 <= size <= min(batch, MAX_ROWS_PER_PIECE)
+    assert batches * len(divide(batch, size)) >= min(batch, workers) // 2
+
+
+def test_quick_batches_stay_whole_while_that_leaves_a_piece_to_go_on_with() -> None:
+    assert rows_per_piece(64, 2, row_ns=1e3, batches=3) == 64
+    assert rows_per_piece(64, 3, row_ns=1e3, batches=3) == 48
+    assert rows_per_piece(64, 8, row_ns=1e3, batches=3) == 21
+    assert rows_per_piece(64, 2, row_ns=1e3, batches=1) == 32

@@ -173,7 +173,10 @@ class Feed:
             flight = Flight(self._number, batch, slot, self._source.fields(batch.image_size))
             self._number += 1
             self._flights.append(flight)
-            piece_rows = rows_per_piece(batch.rows, self._workers, self._row_ns)
+            # One slot is with the user; the others are under way.
+            piece_rows = rows_per_piece(
+                batch.rows, self._workers, self._row_ns, self.ring.slots - 1
+            )
             for start, count in divide(batch.rows, piece_rows):
                 self._add(flight, start, count)
         while self._pending:

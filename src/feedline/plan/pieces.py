@@ -18,17 +18,23 @@ MAX_ROWS_PER_PIECE = 256
 """So that a message stays small."""
 
 
-def rows_per_piece(batch_rows: int, workers: int, row_ns: float) -> int:
-    """Rows of a piece: about 15 ms of work, but at most a worker's equal share of the batch.
+def rows_per_piece(batch_rows: int, workers: int, row_ns: float, batches: int = 1) -> int:
+    """Rows of a piece: about 15 ms of work, but few enough that all workers have some.
+
+    Where rows are quick, a message and the waking up are what counts, so pieces are as long as
+    they can be: with `batches` under way at once there is a piece for each worker and another to
+    go on with even if each batch is a single piece, as long as workers are few.
 
     Args:
         batch_rows: rows of the batch.
         workers: how many share it.
         row_ns: how long a row takes, as measured lately, in ns.
+        batches: how many like it are queued at a time.
     """
-    share = -(-batch_rows // max(1, workers))
+    workers = max(1, workers)
+    share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))
     enough = round(_PIECE_NS / max(1.0, row_ns))
-    return max(1, min(share, enough, MAX_ROWS_PER_PIECE))
+    return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_PIECE))
 
 
 def divide(rows: int, piece_rows: int) -> list[tuple[int, int]]:
