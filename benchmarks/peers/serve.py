@@ -10,6 +10,7 @@ its input ends it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -34,10 +35,12 @@ def missing(needs: tuple[str, ...]) -> str:
 
 def version(needs: tuple[str, ...]) -> str:
     """The version of the package that makes a peer what it is: the last that it needs."""
-    if not needs:
-        return ""
-    owners = importlib.metadata.packages_distributions().get(needs[-1].split(".")[0], [])
-    return f"{owners[0]} {importlib.metadata.version(owners[0])}" if owners else ""
+    name = needs[-1]
+    said = getattr(sys.modules[name], "__version__", "")
+    if not said:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            said = importlib.metadata.version(name.partition(".")[0])
+    return f"{name} {said}".rstrip()
 
 
 class Turns:
