@@ -10,7 +10,6 @@ its input ends it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -36,10 +35,10 @@ def missing(needs: tuple[str, ...]) -> str:
 def version(needs: tuple[str, ...]) -> str:
     """The version of the package that makes a peer what it is: the last that it needs."""
     name = needs[-1]
-    said = getattr(sys.modules[name], "__version__", "")
-    if not said:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            said = importlib.metadata.version(name.partition(".")[0])
+    try:
+        said = importlib.metadata.version(name.partition(".")[0])
+    except importlib.metadata.PackageNotFoundError:  # the package has another name than its module
+        said = getattr(sys.modules[name], "__version__", "")
     return f"{name} {said}".rstrip()
 
 
