@@ -8,18 +8,18 @@ antialiased uint8 resize dearer ones: in one process crop and resize of a photog
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from peers.work import RATIO, SCALE
+from peers.work import RATIO, SCALE, Work
 
-__all__ = ["Crop", "Gather", "decode"]
+__all__ = ["Crop", "Gather", "decode", "endless"]
 
 
 def decode(data: torch.Tensor) -> torch.Tensor:
@@ -65,3 +65,19 @@ class Gather:
     def _made(self, sample: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         data = torch.frombuffer(bytearray(sample[self._image]), dtype=torch.uint8)
         return self._crop(decode(data)), int(sample[self._label])
+
+
+def endless(dataset: Dataset[Any], work: Work, **tuning: Any) -> Iterator[Any]:
+    """The images of a torch DataLoader's batches, epoch after epoch, by workers that stay."""
+    loader = DataLoader(
+        dataset,
+        work.batch_size,
+        shuffle=True,
+        num_workers=work.workers,
+        drop_last=True,
+        persistent_workers=True,
+        **tuning,
+    )
+    while True:
+        for images, _ in loader:
+            yield images

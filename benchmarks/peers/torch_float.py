@@ -20,10 +20,11 @@ KINDS = ("jpeg",)
 
 def batches(work: Work) -> Iterator[Any]:
     import torch
-    from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
     from torchvision.io import decode_image
     from torchvision.transforms import v2
+
+    from peers.stock import endless
 
     dataset = ImageFolder(
         work.folder,
@@ -38,15 +39,4 @@ def batches(work: Work) -> Iterator[Any]:
         loader=partial(decode_image, mode="RGB"),
     )
     dataset.samples *= work.repeat
-    loader = DataLoader(
-        dataset,
-        work.batch_size,
-        shuffle=True,
-        num_workers=work.workers,
-        drop_last=True,
-        persistent_workers=True,
-        prefetch_factor=4,
-    )
-    while True:
-        for images, _ in loader:
-            yield images
+    yield from endless(dataset, work, prefetch_factor=4)

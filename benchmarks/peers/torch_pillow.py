@@ -14,9 +14,10 @@ KINDS = ("jpeg",)
 
 
 def batches(work: Work) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
     from torchvision import transforms as T
     from torchvision.datasets import ImageFolder
+
+    from peers.stock import endless
 
     dataset = ImageFolder(
         work.folder,
@@ -30,14 +31,4 @@ def batches(work: Work) -> Iterator[Any]:
         ),
     )
     dataset.samples *= work.repeat
-    loader = DataLoader(
-        dataset,
-        work.batch_size,
-        shuffle=True,
-        num_workers=work.workers,
-        drop_last=True,
-        persistent_workers=True,
-    )
-    while True:
-        for images, _ in loader:
-            yield images
+    yield from endless(dataset, work)

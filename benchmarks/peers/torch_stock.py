@@ -19,10 +19,11 @@ KINDS = ("jpeg",)
 
 
 def batches(work: Work) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms import v2
+
+    from peers.stock import endless
 
     def read(path: str) -> Any:
         return decode_image(path, ImageReadMode.RGB)
@@ -38,15 +39,4 @@ def batches(work: Work) -> Iterator[Any]:
         loader=read,
     )
     dataset.samples *= work.repeat
-    loader = DataLoader(
-        dataset,
-        work.batch_size,
-        shuffle=True,
-        num_workers=work.workers,
-        drop_last=True,
-        persistent_workers=True,
-        prefetch_factor=4,
-    )
-    while True:
-        for images, _ in loader:
-            yield images
+    yield from endless(dataset, work, prefetch_factor=4)

@@ -68,17 +68,6 @@ class Raw:
 
 
 def batches(work: Work) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
+    from peers.stock import endless
 
-    loader = DataLoader(
-        Raw(work) if work.kind == "raw" else Files(work),
-        work.batch_size,
-        shuffle=True,
-        num_workers=work.workers,
-        drop_last=True,
-        persistent_workers=True,
-        prefetch_factor=4,
-    )
-    while True:
-        for images, _ in loader:
-            yield images
+    yield from endless(Raw(work) if work.kind == "raw" else Files(work), work, prefetch_factor=4)
