@@ -11,6 +11,7 @@ from statistics import median
 
 import psutil
 
+from feedline.bench.machine import cpu_model
 from feedline.system import usable_cores
 
 __all__ = ["machine", "save", "spread", "table", "versions"]
@@ -19,25 +20,13 @@ __all__ = ["machine", "save", "spread", "table", "versions"]
 def machine() -> dict[str, str | int | float]:
     """The machine's facts that figures depend on; memory is all that it has, in GiB."""
     return {
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "usable_cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": f"{platform.system()} {platform.machine()}",
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or "unknown"
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

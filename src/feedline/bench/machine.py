@@ -15,7 +15,7 @@ import psutil
 from feedline import __version__
 from feedline.system import usable_cores
 
-__all__ = ["machine", "versions"]
+__all__ = ["cpu_model", "machine", "versions"]
 
 _MODULES = {  # of cv2 there are four packages
     "torch": "torch",
@@ -26,7 +26,8 @@ _MODULES = {  # of cv2 there are four packages
 }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """What the processor is called, as far as the machine says."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -38,7 +39,7 @@ def _cpu_model() -> str:
 def machine() -> dict[str, Any]:
     """What a benchmark runs on. `cores_usable`: what affinity, quota and batch system leave."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores_usable": usable_cores(),
         "cores_logical": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
