@@ -45,7 +45,7 @@ spdl() {
 }
 
 pip --upgrade pip || exit 1
-pip --editable '.[cv2,train]' matplotlib torchvision || exit 1
+pip --editable '.[train]' matplotlib torchvision || exit 1
 "$python" -m pip freeze --exclude-editable >"$held"
 
 peer DALI pip nvidia-dali-cuda130

@@ -108,7 +108,7 @@ def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("json.py", "raise OSError('not the one')"), ("cv2.py", "raise OSError('no libGL')")],
+    [("json.py", "raise OSError('not the one')"), ("simplejpeg.py", "raise OSError('no libGL')")],
 )
 def test_modules_in_the_way_do_not_keep_workers_from_starting(
     name: str, text: str, tmp_path: Path
@@ -117,7 +117,7 @@ def test_modules_in_the_way_do_not_keep_workers_from_starting(
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / name).write_text(text)
-    path = f"sys.path.insert(0, {str(folder)!r})" if name == "cv2.py" else "pass"
+    path = f"sys.path.insert(0, {str(folder)!r})" if name == "simplejpeg.py" else "pass"
     body = f"""
 import sys
 {path}

@@ -1,4 +1,4 @@
-"""A part of an image into a row: torchvision's pixels, in place, with and without OpenCV."""
+"""A part of an image into a row: torchvision's pixels, in place, compiled and by torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from feedline.images.resize import fill
 BILINEAR = InterpolationMode.BILINEAR
 
 
-@pytest.fixture(params=["with OpenCV", "without OpenCV"], autouse=True)
-def opencv(request, monkeypatch):
-    if request.param == "without OpenCV":
-        monkeypatch.setattr(resize, "cv2", None)
-    elif resize.cv2 is None:
-        pytest.skip("OpenCV is not installed")
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(resize, "_quick", False)
+    elif not resize._quick:
+        pytest.skip("not compiled, or no AVX2")
 
 
 def photograph(height, width):
@@ -104,12 +104,14 @@ def test_a_crop_of_the_rows_size_is_copied_unchanged():
     assert np.array_equal(filled(image, Box(7, 9, 64, 64, True), 64), image[7:71, 9:73][:, ::-1])
 
 
-def test_writing_into_the_row_gives_the_bytes_of_torchs_public_resize(opencv):
+def test_writing_into_the_row_gives_the_bytes_of_torchs_public_resize():
     image = photograph(375, 500)
     for box in (
         Box(10, 20, 300, 260, False),
         Box(0, 0, 375, 500, False),
         Box(9, 9, 40, 400, False),
+        Box(30, 200, 100, 120, False),
+        Box(7, 8, 224, 224, False),
     ):
         crop = image[box.top : box.top + box.height, box.left : box.left + box.width]
         source = torch.from_numpy(crop).permute(2, 0, 1).unsqueeze(0)

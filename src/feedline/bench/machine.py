@@ -17,12 +17,11 @@ from feedline.system import usable_cores
 
 __all__ = ["cpu_model", "machine", "versions"]
 
-_MODULES = {  # of cv2 there are four packages
+_MODULES = {
     "torch": "torch",
     "numpy": "numpy",
     "simplejpeg": "simplejpeg",
     "Pillow": "PIL",
-    "cv2": "cv2",
 }
 
 

@@ -39,7 +39,7 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 # The fork server imports these once, so that every worker starts with them in no time.
-_PRELOAD = ("numpy", "torch", "simplejpeg", "cv2", "PIL.Image", "feedline.images.folder")
+_PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
 
 
 class DataLoader:

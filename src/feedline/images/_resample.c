@@ -1,0 +1,433 @@
+/* A part of an image, resized into a row of a batch, in one pass.
+
+Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
+with 16-bit weights: horizontally first, rounded to bytes, then vertically. No byte outside the
+part counts, none outside the image is read, none outside the row is written. Python's lock is not
+held meanwhile.
+
+Relies on AVX2, of which `supported` tells. Without it, or where there was no compiler, `resize.py`
+calls torch.
+
+How it is quick: neighbouring pixels of the row find their first two source pixels in the same 16
+bytes. A shuffle sets these side by side, as pairs of 16-bit numbers; a multiply-add weighs the
+pairs and adds each up. The third and fourth source pixels lie 6 bytes further on, and so forth.
+Two rows go through at once. They are kept only while the vertical pass needs them, in the
+first-level cache. Mirroring is another order of the shuffles and costs nothing. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define AVX2 __attribute__((target("avx2")))
+#define UNROLLED inline __attribute__((always_inline))
+
+enum {
+    LARGEST = 4096, /* pixels of the resized whole, in each direction */
+    STEEPEST = 4,   /* source pixels for each of the row's */
+    MOST_TAPS = 2 * STEEPEST + 2,
+    MOST_PAIRS = MOST_TAPS / 2,
+    RING = 16, /* rows that are kept: a power of two above MOST_TAPS */
+    WIDE = 16, /* bytes looked at, and written, at once */
+    SPAN = 4,  /* from the first to the last source pixel that lie whole in those */
+    MOST_PIXELS = 5, /* of the row, likewise */
+    PAIR = 6,  /* bytes of two source pixels */
+    SLACK = 64,
+};
+
+/* Of which source pixels a pixel is made: those from `start` on, weighed; 0 beyond the last. */
+typedef struct {
+    int start;
+    int16_t weights[MOST_TAPS];
+} Pixel;
+
+/* One direction: pairs of source pixels that a pixel has at most, and bits after the point. */
+typedef struct {
+    int pairs, precision;
+} Axis;
+
+/* How the row's pixels are made, some neighbours at a time. */
+typedef struct {
+    int pixels;  /* neighbours made together: a block */
+    int vectors; /* that hold their bytes, four in each */
+    int blocks;
+    int reach;   /* bytes of a row of the source that are looked at */
+    int *source; /* where a block's first 16 bytes begin in a row, for each block */
+    __m256i *steps; /* for each block: its shuffles, then for each pair its weights */
+} Blocks;
+
+/* What is asked for: `part` of an image, resized to `whole`, and of that a window. */
+typedef struct {
+    const uint8_t *image; /* the first pixel of the part */
+    const uint8_t *end;   /* behind the last byte of the image */
+    Py_ssize_t stride;
+    int height, width;       /* of the part */
+    int to_height, to_width; /* of the whole */
+    int top, left, size;     /* of the window */
+    int flip;
+    uint8_t *row;
+} Task;
+
+/* torch's arithmetic for the weights of uint8, step by step: they are the same to the bit. */
+static Axis weigh(Pixel *pixels, double *shares, int source, int resized)
+{
+    const double scale = (double)source / resized;
+    const double support = scale >= 1.0 ? scale : 1.0;
+    const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
+    double largest = 0.0;
+    int most = 1, precision = 0;
+    for (int i = 0; i < resized; i++) {
+        double *share = shares + i * MOST_TAPS, total = 0.0;
+        const double centre = scale * (i + 0.5);
+        int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
+        start = start < 0 ? 0 : start;
+        stop = stop > source ? source : stop;
+        const int taps = stop - start > MOST_TAPS ? MOST_TAPS : stop - start;
+        for (int k = 0; k < taps; k++) {
+            double distance = (k + start - centre + 0.5) * shrink;
+            distance = distance < 0.0 ? -distance : distance;
+            share[k] = distance < 1.0 ? 1.0 - distance : 0.0;
+            total += share[k];
+        }
+        for (int k = 0; k < taps; k++) {
+            share[k] /= total;
+            largest = share[k] > largest ? share[k] : largest;
+        }
+        for (int k = taps; k < MOST_TAPS; k++)
+            share[k] = 0.0;
+        pixels[i].start = start;
+        most = taps > most ? taps : most;
+    }
+    while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
+        precision++;
+    const int taps = (most + 1) / 2 * 2;
+    for (int i = 0; i < resized; i++)
+        for (int k = 0; k < taps; k++)
+            pixels[i].weights[k] = (int16_t)(0.5 + shares[i * MOST_TAPS + k] * (1 << precision));
+    return (Axis){taps / 2, precision};
+}
+
+static int32_t pair_of(const Pixel *pixel, int pair)
+{
+    int32_t both;
+    memcpy(&both, pixel->weights + 2 * pair, sizeof both);
+    return both;
+}
+
+/* The pixels of a block: as many as surely find their source pixels in the same 16 bytes. */
+static int together(const Task *task)
+{
+    const int most = 1 + (SPAN - 1) * task->to_width / task->width;
+    const int pixels = most < MOST_PIXELS ? most : MOST_PIXELS;
+    return pixels < task->size ? pixels : task->size;
+}
+
+/* Where a block begins in the row; the last one overlaps the one before. */
+static int begins(const Blocks *plan, int block, int size)
+{
+    const int first = block * plan->pixels;
+    return first + plan->pixels <= size ? first : size - plan->pixels;
+}
+
+static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pairs)
+{
+    int32_t *step = (int32_t *)plan->steps;
+    plan->reach = 0;
+    for (int block = 0; block < plan->blocks; block++) {
+        const Pixel *pixels[MOST_PIXELS];
+        const int first = begins(plan, block, task->size);
+        for (int k = 0; k < plan->pixels; k++) {
+            const int at = first + k;
+            pixels[k] = columns + task->left + (task->flip ? task->size - 1 - at : at);
+        }
+        const int low = pixels[task->flip ? plan->pixels - 1 : 0]->start;
+        const int reach = 3 * low + PAIR * (pairs - 1) + WIDE;
+        plan->source[block] = 3 * low;
+        plan->reach = reach > plan->reach ? reach : plan->reach;
+        for (int what = -1; what < pairs; what++) {
+            for (int byte = 0; byte < 4 * plan->vectors; byte++) {
+                /* Two rows are made at once, one in each half of a vector, in the same way. */
+                int32_t *lane = step + byte / 4 * 8 + byte % 4;
+                const int k = byte / 3;
+                if (k >= plan->pixels) {
+                    lane[0] = lane[4] = what < 0 ? (int32_t)0x80808080u : 0;
+                } else if (what < 0) { /* two bytes, each widened to 16 bits: 0x80 gives a zero */
+                    const uint32_t at = (uint32_t)(3 * (pixels[k]->start - low) + byte % 3);
+                    lane[0] = lane[4] = (int32_t)(0x80008000u | (at + 3) << 16 | at);
+                } else {
+                    lane[0] = lane[4] = pair_of(pixels[k], what);
+                }
+            }
+            step += 8 * plan->vectors;
+        }
+    }
+}
+
+/* Two rows, horizontally. */
+AVX2 static UNROLLED void across(
+    uint8_t *const to[2], const uint8_t *const from[2], const Blocks *plan, int size, int vectors,
+    int pairs, int precision)
+{
+    const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(precision);
+    const __m256i *step = plan->steps;
+    for (int block = 0; block < plan->blocks; block++) {
+        const int source = plan->source[block], target = 3 * begins(plan, block, size);
+        const __m256i *weights = step + vectors;
+        __m256i sum[4] = {half, half, half, half};
+        for (int pair = 0; pair < pairs; pair++) {
+            const __m128i *first = (const __m128i *)(from[0] + source + PAIR * pair);
+            const __m128i *second = (const __m128i *)(from[1] + source + PAIR * pair);
+            const __m256i bytes = _mm256_inserti128_si256(
+                _mm256_castsi128_si256(_mm_loadu_si128(first)), _mm_loadu_si128(second), 1);
+            for (int k = 0; k < vectors; k++, weights++) {
+                const __m256i both = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256(step + k));
+                sum[k] = _mm256_add_epi32(
+                    sum[k], _mm256_madd_epi16(both, _mm256_loadu_si256(weights)));
+            }
+        }
+        for (int k = 0; k < vectors; k++)
+            sum[k] = _mm256_sra_epi32(sum[k], shift);
+        const __m256i packed = _mm256_packus_epi16(
+            _mm256_packs_epi32(sum[0], sum[1]), _mm256_packs_epi32(sum[2], sum[3]));
+        _mm_storeu_si128((__m128i *)(to[0] + target), _mm256_castsi256_si128(packed));
+        _mm_storeu_si128((__m128i *)(to[1] + target), _mm256_extracti128_si256(packed, 1));
+        step += vectors * (1 + pairs);
+    }
+}
+
+/* 32 bytes of a row, vertically. */
+AVX2 static UNROLLED __m256i blend(
+    const uint8_t *const *rows, int at, const __m256i *weights, int pairs, int precision)
+{
+    const __m256i none = _mm256_setzero_si256();
+    const __m128i shift = _mm_cvtsi32_si128(precision);
+    __m256i sum[4];
+    for (int k = 0; k < 4; k++)
+        sum[k] = _mm256_set1_epi32(1 << (precision - 1));
+    for (int pair = 0; pair < pairs; pair++) {
+        const __m256i above = _mm256_loadu_si256((const __m256i *)(rows[2 * pair] + at));
+        const __m256i below = _mm256_loadu_si256((const __m256i *)(rows[2 * pair + 1] + at));
+        const __m256i low = _mm256_unpacklo_epi8(above, below);
+        const __m256i high = _mm256_unpackhi_epi8(above, below);
+        const __m256i part[4] = {
+            _mm256_unpacklo_epi8(low, none), _mm256_unpackhi_epi8(low, none),
+            _mm256_unpacklo_epi8(high, none), _mm256_unpackhi_epi8(high, none)};
+        for (int k = 0; k < 4; k++)
+            sum[k] = _mm256_add_epi32(sum[k], _mm256_madd_epi16(part[k], weights[pair]));
+    }
+    for (int k = 0; k < 4; k++)
+        sum[k] = _mm256_sra_epi32(sum[k], shift);
+    return _mm256_packus_epi16(
+        _mm256_packs_epi32(sum[0], sum[1]), _mm256_packs_epi32(sum[2], sum[3]));
+}
+
+AVX2 static UNROLLED void down(
+    uint8_t *to, const uint8_t *const *rows, const Pixel *pixel, int bytes, int pairs,
+    int precision)
+{
+    __m256i weights[MOST_PAIRS];
+    for (int pair = 0; pair < pairs; pair++)
+        weights[pair] = _mm256_set1_epi32(pair_of(pixel, pair));
+    if (bytes < 32) {
+        uint8_t few[32];
+        _mm256_storeu_si256((__m256i *)few, blend(rows, 0, weights, pairs, precision));
+        memcpy(to, few, (size_t)bytes);
+        return;
+    }
+    for (int at = 0; at < bytes; at += 32) {
+        at = at + 32 <= bytes ? at : bytes - 32; /* the last overlap those before */
+        _mm256_storeu_si256((__m256i *)(to + at), blend(rows, at, weights, pairs, precision));
+    }
+}
+
+/* The usual numbers of pairs and vectors get code of their own, without inner loops. */
+#define EACH_PAIRS(pairs, call) \
+    switch (pairs) { \
+    case 1: call(1); break; \
+    case 2: call(2); break; \
+    case 3: call(3); break; \
+    default: call(pairs); \
+    }
+AVX2 static void resize(
+    const Task *task, const Blocks *plan, Axis horizontal, const Pixel *lines, Axis vertical,
+    uint8_t *ring, uint8_t *copies)
+{
+    const int bytes = 3 * task->size, kept = bytes + SLACK;
+    int next = lines[task->top].start;
+    for (int y = 0; y < task->size; y++) {
+        const Pixel *line = lines + task->top + y;
+        const uint8_t *rows[MOST_TAPS];
+        int stop = line->start + 2 * vertical.pairs;
+        stop = stop > task->height ? task->height : stop;
+        for (; next < stop; next += 2) {
+            const uint8_t *from[2];
+            uint8_t *to[2];
+            for (int k = 0; k < 2; k++) { /* beyond the last row the last once more */
+                const int at = next + k < task->height ? next + k : next;
+                from[k] = task->image + at * task->stride;
+                to[k] = ring + (next + k) % RING * kept;
+                if (plan->reach > task->end - from[k]) {
+                    uint8_t *copy = copies + k * (3 * task->width + SLACK);
+                    from[k] = memcpy(copy, from[k], (size_t)(3 * task->width));
+                }
+            }
+#define ACROSS_OF(vectors, pairs) \
+    across(to, from, plan, task->size, vectors, pairs, horizontal.precision)
+#define ACROSS_1(pairs) ACROSS_OF(1, pairs)
+#define ACROSS_2(pairs) ACROSS_OF(2, pairs)
+#define ACROSS_3(pairs) ACROSS_OF(3, pairs)
+#define ACROSS_4(pairs) ACROSS_OF(4, pairs)
+            switch (plan->vectors) {
+            case 1: EACH_PAIRS(horizontal.pairs, ACROSS_1) break;
+            case 2: EACH_PAIRS(horizontal.pairs, ACROSS_2) break;
+            case 3: EACH_PAIRS(horizontal.pairs, ACROSS_3) break;
+            default: EACH_PAIRS(horizontal.pairs, ACROSS_4)
+            }
+        }
+        for (int k = 0; k < 2 * vertical.pairs; k++) /* beyond the last row the weight is 0 */
+            rows[k] = ring + (line->start + k < stop ? line->start + k : line->start) % RING * kept;
+        uint8_t *to = task->row + (Py_ssize_t)y * bytes;
+#define DOWN(pairs) down(to, rows, line, bytes, pairs, vertical.precision)
+        EACH_PAIRS(vertical.pairs, DOWN)
+    }
+}
+
+/* Do a task; 0, or -1 where memory is missing. */
+static int run(const Task *task)
+{
+    Blocks plan = {.pixels = together(task)};
+    plan.vectors = (3 * plan.pixels + 3) / 4;
+    plan.blocks = (task->size + plan.pixels - 1) / plan.pixels;
+    const int largest = task->to_height > task->to_width ? task->to_height : task->to_width;
+    const int vectors = plan.blocks * plan.vectors * (1 + MOST_PAIRS);
+    const size_t steps = (size_t)vectors * sizeof *plan.steps;
+    const size_t shares = (size_t)largest * MOST_TAPS * sizeof(double);
+    const size_t pixels = (size_t)(task->to_height + task->to_width) * sizeof(Pixel);
+    const size_t sources = (size_t)plan.blocks * sizeof *plan.source;
+    const size_t ring = RING * (3 * (size_t)task->size + SLACK);
+    const size_t copies = 2 * (3 * (size_t)task->width + SLACK);
+    uint8_t *memory = PyMem_RawMalloc(steps + shares + pixels + sources + ring + copies);
+    if (!memory)
+        return -1;
+    plan.steps = (__m256i *)memory;
+    double *share = (double *)(memory + steps);
+    Pixel *columns = (Pixel *)(memory + steps + shares), *lines = columns + task->to_width;
+    plan.source = (int *)(lines + task->to_height);
+    uint8_t *kept = (uint8_t *)(plan.source + plan.blocks);
+    const Axis horizontal = weigh(columns, share, task->width, task->to_width);
+    const Axis vertical = weigh(lines, share, task->height, task->to_height);
+    divide(&plan, columns, task, horizontal.pairs);
+    resize(task, &plan, horizontal, lines, vertical, kept, kept + ring);
+    PyMem_RawFree(memory);
+    return 0;
+}
+
+static int is_image(const Py_buffer *view)
+{
+    return view->ndim == 3 && view->itemsize == 1 && view->shape[2] == 3;
+}
+
+static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    enum { NUMBERS = 9 };
+    Py_buffer image, row;
+    long number[NUMBERS];
+    PyObject *answer = NULL;
+    (void)module;
+    if (count != 2 + NUMBERS)
+        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 2 + NUMBERS);
+    for (int k = 0; k < NUMBERS; k++) {
+        number[k] = PyLong_AsLong(args[2 + k]);
+        if (number[k] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    const long top = number[0], left = number[1], height = number[2], width = number[3];
+    const long to_height = number[4], to_width = number[5], to_top = number[6], to_left = number[7];
+    if (PyObject_GetBuffer(args[0], &image, PyBUF_STRIDES) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(args[1], &row, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) {
+        PyBuffer_Release(&image);
+        return NULL;
+    }
+    const long size = row.ndim == 3 ? (long)row.shape[0] : 0;
+    if (!is_image(&image) || !is_image(&row) || row.shape[1] != size) {
+        PyErr_SetString(PyExc_ValueError, "image and row must be uint8 (h, w, 3) and (n, n, 3)");
+    } else if (
+        size < 1 || height < 1 || width < 1 || top < 0 || left < 0 || to_top < 0 || to_left < 0
+        || top > image.shape[0] - height || left > image.shape[1] - width
+        || to_top > to_height - size || to_left > to_width - size) {
+        PyErr_SetString(
+            PyExc_ValueError, "the part must lie in the image, the window in the whole");
+    } else if (
+        image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
+        || to_height > LARGEST || to_width > LARGEST
+        || height > STEEPEST * to_height || width > STEEPEST * to_width) {
+        answer = Py_NewRef(Py_False);
+    } else {
+        const uint8_t *first = image.buf;
+        const Task task = {
+            .image = first + top * image.strides[0] + left * 3,
+            .end = first + (image.shape[0] - 1) * image.strides[0] + image.shape[1] * 3,
+            .stride = image.strides[0],
+            .height = (int)height, .width = (int)width,
+            .to_height = (int)to_height, .to_width = (int)to_width,
+            .top = (int)to_top, .left = (int)to_left, .size = (int)size,
+            .flip = number[8] != 0,
+            .row = row.buf,
+        };
+        int failed;
+        Py_BEGIN_ALLOW_THREADS
+        failed = run(&task);
+        Py_END_ALLOW_THREADS
+        answer = failed ? PyErr_NoMemory() : Py_NewRef(Py_True);
+    }
+    PyBuffer_Release(&image);
+    PyBuffer_Release(&row);
+    return answer;
+}
+
+PyDoc_STRVAR(resample_doc,
+"resample(image, row, top, left, height, width, to_height, to_width, to_top, to_left, flip)\n"
+"\n"
+"Resize the part (top, left, height, width) of an image to (to_height, to_width), and write the\n"
+"square at (to_top, to_left) of that, mirrored if `flip`, over the row.\n"
+"\n"
+"image: uint8 (h, w, 3). row: uint8 (n, n, 3), C-contiguous. True if done; False, with nothing\n"
+"written, where the resize is steeper, larger or laid out otherwise than this takes. ValueError\n"
+"for what lies outside.");
+
+static PyMethodDef methods[] = {
+    {"resample", (PyCFunction)(void (*)(void))resample, METH_FASTCALL, resample_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int fill_module(PyObject *module)
+{
+    __builtin_cpu_init();
+    PyObject *supported = __builtin_cpu_supports("avx2") ? Py_True : Py_False;
+    return PyModule_AddObjectRef(module, "supported", supported);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, fill_module},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_resample",
+    .m_doc = "A part of an image, resized into a row of a batch.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__resample(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,38 @@
+"""A part of an image, resized into a row of a batch: compiled, see _resample.c."""
+
+from typing import Any
+
+import numpy as np
+
+supported: bool
+"""Whether this processor has what `resample` needs."""
+
+def resample(
+    image: np.ndarray[Any, np.dtype[np.uint8]],
+    row: np.ndarray[Any, np.dtype[np.uint8]],
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    to_height: int,
+    to_width: int,
+    to_top: int,
+    to_left: int,
+    flip: bool,
+    /,
+) -> bool:
+    """Resize the part (top, left, height, width) of an image to (to_height, to_width).
+
+    Of that the square at (to_top, to_left), mirrored if `flip`, is written over the row.
+
+    Args:
+        image: uint8 (h, w, 3).
+        row: uint8 (n, n, 3), C-contiguous.
+
+    Returns:
+        False, with nothing written, where the resize is steeper, larger or laid out otherwise
+        than this takes.
+
+    Raises:
+        ValueError: the part is not in the image, or the window not in the whole.
+    """

@@ -1,0 +1,175 @@
+"""The compiled resize: torch's bytes, for every part and window, and never a byte too far."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from feedline.images import resize
+
+pytestmark = pytest.mark.skipif(not resize._quick, reason="not compiled, or no AVX2")
+
+PAGE = mmap.PAGESIZE
+
+
+def resample(*arguments):
+    return resize.compiled.resample(*arguments)
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def torchs(image, part, whole, corner, size, flip):
+    top, left, height, width = part
+    source = torch.from_numpy(image[top : top + height, left : left + width].copy())
+    resized = torch.nn.functional.interpolate(
+        source.permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last),
+        size=whole,
+        mode="bilinear",
+        antialias=True,
+    )[0].permute(1, 2, 0)
+    window = resized[corner[0] : corner[0] + size, corner[1] : corner[1] + size].numpy()
+    return window[:, ::-1] if flip else window
+
+
+@st.composite
+def tasks(draw):
+    height, width = draw(st.integers(1, 120)), draw(st.integers(1, 120))
+    h, w = draw(st.integers(1, height)), draw(st.integers(1, width))
+    part = (draw(st.integers(0, height - h)), draw(st.integers(0, width - w)), h, w)
+    # From four source pixels for each of the row's, the steepest that is taken, to many of the
+    # row's for each of the source's.
+    whole = draw(st.integers(-(-h // 4), 150)), draw(st.integers(-(-w // 4), 150))
+    size = draw(st.integers(1, min(whole)))
+    corner = draw(st.integers(0, whole[0] - size)), draw(st.integers(0, whole[1] - size))
+    return (height, width), part, whole, corner, size, draw(st.booleans())
+
+
+@settings(max_examples=400, deadline=None)
+@given(tasks())
+@example(((120, 120), (0, 0, 120, 120), (30, 30), (0, 0), 30, True))
+@example(((90, 90), (0, 0, 90, 90), (30, 60), (0, 3), 30, True))  # 3 : 1 and 1.5 : 1 exactly
+@example(((90, 90), (0, 0, 90, 90), (120, 90), (0, 0), 90, False))  # 0.75 : 1 and 1 : 1
+@example(((1, 1), (0, 0, 1, 1), (1, 1), (0, 0), 1, False))
+def test_every_part_and_window_has_torchs_bytes(task):
+    shape, part, whole, corner, size, flip = task
+    image = noise(*shape)
+    row = np.zeros((size, size, 3), np.uint8)
+    assert resample(image, row, *part, *whole, *corner, flip)
+    assert np.array_equal(row, torchs(image, part, whole, corner, size, flip))
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (896, 600)])
+@pytest.mark.parametrize("size", [224, 160])
+def test_photographs_of_usual_sizes_have_torchs_bytes(height, width, size):
+    image = noise(height, width)
+    row = np.zeros((size, size, 3), np.uint8)
+    for flip in (False, True):
+        part = (3, 5, min(height - 3, 4 * size), min(width - 5, 4 * size))
+        assert resample(image, row, *part, size, size, 0, 0, flip)
+        assert np.array_equal(row, torchs(image, part, (size, size), (0, 0), size, flip))
+
+
+class Fenced:
+    """Memory whose neighbours on both sides end the process that touches them."""
+
+    def __init__(self, size_bytes):
+        pages = -(-size_bytes // PAGE)
+        self._map = mmap.mmap(-1, (pages + 2) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for fence in (start, start + (pages + 1) * PAGE):
+            assert libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(PAGE), 0) == 0
+        inside = np.frombuffer(self._map, np.uint8)[PAGE:-PAGE]
+        self.at_start, self.at_end = inside[:size_bytes], inside[len(inside) - size_bytes :]
+
+
+@pytest.mark.parametrize("size", [1, 5, 11, 32, 40])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 3), (7, 5), (33, 31), (100, 90)])
+def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
+    images, rows = Fenced(height * width * 3), Fenced(size * size * 3)
+    expected = noise(height, width)
+    for pixels in (images.at_start, images.at_end):
+        image = pixels.reshape(height, width, 3)
+        image[...] = expected
+        for target in (rows.at_start, rows.at_end):
+            row = target.reshape(size, size, 3)
+            for flip in (False, True):
+                part = (0, 0, min(height, 4 * size), min(width, 4 * size))
+                assert resample(image, row, *part, size, size, 0, 0, flip)
+                assert np.array_equal(row, torchs(expected, part, (size, size), (0, 0), size, flip))
+
+
+def test_what_it_does_not_take_is_left_as_it_was():
+    image, row = noise(90, 90), np.full((16, 16, 3), 7, np.uint8)
+    whole = (0, 0, 90, 90)
+    assert not resample(image, row, *whole, 16, 16, 0, 0, False)  # 5.6 : 1
+    assert not resample(image, row, *whole, 5000, 90, 0, 0, False)
+    assert not resample(image[::-1], row, *whole, 90, 90, 0, 0, False)
+    assert not resample(image[:, ::-1], row, *whole, 90, 90, 0, 0, False)
+    assert not resample(image[..., ::-1], row, *whole, 90, 90, 0, 0, False)
+    assert not resample(image.transpose(1, 0, 2), row, *whole, 90, 90, 0, 0, False)
+    assert (row == 7).all()
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (0, 0, 91, 90, 90, 90, 0, 0),
+        (1, 0, 90, 90, 90, 90, 0, 0),
+        (-1, 0, 90, 90, 90, 90, 0, 0),
+        (0, -1, 90, 90, 90, 90, 0, 0),
+        (0, 0, 0, 90, 90, 90, 0, 0),
+        (0, 2**62, 90, 90, 90, 90, 0, 0),
+        (0, 0, 90, 90, 90, 15, 0, 0),
+        (0, 0, 90, 90, 90, 90, 75, 0),
+        (0, 0, 90, 90, 90, 90, 0, -1),
+    ],
+)
+def test_a_part_or_window_that_lies_outside_is_refused(numbers):
+    row = np.full((16, 16, 3), 7, np.uint8)
+    with pytest.raises(ValueError, match="must lie in"):
+        resample(noise(90, 90), row, *numbers, False)
+    assert (row == 7).all()
+
+
+def test_arrays_of_other_shapes_and_types_are_refused():
+    numbers = (0, 0, 8, 8, 8, 8, 0, 0, False)
+    image, row = noise(8, 8), noise(8, 8)
+    for wrong in (image[..., 0], image[..., :2], image.astype(np.float32), image[None]):
+        with pytest.raises(ValueError, match="must be uint8"):
+            resample(wrong, row, *numbers)
+    for wrong in (noise(8, 7), row[0], row.astype(np.int16)):
+        with pytest.raises(ValueError, match="must be uint8"):
+            resample(image, wrong, *numbers)
+    frozen = row.copy()
+    frozen.flags.writeable = False
+    for wrong in (frozen, noise(16, 16)[::2, ::2]):
+        with pytest.raises((BufferError, ValueError)):
+            resample(image, wrong, *numbers)
+    with pytest.raises(TypeError):
+        resample(image, row, *numbers[1:])
+    with pytest.raises(TypeError):
+        resample(image, row, "0", *numbers[1:])
+
+
+def test_several_threads_work_at_once():
+    images = [noise(100, 90, seed) for seed in range(8)]
+    expected = [torchs(image, (0, 0, 100, 90), (64, 64), (0, 0), 64, False) for image in images]
+
+    def work(k):
+        row = np.zeros((64, 64, 3), np.uint8)
+        for _ in range(50):
+            resample(images[k], row, 0, 0, 100, 90, 64, 64, 0, 0, False)
+        return np.array_equal(row, expected[k])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(8)))
