@@ -28,12 +28,12 @@ streaming() {
 }
 
 ffcv() {
-  # It asks for opencv-python, which would be a second owner of the module cv2.
+  # It asks for opencv-python, which wants the libraries of a screen.
   if ! { pkg-config --exists opencv4 libturbojpeg && command -v g++ >/dev/null; }; then
     echo "FFCV is compiled, with Debian's g++ pkg-config libopencv-dev libturbojpeg0-dev" >&2
     return 1
   fi
-  pip assertpy fastargs numba pytorch-pfn-extras terminaltables tqdm && pip --no-deps ffcv
+  pip assertpy fastargs numba opencv-python-headless pytorch-pfn-extras terminaltables tqdm && pip --no-deps ffcv
 }
 
 spdl() {

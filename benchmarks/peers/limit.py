@@ -16,7 +16,7 @@ from typing import Any
 from peers.work import RATIO, SCALE, Work
 
 NAME = "the limit (bare processes)"
-NEEDS = ("torch", "cv2", "simplejpeg", "feedline")
+NEEDS = ("torch", "simplejpeg", "feedline")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")
 
@@ -69,16 +69,14 @@ def _order(pipe: Any) -> float | None:
 
 
 def _run(pipe: Any, steps: list[Step], work: Work) -> None:
-    import cv2
     import numpy as np
     import simplejpeg
     import torch
 
     from feedline.images.decode import Scratch, decode_upper
+    from feedline.images._resample import resample
 
     torch.set_num_threads(1)
-    cv2.setNumThreads(1)
-    resize = torch._C._nn._upsample_bilinear2d_aa
     scratch = Scratch()
     buffer = scratch.reserve(64 << 20)
     size = work.size
@@ -98,17 +96,7 @@ def _run(pipe: Any, steps: list[Step], work: Work) -> None:
             image = frame and decode_upper(data, frame, 1, top + height, scratch)
             if image is None:
                 image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-        part = image[top : top + height, left : left + width]
-        if height == size and width == size:
-            row[...] = part
-        elif height <= size and width <= size:
-            cv2.resize(part, (size, size), dst=row, interpolation=cv2.INTER_LINEAR)
-        else:
-            source = torch.from_numpy(part[None]).permute(0, 3, 1, 2)
-            target = torch.from_numpy(row[None]).permute(0, 3, 1, 2)
-            resize(source, [size, size], False, None, None, out=target)
-        if flip:
-            cv2.flip(row, 1, dst=row)
+        resample(image, row, top, left, height, width, size, size, 0, 0, flip)
 
     k = 0
     pipe.send("ready")

@@ -85,6 +85,7 @@ def main() -> None:
         batches = peer.batches(work)
         batch = next(batches)
         first = {"shape": list(batch.shape), "dtype": str(batch.dtype).removeprefix("torch.")}
+        del batch  # a peer may have to do without its memory
         take = Turns(batches).take
     first_s = time.perf_counter() - start
     answer(

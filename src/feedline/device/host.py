@@ -83,11 +83,11 @@ class HostCarrier:
     def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: Flight) -> Tensors:
         tensors = []
         for array, field in zip(arrays, flight.fields, strict=True):
-            tensor = to_tensor(array, field)
             if self._normalise and self._constants and is_image(field):
-                tensors.append(self._normalise(tensor, self._constants))
+                tensors.append(self._normalise(to_tensor(array, field), self._constants))
             else:
-                tensors.append(tensor.clone())
+                # Not by torch: its threads spin for a while after a copy, on the workers' cores.
+                tensors.append(to_tensor(array.copy(), field))
         return tuple(tensors)
 
     def reclaim(self, wait: bool) -> None:
