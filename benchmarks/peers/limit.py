@@ -73,8 +73,8 @@ def _run(pipe: Any, steps: list[Step], work: Work) -> None:
     import simplejpeg
     import torch
 
-    from feedline.images.decode import Scratch, decode_upper
     from feedline.images._resample import resample
+    from feedline.images.decode import Scratch, decode_upper
 
     torch.set_num_threads(1)
     scratch = Scratch()
