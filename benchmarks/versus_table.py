@@ -37,9 +37,9 @@ def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
 
 def by_rate(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that took part: the limit, feedline, then the others, fastest first."""
-    first = {"limit": 0, OURS: 1}
+    first = {"limit": 0, "limit_libraries": 1, OURS: 2}
     part = [peer for peer in peers if peer["rates"]]
-    return sorted(part, key=lambda peer: (first.get(peer["peer"], 2), -median(peer["rates"])))
+    return sorted(part, key=lambda peer: (first.get(peer["peer"], 3), -median(peer["rates"])))
 
 
 def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
@@ -106,9 +106,12 @@ def picture(found: dict[str, Any], path: Path) -> None:
         high = [max(peer["rates"]) - rate for rate, peer in zip(rates, part, strict=True)]
         # Okabe and Ito's palette, which colour-blind readers tell apart.
         colours = [
-            {"limit": "#FFFFFF", OURS: "#0072B2", "feedline_scaled": "#56B4E9"}.get(
-                peer["peer"], "#999999"
-            )
+            {
+                "limit": "#FFFFFF",
+                "limit_libraries": "#FFFFFF",
+                OURS: "#0072B2",
+                "feedline_scaled": "#56B4E9",
+            }.get(peer["peer"], "#999999")
             for peer in part
         ]
         axis.barh(

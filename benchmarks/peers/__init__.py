@@ -21,6 +21,7 @@ __all__ = ["PEERS"]
 
 PEERS = (
     "limit",
+    "limit_libraries",
     "feedline_exact",
     "feedline_scaled",
     "torch_pillow",

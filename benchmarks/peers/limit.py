@@ -1,8 +1,10 @@
 """The limit: what bare processes reach that only read, decode, crop and resize.
 
 As many processes as workers go through the same images again and again with crops that were
-drawn beforehand and the library calls that feedline makes, each into a batch of memory of its
-own that it writes over and over. Nothing is parsed, drawn, checked, reported or handed on.
+drawn beforehand and the calls that feedline makes, each into a batch of memory of its own that it
+writes over and over. Nothing is parsed, drawn, checked, reported or handed on.
+
+`limit_libraries.py` is the same with a resize by the quickest exact calls of libraries.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from peers.work import RATIO, SCALE, Work
@@ -68,15 +71,51 @@ def _order(pipe: Any) -> float | None:
     return seconds
 
 
-def _run(pipe: Any, steps: list[Step], work: Work) -> None:
+def _compiled() -> Callable[..., None]:
+    """The resize of a crop into a row that feedline has."""
+    from feedline.images._resample import resample
+
+    def resize(image: Any, row: Any, crop: Crop) -> None:
+        top, left, height, width, flip = crop
+        resample(image, row, top, left, height, width, len(row), len(row), 0, 0, flip)
+
+    return resize
+
+
+def _libraries() -> Callable[..., None]:
+    """The quickest that libraries have: OpenCV where the crop grows, else torch."""
+    import cv2
+    import torch
+
+    cv2.setNumThreads(1)
+    antialiased = torch._C._nn._upsample_bilinear2d_aa
+
+    def resize(image: Any, row: Any, crop: Crop) -> None:
+        top, left, height, width, flip = crop
+        size, part = len(row), image[top : top + height, left : left + width]
+        if height == size and width == size:
+            row[...] = part
+        elif height <= size and width <= size:
+            cv2.resize(part, (size, size), dst=row, interpolation=cv2.INTER_LINEAR)
+        else:
+            source = torch.from_numpy(part[None]).permute(0, 3, 1, 2)
+            target = torch.from_numpy(row[None]).permute(0, 3, 1, 2)
+            antialiased(source, [size, size], False, None, None, out=target)
+        if flip:
+            cv2.flip(row, 1, dst=row)
+
+    return resize
+
+
+def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     import numpy as np
     import simplejpeg
     import torch
 
-    from feedline.images._resample import resample
     from feedline.images.decode import Scratch, decode_upper
 
     torch.set_num_threads(1)
+    resize = _libraries() if by_libraries else _compiled()
     scratch = Scratch()
     buffer = scratch.reserve(64 << 20)
     size = work.size
@@ -86,17 +125,16 @@ def _run(pipe: Any, steps: list[Step], work: Work) -> None:
         raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
 
     def make(what: Any, frame: Any, crop: Crop, row: Any) -> None:
-        top, left, height, width, flip = crop
         if raw is not None:
             image = raw[what]
         else:
             descriptor = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
             data = os.read(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)
-            image = frame and decode_upper(data, frame, 1, top + height, scratch)
+            image = frame and decode_upper(data, frame, 1, crop[0] + crop[2], scratch)
             if image is None:
                 image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-        resample(image, row, top, left, height, width, size, size, 0, 0, flip)
+        resize(image, row, crop)
 
     k = 0
     pipe.send("ready")
@@ -114,14 +152,16 @@ def _run(pipe: Any, steps: list[Step], work: Work) -> None:
 class Bare:
     """Bare processes, started once; they end with this one."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, by_libraries: bool) -> None:
         context = multiprocessing.get_context("spawn")
         steps = _steps(work)
         self._pipes = []
         for number in range(work.workers):
             ours, theirs = context.Pipe()
             share = steps[number :: work.workers]
-            context.Process(target=_run, args=(theirs, share, work), daemon=True).start()
+            context.Process(
+                target=_run, args=(theirs, share, work, by_libraries), daemon=True
+            ).start()
             self._pipes.append(ours)
         for pipe in self._pipes:
             pipe.recv()
@@ -137,5 +177,5 @@ class Bare:
         return round(rate * took_s), took_s
 
 
-def bare(work: Work) -> Bare:
-    return Bare(work)
+def bare(work: Work, by_libraries: bool = False) -> Bare:
+    return Bare(work, by_libraries)

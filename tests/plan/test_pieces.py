@@ -40,7 +40,7 @@ def test_every_worker_gets_a_piece_where_there_are_rows_enough(
 
 def test_slow_rows_make_small_pieces_and_quick_rows_large_ones() -> None:
     assert rows_per_piece(256, 2, row_ns=1e9) == 1
-    assert rows_per_piece(256, 2, row_ns=1e6) == 15
+    assert rows_per_piece(256, 2, row_ns=1e6) == 50
     assert rows_per_piece(256, 2, row_ns=1e3) == 128
 
 

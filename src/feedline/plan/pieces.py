@@ -1,8 +1,9 @@
 """The division of a batch into pieces, the unit a worker takes.
 
-A piece is long enough that a message and the trainer's waking up for it (some 50 us together)
-are lost in its work, and short enough that all workers share the oldest batch and a slow image
-delays few others. How a batch is divided changes nothing in what it holds.
+A piece is long enough that a message and the trainer's waking up for it (some 0.2 ms together,
+taken from a worker where there is no idle core) are lost in its work, and short enough that all
+workers share the oldest batch and a slow image delays few others. How a batch is divided changes
+nothing in what it holds.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from itertools import pairwise
 
 __all__ = ["divide", "rows_per_piece"]
 
-_PIECE_NS = 15_000_000
-"""Work in a piece: 50 us of messages are 0.3% of it."""
+_PIECE_NS = 50_000_000
+"""Work in a piece: 0.2 ms for its message are 0.4% of it."""
 
 MAX_ROWS_PER_PIECE = 256
 """So that a message stays small."""
 
 
 def rows_per_piece(batch_rows: int, workers: int, row_ns: float, batches: int = 1) -> int:
-    """Rows of a piece: about 15 ms of work, but few enough that all workers have some.
+    """Rows of a piece: about 50 ms of work, but few enough that all workers have some.
 
     Where rows are quick, a message and the waking up are what counts, so pieces are as long as
     they can be: with `batches` under way at once there is a piece for each worker and another to
