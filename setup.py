@@ -7,7 +7,8 @@ setup(
         Extension(
             "feedline.images._resample",
             ["src/feedline/images/_resample.c"],
-            extra_compile_args=["-O3"],
+            # No contraction: the weights are torch's to the bit.
+            extra_compile_args=["-O3", "-ffp-contract=off"],
             optional=True,  # without a compiler torch does its work, slower, to the same bytes
         )
     ]

@@ -52,7 +52,8 @@ peer DALI pip nvidia-dali-cuda130
 peer FFCV ffcv
 peer SPDL spdl
 peer WebDataset pip webdataset
-peer LitData pip litdata
+# Without a bound pip settles on a boto3 of 2014, which no longer imports.
+peer LitData pip litdata 'boto3>=1.35'
 peer "MosaicML Streaming" streaming
 
 if ((${#failed[@]})); then

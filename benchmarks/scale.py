@@ -18,7 +18,7 @@ Beside the rates stand the figures from which to tell why a curve bends:
                         against the size before
     CPU ms / batch      (batch size) CPU time of a batch as such: what a smaller batch added,
                         by batch, against the size before
-    enlarged %          crops that grow, and so are resized by the cheaper linear filter
+    enlarged %          crops that grow, whose pixels are made of two by two of the image
     scan s, order s     to list the folder once, to draw an epoch's permutation (each epoch's
                         first batch waits for it)
 
@@ -54,7 +54,7 @@ from feedline.plan.order import epoch_order
 from feedline.plan.seeds import Stream
 from feedline.system import usable_cores
 
-PACKAGES = ("feedline", "torch", "numpy", "simplejpeg", "opencv-python-headless")
+PACKAGES = ("feedline", "torch", "numpy", "simplejpeg")
 EPOCH = 10_000
 COPIES_PX = 128
 INDEX_PX = 112

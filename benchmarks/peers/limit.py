@@ -77,7 +77,9 @@ def _compiled() -> Callable[..., None]:
 
     def resize(image: Any, row: Any, crop: Crop) -> None:
         top, left, height, width, flip = crop
-        resample(image, row, top, left, height, width, len(row), len(row), 0, 0, flip)
+        size = len(row)
+        if not resample(image, row, top, left, height, width, size, size, 0, 0, flip):
+            raise SystemExit("no AVX2, or a crop steeper than 4 : 1: see limit_libraries.py")
 
     return resize
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import pytest
@@ -102,10 +103,13 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
         image[...] = expected
         for target in (rows.at_start, rows.at_end):
             row = target.reshape(size, size, 3)
-            for flip in (False, True):
-                part = (0, 0, min(height, 4 * size), min(width, 4 * size))
-                assert resample(image, row, *part, size, size, 0, 0, flip)
-                assert np.array_equal(row, torchs(expected, part, (size, size), (0, 0), size, flip))
+            h, w = min(height, 4 * size), min(width, 4 * size)
+            for flip, part, more in product(
+                (False, True), ((0, 0, h, w), (height - h, width - w, h, w)), (0, 7)
+            ):
+                whole = (size + more, size + more)
+                assert resample(image, row, *part, *whole, more, more, flip)
+                assert np.array_equal(row, torchs(expected, part, whole, (more, more), size, flip))
 
 
 def test_what_it_does_not_take_is_left_as_it_was():
@@ -132,6 +136,8 @@ def test_what_it_does_not_take_is_left_as_it_was():
         (0, 0, 90, 90, 90, 15, 0, 0),
         (0, 0, 90, 90, 90, 90, 75, 0),
         (0, 0, 90, 90, 90, 90, 0, -1),
+        (0, 0, 8, 8, -(2**63) + 15, 16, 10**9, 0),
+        (0, 0, 8, 8, 16, -(2**63) + 15, 0, 10**9),
     ],
 )
 def test_a_part_or_window_that_lies_outside_is_refused(numbers):
@@ -144,7 +150,8 @@ def test_a_part_or_window_that_lies_outside_is_refused(numbers):
 def test_arrays_of_other_shapes_and_types_are_refused():
     numbers = (0, 0, 8, 8, 8, 8, 0, 0, False)
     image, row = noise(8, 8), noise(8, 8)
-    for wrong in (image[..., 0], image[..., :2], image.astype(np.float32), image[None]):
+    others = [image.astype(kind) for kind in (np.float32, np.int8, bool)]
+    for wrong in (image[..., 0], image[..., :2], image[None], *others):
         with pytest.raises(ValueError, match="must be uint8"):
             resample(wrong, row, *numbers)
     for wrong in (noise(8, 7), row[0], row.astype(np.int16)):
@@ -159,6 +166,35 @@ def test_arrays_of_other_shapes_and_types_are_refused():
         resample(image, row, *numbers[1:])
     with pytest.raises(TypeError):
         resample(image, row, "0", *numbers[1:])
+
+
+@pytest.mark.parametrize("flip", [0, 1, np.bool_(True), np.int64(0), None])
+def test_anything_true_mirrors(flip):
+    image, row = noise(40, 30), np.zeros((16, 16, 3), np.uint8)
+    assert resample(image, row, 0, 0, 40, 30, 16, 16, 0, 0, flip)
+    assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (16, 16), (0, 0), 16, bool(flip)))
+
+
+def test_rows_may_lie_apart_or_be_one_and_the_same():
+    large = noise(80, 90)
+    for image in (
+        large[::2],
+        large[:, 3:50],
+        large[7:60, 11:80],
+        np.broadcast_to(large[:1], (9, 90, 3)),
+    ):
+        height, width = image.shape[:2]
+        row = np.zeros((24, 24, 3), np.uint8)
+        assert resample(image, row, 1, 2, height - 1, width - 2, 32, 30, 5, 4, True)
+        part = (1, 2, height - 1, width - 2)
+        assert np.array_equal(row, torchs(image, part, (32, 30), (5, 4), 24, True))
+
+
+def test_the_largest_whole_that_is_taken():
+    image, row = noise(40, 30), np.zeros((32, 32, 3), np.uint8)
+    assert resample(image, row, 0, 0, 40, 30, 4096, 4096, 4064, 2000, False)
+    assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (4096, 4096), (4064, 2000), 32, False))
+    assert not resample(image, row, 0, 0, 40, 30, 4097, 4096, 0, 0, False)
 
 
 def test_several_threads_work_at_once():

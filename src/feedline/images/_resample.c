@@ -2,8 +2,8 @@
 
 Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
 with 16-bit weights: horizontally first, rounded to bytes, then vertically. No byte outside the
-part counts, none outside the image is read, none outside the row is written. Python's lock is not
-held meanwhile.
+part counts, none before the part or behind the image's last is read, none outside the row is
+written. Python's lock is not held meanwhile.
 
 Relies on AVX2, of which `supported` tells. Without it, or where there was no compiler, `resize.py`
 calls torch.
@@ -11,8 +11,8 @@ calls torch.
 How it is quick: neighbouring pixels of the row find their first two source pixels in the same 16
 bytes. A shuffle sets these side by side, as pairs of 16-bit numbers; a multiply-add weighs the
 pairs and adds each up. The third and fourth source pixels lie 6 bytes further on, and so forth.
-Two rows go through at once. They are kept only while the vertical pass needs them, in the
-first-level cache. Mirroring is another order of the shuffles and costs nothing. */
+Two rows go through at once. They are kept only while the vertical pass needs them, for usual sizes
+in the first-level cache. Mirroring is another order of the shuffles and costs nothing. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -34,8 +34,11 @@ enum {
     SPAN = 4,  /* from the first to the last source pixel that lie whole in those */
     MOST_PIXELS = 5, /* of the row, likewise */
     PAIR = 6,  /* bytes of two source pixels */
-    SLACK = 64,
+    SLACK = 64, /* bytes behind a row of ours that may be read or written, and do not count */
 };
+_Static_assert(SLACK >= PAIR * (MOST_PAIRS - 1) + WIDE, "so far a copied row is read");
+_Static_assert(SLACK >= 32, "so far a kept row is read and written");
+_Static_assert(RING > MOST_TAPS, "rows are made two at a time");
 
 /* Of which source pixels a pixel is made: those from `start` on, weighed; 0 beyond the last. */
 typedef struct {
@@ -55,7 +58,7 @@ typedef struct {
     int blocks;
     int reach;   /* bytes of a row of the source that are looked at */
     int *source; /* where a block's first 16 bytes begin in a row, for each block */
-    __m256i *steps; /* for each block: its shuffles, then for each pair its weights */
+    int32_t *steps; /* for each block: its shuffles, then for each pair its weights, 8 a vector */
 } Blocks;
 
 /* What is asked for: `part` of an image, resized to `whole`, and of that a window. */
@@ -116,7 +119,11 @@ static int32_t pair_of(const Pixel *pixel, int pair)
     return both;
 }
 
-/* The pixels of a block: as many as surely find their source pixels in the same 16 bytes. */
+/* The pixels of a block: as many as surely find their source pixels in the same 16 bytes.
+
+Pixels n - 1 apart start at most ceil((n - 1) * scale) source pixels apart, which is at most 3 where
+(n - 1) * scale is. Where that is 3 exactly the scale is 3, 3/2, 1 or 3/4 and no double is rounded;
+else it is less by 1/4096 or more, far above any rounding. */
 static int together(const Task *task)
 {
     const int most = 1 + (SPAN - 1) * task->to_width / task->width;
@@ -133,7 +140,7 @@ static int begins(const Blocks *plan, int block, int size)
 
 static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pairs)
 {
-    int32_t *step = (int32_t *)plan->steps;
+    int32_t *step = plan->steps;
     plan->reach = 0;
     for (int block = 0; block < plan->blocks; block++) {
         const Pixel *pixels[MOST_PIXELS];
@@ -146,22 +153,21 @@ static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pai
         const int reach = 3 * low + PAIR * (pairs - 1) + WIDE;
         plan->source[block] = 3 * low;
         plan->reach = reach > plan->reach ? reach : plan->reach;
-        for (int what = -1; what < pairs; what++) {
-            for (int byte = 0; byte < 4 * plan->vectors; byte++) {
-                /* Two rows are made at once, one in each half of a vector, in the same way. */
-                int32_t *lane = step + byte / 4 * 8 + byte % 4;
-                const int k = byte / 3;
-                if (k >= plan->pixels) {
-                    lane[0] = lane[4] = what < 0 ? (int32_t)0x80808080u : 0;
-                } else if (what < 0) { /* two bytes, each widened to 16 bits: 0x80 gives a zero */
-                    const uint32_t at = (uint32_t)(3 * (pixels[k]->start - low) + byte % 3);
-                    lane[0] = lane[4] = (int32_t)(0x80008000u | (at + 3) << 16 | at);
-                } else {
-                    lane[0] = lane[4] = pair_of(pixels[k], what);
-                }
+        for (int byte = 0; byte < 4 * plan->vectors; byte++) {
+            const int k = byte / 3; /* its pixel, if there is one */
+            const Pixel *pixel = k < plan->pixels ? pixels[k] : NULL;
+            /* Two rows are made at once, one in each half of a vector, in the same way. */
+            int32_t *lane = step + byte / 4 * 8 + byte % 4;
+            /* Two bytes, each widened to 16 bits: 0x80 gives a zero. */
+            const uint32_t at = pixel ? (uint32_t)(3 * (pixel->start - low) + byte % 3) : 0;
+            const uint32_t both = pixel ? 0x80008000u | (at + 3) << 16 | at : 0x80808080u;
+            lane[0] = lane[4] = (int32_t)both;
+            for (int pair = 0; pair < pairs; pair++) {
+                lane += 8 * plan->vectors;
+                lane[0] = lane[4] = pixel ? pair_of(pixel, pair) : 0;
             }
-            step += 8 * plan->vectors;
         }
+        step += 8 * plan->vectors * (1 + pairs);
     }
 }
 
@@ -172,7 +178,7 @@ AVX2 static UNROLLED void across(
 {
     const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(precision);
-    const __m256i *step = plan->steps;
+    const __m256i *step = (const __m256i *)plan->steps;
     for (int block = 0; block < plan->blocks; block++) {
         const int source = plan->source[block], target = 3 * begins(plan, block, size);
         const __m256i *weights = step + vectors;
@@ -294,6 +300,13 @@ AVX2 static void resize(
         EACH_PAIRS(vertical.pairs, DOWN)
     }
 }
+#undef EACH_PAIRS
+#undef ACROSS_OF
+#undef ACROSS_1
+#undef ACROSS_2
+#undef ACROSS_3
+#undef ACROSS_4
+#undef DOWN
 
 /* Do a task; 0, or -1 where memory is missing. */
 static int run(const Task *task)
@@ -303,7 +316,7 @@ static int run(const Task *task)
     plan.blocks = (task->size + plan.pixels - 1) / plan.pixels;
     const int largest = task->to_height > task->to_width ? task->to_height : task->to_width;
     const int vectors = plan.blocks * plan.vectors * (1 + MOST_PAIRS);
-    const size_t steps = (size_t)vectors * sizeof *plan.steps;
+    const size_t steps = (size_t)vectors * sizeof(__m256i);
     const size_t shares = (size_t)largest * MOST_TAPS * sizeof(double);
     const size_t pixels = (size_t)(task->to_height + task->to_width) * sizeof(Pixel);
     const size_t sources = (size_t)plan.blocks * sizeof *plan.source;
@@ -312,7 +325,7 @@ static int run(const Task *task)
     uint8_t *memory = PyMem_RawMalloc(steps + shares + pixels + sources + ring + copies);
     if (!memory)
         return -1;
-    plan.steps = (__m256i *)memory;
+    plan.steps = (int32_t *)memory;
     double *share = (double *)(memory + steps);
     Pixel *columns = (Pixel *)(memory + steps + shares), *lines = columns + task->to_width;
     plan.source = (int *)(lines + task->to_height);
@@ -327,28 +340,36 @@ static int run(const Task *task)
 
 static int is_image(const Py_buffer *view)
 {
-    return view->ndim == 3 && view->itemsize == 1 && view->shape[2] == 3;
+    return view->ndim == 3 && view->shape[2] == 3 && strcmp(view->format, "B") == 0;
+}
+
+static int supported(void)
+{
+    return __builtin_cpu_supports("avx2") != 0;
 }
 
 static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    enum { NUMBERS = 9 };
+    enum { NUMBERS = 8 };
     Py_buffer image, row;
     long number[NUMBERS];
     PyObject *answer = NULL;
     (void)module;
-    if (count != 2 + NUMBERS)
-        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 2 + NUMBERS);
+    if (count != 3 + NUMBERS)
+        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 3 + NUMBERS);
     for (int k = 0; k < NUMBERS; k++) {
         number[k] = PyLong_AsLong(args[2 + k]);
         if (number[k] == -1 && PyErr_Occurred())
             return NULL;
     }
+    const int flip = PyObject_IsTrue(args[2 + NUMBERS]);
+    if (flip < 0)
+        return NULL;
     const long top = number[0], left = number[1], height = number[2], width = number[3];
     const long to_height = number[4], to_width = number[5], to_top = number[6], to_left = number[7];
-    if (PyObject_GetBuffer(args[0], &image, PyBUF_STRIDES) < 0)
+    if (PyObject_GetBuffer(args[0], &image, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
         return NULL;
-    if (PyObject_GetBuffer(args[1], &row, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) {
+    if (PyObject_GetBuffer(args[1], &row, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
         PyBuffer_Release(&image);
         return NULL;
     }
@@ -358,11 +379,12 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
     } else if (
         size < 1 || height < 1 || width < 1 || top < 0 || left < 0 || to_top < 0 || to_left < 0
         || top > image.shape[0] - height || left > image.shape[1] - width
+        || to_height < size || to_width < size
         || to_top > to_height - size || to_left > to_width - size) {
         PyErr_SetString(
             PyExc_ValueError, "the part must lie in the image, the window in the whole");
     } else if (
-        image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
+        !supported() || image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
         || to_height > LARGEST || to_width > LARGEST
         || height > STEEPEST * to_height || width > STEEPEST * to_width) {
         answer = Py_NewRef(Py_False);
@@ -375,7 +397,7 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
             .height = (int)height, .width = (int)width,
             .to_height = (int)to_height, .to_width = (int)to_width,
             .top = (int)to_top, .left = (int)to_left, .size = (int)size,
-            .flip = number[8] != 0,
+            .flip = flip,
             .row = row.buf,
         };
         int failed;
@@ -406,9 +428,7 @@ static PyMethodDef methods[] = {
 
 static int fill_module(PyObject *module)
 {
-    __builtin_cpu_init();
-    PyObject *supported = __builtin_cpu_supports("avx2") ? Py_True : Py_False;
-    return PyModule_AddObjectRef(module, "supported", supported);
+    return PyModule_AddObjectRef(module, "supported", supported() ? Py_True : Py_False);
 }
 
 static PyModuleDef_Slot slots[] = {
