@@ -79,7 +79,7 @@ def _compiled() -> Callable[..., None]:
         top, left, height, width, flip = crop
         size = len(row)
         if not resample(image, row, top, left, height, width, size, size, 0, 0, flip):
-            raise SystemExit("no AVX2, or a crop steeper than 4 : 1: see limit_libraries.py")
+            raise SystemExit("no AVX2, or a crop steeper than 8 : 1: see limit_libraries.py")
 
     return resize
 

@@ -26,10 +26,10 @@ in the first-level cache. Mirroring is another order of the shuffles and costs n
 
 enum {
     LARGEST = 4096, /* pixels of the resized whole, in each direction */
-    STEEPEST = 4,   /* source pixels for each of the row's */
-    MOST_TAPS = 2 * STEEPEST + 2,
+    STEEPEST = 8,   /* source pixels for each of the row's */
+    MOST_TAPS = 2 * STEEPEST,
     MOST_PAIRS = MOST_TAPS / 2,
-    RING = 16, /* rows that are kept: a power of two above MOST_TAPS */
+    RING = 32, /* rows that are kept: a power of two above MOST_TAPS */
     WIDE = 16, /* bytes looked at, and written, at once */
     SPAN = 4,  /* from the first to the last source pixel that lie whole in those */
     MOST_PIXELS = 5, /* of the row, likewise */
@@ -38,7 +38,7 @@ enum {
 };
 _Static_assert(SLACK >= PAIR * (MOST_PAIRS - 1) + WIDE, "so far a copied row is read");
 _Static_assert(SLACK >= 32, "so far a kept row is read and written");
-_Static_assert(RING > MOST_TAPS, "rows are made two at a time");
+_Static_assert(RING > MOST_TAPS + 1, "rows are made two at a time");
 
 /* Of which source pixels a pixel is made: those from `start` on, weighed; 0 beyond the last. */
 typedef struct {
@@ -79,33 +79,34 @@ static Axis weigh(Pixel *pixels, double *shares, int source, int resized)
     const double scale = (double)source / resized;
     const double support = scale >= 1.0 ? scale : 1.0;
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
+    /* The ends of a pixel's sources are 2 * support apart, so it has at most that many, rounded up. */
+    const int whole = (int)(2.0 * support), room = whole + (whole < 2.0 * support);
+    const int taps = room > MOST_TAPS ? MOST_TAPS : (room + 1) / 2 * 2;
     double largest = 0.0;
-    int most = 1, precision = 0;
+    int precision = 0;
     for (int i = 0; i < resized; i++) {
         double *share = shares + i * MOST_TAPS, total = 0.0;
         const double centre = scale * (i + 0.5);
         int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
         start = start < 0 ? 0 : start;
         stop = stop > source ? source : stop;
-        const int taps = stop - start > MOST_TAPS ? MOST_TAPS : stop - start;
-        for (int k = 0; k < taps; k++) {
+        const int own = stop - start < taps ? stop - start : taps;
+        for (int k = 0; k < own; k++) {
             double distance = (k + start - centre + 0.5) * shrink;
             distance = distance < 0.0 ? -distance : distance;
             share[k] = distance < 1.0 ? 1.0 - distance : 0.0;
             total += share[k];
         }
-        for (int k = 0; k < taps; k++) {
+        for (int k = 0; k < own; k++) {
             share[k] /= total;
             largest = share[k] > largest ? share[k] : largest;
         }
-        for (int k = taps; k < MOST_TAPS; k++)
+        for (int k = own; k < taps; k++)
             share[k] = 0.0;
         pixels[i].start = start;
-        most = taps > most ? taps : most;
     }
     while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
         precision++;
-    const int taps = (most + 1) / 2 * 2;
     for (int i = 0; i < resized; i++)
         for (int k = 0; k < taps; k++)
             pixels[i].weights[k] = (int16_t)(0.5 + shares[i * MOST_TAPS + k] * (1 << precision));

@@ -7,7 +7,7 @@ images; no warning for read-only or oddly strided images.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. Where
 it was not compiled, the processor lacks AVX2, or the resize is one that it does not take
-(more than 4 : 1), torch itself does it (its `out=` form spares the copy that `interpolate` needs).
+(more than 8 : 1), torch itself does it (its `out=` form spares the copy that `interpolate` needs).
 """
 
 from __future__ import annotations
