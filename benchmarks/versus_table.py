@@ -1,6 +1,6 @@
 """What `versus.py` found, as tables and a picture.
 
-python benchmarks/versus_table.py result.json            Markdown, as the README has it
+python benchmarks/versus_table.py result.json --only "originals @224,originals @112"   Markdown
 python benchmarks/versus_table.py result.json --plot result.png
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any

@@ -23,8 +23,7 @@ NEEDS = ("torch", "simplejpeg", "feedline")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")
 
-Crop = tuple[int, int, int, int, bool]  # top, left, height, width, mirrored
-Step = tuple[Any, Any, Crop]  # a path or number, a JPEG's frame header, the crop
+Step = tuple[Any, Any, Any]  # a path or number, a JPEG's frame header, the crop as a Box
 _EPOCHS = 8
 
 
@@ -58,7 +57,7 @@ def _steps(work: Work) -> list[Step]:
         order.shuffle(sources)
         for what, frame, height, width in sources:
             box = crop.box(height, width, Stream(order.getrandbits(64)))
-            steps.append((what, frame, tuple(box)))
+            steps.append((what, frame, box))
     return steps
 
 
@@ -71,28 +70,15 @@ def _order(pipe: Any) -> float | None:
     return seconds
 
 
-def _compiled() -> Callable[..., None]:
-    """The resize of a crop into a row that feedline has."""
-    from feedline.images._resample import resample
-
-    def resize(image: Any, row: Any, crop: Crop) -> None:
-        top, left, height, width, flip = crop
-        size = len(row)
-        if not resample(image, row, top, left, height, width, size, size, 0, 0, flip):
-            raise SystemExit("no AVX2, or a crop steeper than 8 : 1: see limit_libraries.py")
-
-    return resize
-
-
-def _libraries() -> Callable[..., None]:
-    """The quickest that libraries have: OpenCV where the crop grows, else torch."""
+def _libraries() -> Callable[[Any, Any, Any], None]:
+    """A crop into a row by the quickest that libraries have: OpenCV where it grows, else torch."""
     import cv2
     import torch
 
     cv2.setNumThreads(1)
     antialiased = torch._C._nn._upsample_bilinear2d_aa
 
-    def resize(image: Any, row: Any, crop: Crop) -> None:
+    def resize(row: Any, image: Any, crop: Any) -> None:
         top, left, height, width, flip = crop
         size, part = len(row), image[top : top + height, left : left + width]
         if height == size and width == size:
@@ -115,9 +101,10 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     import torch
 
     from feedline.images.decode import Scratch, decode_upper
+    from feedline.images.resize import fill
 
     torch.set_num_threads(1)
-    resize = _libraries() if by_libraries else _compiled()
+    resize = _libraries() if by_libraries else fill
     scratch = Scratch()
     buffer = scratch.reserve(64 << 20)
     size = work.size
@@ -126,17 +113,17 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     if work.kind == "raw":
         raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
 
-    def make(what: Any, frame: Any, crop: Crop, row: Any) -> None:
+    def make(what: Any, frame: Any, crop: Any, row: Any) -> None:
         if raw is not None:
             image = raw[what]
         else:
             descriptor = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
             data = os.read(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)
-            image = frame and decode_upper(data, frame, 1, crop[0] + crop[2], scratch)
+            image = frame and decode_upper(data, frame, 1, crop.top + crop.height, scratch)
             if image is None:
                 image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-        resize(image, row, crop)
+        resize(row, image, crop)
 
     k = 0
     pipe.send("ready")

@@ -79,7 +79,7 @@ static Axis weigh(Pixel *pixels, double *shares, int source, int resized)
     const double scale = (double)source / resized;
     const double support = scale >= 1.0 ? scale : 1.0;
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
-    /* The ends of a pixel's sources are 2 * support apart, so it has at most that many, rounded up. */
+    /* The ends of a pixel's sources are 2 * support apart: it has at most that many, rounded up. */
     const int whole = (int)(2.0 * support), room = whole + (whole < 2.0 * support);
     const int taps = room > MOST_TAPS ? MOST_TAPS : (room + 1) / 2 * 2;
     double largest = 0.0;
