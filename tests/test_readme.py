@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RESULTS = [ROOT / "benchmarks" / "results" / name for name in ("versus.json", "versus_litdata.json")]
+FILES = ("versus.json", "versus_litdata.json")
+RESULTS = [ROOT / "benchmarks" / "results" / name for name in FILES]
 IN_README = (
     "originals @224",
     "originals @112",
