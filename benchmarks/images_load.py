@@ -2,11 +2,11 @@
 
 Method: on one core, `--rounds` times: every image of a folder (at most `--images`) through
 `ImageFolder.load` and through the bare calls, in alternating order from image to image. The
-bare calls do the same work on the same crops, drawn beforehand: os.open, read and close,
-simplejpeg into a kept buffer, torch's antialiased resize (OpenCV where the crop grows) into the
-row, the mirror. The ratio bare / load is printed as median and range over the rounds, and once
-more from the fastest time of each image over all rounds, which neighbours on the machine move
-least; 1 means that load adds nothing.
+bare calls do the same work on the same crops, drawn beforehand: os.open, read and close, the
+decode down to the crop's lower edge into a kept buffer, the resize into the row. The ratio
+bare / load is printed as median and range over the rounds, and once more from the fastest time of
+each image over all rounds, which neighbours on the machine move least; 1 means that load adds
+nothing.
 
 Caveats: files come from the page cache, as the second epoch of a dataset that fits into memory
 would find them. Only JPEGs of one or three colours take part. Neighbours on the machine move
@@ -21,38 +21,17 @@ import argparse
 import os
 import time
 
-import cv2
 import numpy as np
 import simplejpeg
 import torch
+from bare_row import decoded
 
 from feedline.images.crops import TrainCrop
+from feedline.images.decode import Scratch
 from feedline.images.folder import ImageFolder
+from feedline.images.resize import fill
+from feedline.images.shorten import baseline_frame
 from feedline.plan.row import Item
-
-_resize = torch.ops.aten._upsample_bilinear2d_aa.out
-
-
-def bare(path, box, buffer, row, size):
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    data = os.read(descriptor, os.fstat(descriptor).st_size)
-    os.close(descriptor)
-    image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-    top, left, height, width, flip = box
-    crop = image[top : top + height, left : left + width]
-    if height <= size and width <= size:
-        cv2.resize(crop, (size, size), dst=row, interpolation=cv2.INTER_LINEAR)
-    else:
-        _resize(
-            torch.from_numpy(crop).permute(2, 0, 1).unsqueeze(0),
-            [size, size],
-            False,
-            None,
-            None,
-            out=torch.from_numpy(row).permute(2, 0, 1).unsqueeze(0),
-        )
-    if flip:
-        cv2.flip(row, 1, dst=row)
 
 
 def main():
@@ -64,7 +43,6 @@ def main():
     parser.add_argument("--scale", type=float, default=0.25, help="smallest share of the area")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cv2.setNumThreads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
     crop = TrainCrop(scale=(options.scale, 1.0))
@@ -74,25 +52,26 @@ def main():
     for sample in range(min(len(data), options.images)):
         item = Item(sample, size, sample * 7919 + 1, 1.0)
         with open(data.path(sample), "rb") as file:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(file.read())
+            contents = file.read()
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(contents)
         if colours in ("YCbCr", "Gray"):
             box = crop.place(height, width, item)
-            work.append((item, os.fsencode(data.path(sample)), box, height * width * 3))
-    buffer = np.empty(max(entry[3] for entry in work), np.uint8)
+            work.append((item, os.fsencode(data.path(sample)), baseline_frame(contents), box))
+    scratch = Scratch()
     row = np.zeros((size, size, 3), np.uint8)
     label = np.zeros((), np.int64)
 
     times = np.zeros((options.rounds + 1, 2, len(work)))  # seconds: load, bare
     for turn in range(options.rounds + 1):
-        for number, (item, path, box, _) in enumerate(work):
+        for number, (item, path, frame, box) in enumerate(work):
             first = time.perf_counter()
             if (number + turn) % 2:
                 data.load(item, (row, label))
                 middle = time.perf_counter()
-                bare(path, box, buffer, row, size)
+                fill(row, decoded(path, frame, box, scratch), box)
                 times[turn, :, number] = middle - first, time.perf_counter() - middle
             else:
-                bare(path, box, buffer, row, size)
+                fill(row, decoded(path, frame, box, scratch), box)
                 middle = time.perf_counter()
                 data.load(item, (row, label))
                 times[turn, :, number] = time.perf_counter() - middle, middle - first

@@ -28,12 +28,12 @@ streaming() {
 }
 
 ffcv() {
-  # It asks for opencv-python, which wants the libraries of a screen.
+  # It asks for opencv-python, which would be a second owner of the module cv2.
   if ! { pkg-config --exists opencv4 libturbojpeg && command -v g++ >/dev/null; }; then
     echo "FFCV is compiled, with Debian's g++ pkg-config libopencv-dev libturbojpeg0-dev" >&2
     return 1
   fi
-  pip assertpy fastargs numba opencv-python-headless pytorch-pfn-extras terminaltables tqdm && pip --no-deps ffcv
+  pip assertpy fastargs numba pytorch-pfn-extras terminaltables tqdm && pip --no-deps ffcv
 }
 
 spdl() {
@@ -45,7 +45,8 @@ spdl() {
 }
 
 pip --upgrade pip || exit 1
-pip --editable '.[train]' matplotlib torchvision || exit 1
+# OpenCV is for the bare processes that resize by libraries alone, and for FFCV.
+pip --editable '.[bench,train]' opencv-python-headless torchvision || exit 1
 "$python" -m pip freeze --exclude-editable >"$held"
 
 peer DALI pip nvidia-dali-cuda130

@@ -97,16 +97,15 @@ def _libraries() -> Callable[[Any, Any, Any], None]:
 
 def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     import numpy as np
-    import simplejpeg
     import torch
+    from bare_row import decoded
 
-    from feedline.images.decode import Scratch, decode_upper
+    from feedline.images.decode import Scratch
     from feedline.images.resize import fill
 
     torch.set_num_threads(1)
     resize = _libraries() if by_libraries else fill
     scratch = Scratch()
-    buffer = scratch.reserve(64 << 20)
     size = work.size
     rows = np.zeros((work.batch_size, size, size, 3), np.uint8)
     raw = None
@@ -114,15 +113,7 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
         raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
 
     def make(what: Any, frame: Any, crop: Any, row: Any) -> None:
-        if raw is not None:
-            image = raw[what]
-        else:
-            descriptor = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
-            data = os.read(descriptor, os.fstat(descriptor).st_size)
-            os.close(descriptor)
-            image = frame and decode_upper(data, frame, 1, crop.top + crop.height, scratch)
-            if image is None:
-                image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
+        image = raw[what] if raw is not None else decoded(what, frame, crop, scratch)
         resize(row, image, crop)
 
     k = 0

@@ -32,11 +32,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Whether all have ended; one that has closed its files may take a moment for the rest."""
-    return eventually(
-        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes),
-        within_s=1.0,
-    )
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
 def start_script(

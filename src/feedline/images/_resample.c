@@ -258,6 +258,7 @@ AVX2 static UNROLLED void down(
     case 3: call(3); break; \
     default: call(pairs); \
     }
+
 AVX2 static void resize(
     const Task *task, const Blocks *plan, Axis horizontal, const Pixel *lines, Axis vertical,
     uint8_t *ring, uint8_t *copies)
