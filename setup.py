@@ -1,4 +1,9 @@
-"""The one compiled part; everything else about the build is in pyproject.toml."""
+"""The compiled parts; everything else about the build is in pyproject.toml.
+
+Both are optional: without a compiler libraries do their work, slower, to the same bytes.
+"""
+
+import sys
 
 from setuptools import Extension, setup
 
@@ -9,7 +14,13 @@ setup(
             ["src/feedline/images/_resample.c"],
             # No contraction: the weights are torch's to the bit.
             extra_compile_args=["-O3", "-ffp-contract=off"],
-            optional=True,  # without a compiler torch does its work, slower, to the same bytes
-        )
+            optional=True,
+        ),
+        Extension(
+            "feedline.images._jpeg",
+            ["src/feedline/images/_jpeg.c"],
+            libraries=["dl"] if sys.platform == "linux" else [],
+            optional=True,
+        ),
     ]
 )

@@ -5,24 +5,42 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import simplejpeg
 
 from feedline.images.crops import Box
-from feedline.images.decode import Scratch, decode_upper
-from feedline.images.shorten import Frame
+from feedline.images.jpeg import Scratch
 
-__all__ = ["decoded"]
+__all__ = ["decoded", "decoded_by_libraries"]
 
 _BUFFER_BYTES = 64 << 20  # the most that is kept
 
 
-def decoded(path: bytes, frame: Frame | None, crop: Box, scratch: Scratch) -> Any:
-    """The pixels of a JPEG, at least down to a crop's lower edge; `frame` is its frame header."""
+def _read(path: bytes) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     data = os.read(descriptor, os.fstat(descriptor).st_size)
     os.close(descriptor)
-    image = frame and decode_upper(data, frame, 1, crop.top + crop.height, scratch)
-    if image is None:
-        buffer = scratch.reserve(_BUFFER_BYTES)
-        image = simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-    return image
+    return data
+
+
+def decoded(path: bytes, crop: Box, scratch: Scratch) -> Any:
+    """The pixels of a JPEG in a crop, uint8 (height, width, 3), by feedline's own calls."""
+    buffer = scratch.reserve(_BUFFER_BYTES)
+    decoder = scratch.decoder
+    data = _read(path)
+    if decoder and decoder.open(data):
+        _, _, height, width, _ = crop
+        place = decoder.read(buffer, 1, *crop[:4])
+        if place:
+            return np.ndarray((height, width, 3), np.uint8, buffer, place[0], (place[1], 3, 1))
+    return _cut(simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True), crop)
+
+
+def decoded_by_libraries(path: bytes, crop: Box, scratch: Scratch) -> Any:
+    """The same by a library's decode of the whole."""
+    buffer = scratch.reserve(_BUFFER_BYTES)
+    return _cut(simplejpeg.decode_jpeg(_read(path), "RGB", buffer=buffer, strict=True), crop)
+
+
+def _cut(image: Any, crop: Box) -> Any:
+    return image[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]

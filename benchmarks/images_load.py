@@ -3,7 +3,7 @@
 Method: on one core, `--rounds` times: every image of a folder (at most `--images`) through
 `ImageFolder.load` and through the bare calls, in alternating order from image to image. The
 bare calls do the same work on the same crops, drawn beforehand: os.open, read and close, the
-decode down to the crop's lower edge into a kept buffer, the resize into the row. The ratio
+decode of the crop into a kept buffer, the resize into the row. The ratio
 bare / load is printed as median and range over the rounds, and once more from the fastest time of
 each image over all rounds, which neighbours on the machine move least; 1 means that load adds
 nothing.
@@ -27,10 +27,9 @@ import torch
 from bare_row import decoded
 
 from feedline.images.crops import TrainCrop
-from feedline.images.decode import Scratch
 from feedline.images.folder import ImageFolder
+from feedline.images.jpeg import Scratch
 from feedline.images.resize import fill
-from feedline.images.shorten import baseline_frame
 from feedline.plan.row import Item
 
 
@@ -56,22 +55,22 @@ def main():
         height, width, colours, _ = simplejpeg.decode_jpeg_header(contents)
         if colours in ("YCbCr", "Gray"):
             box = crop.place(height, width, item)
-            work.append((item, os.fsencode(data.path(sample)), baseline_frame(contents), box))
+            work.append((item, os.fsencode(data.path(sample)), box))
     scratch = Scratch()
     row = np.zeros((size, size, 3), np.uint8)
     label = np.zeros((), np.int64)
 
     times = np.zeros((options.rounds + 1, 2, len(work)))  # seconds: load, bare
     for turn in range(options.rounds + 1):
-        for number, (item, path, frame, box) in enumerate(work):
+        for number, (item, path, box) in enumerate(work):
             first = time.perf_counter()
             if (number + turn) % 2:
                 data.load(item, (row, label))
                 middle = time.perf_counter()
-                fill(row, decoded(path, frame, box, scratch), box)
+                fill(row, decoded(path, box, scratch), box)
                 times[turn, :, number] = middle - first, time.perf_counter() - middle
             else:
-                fill(row, decoded(path, frame, box, scratch), box)
+                fill(row, decoded(path, box, scratch), box)
                 middle = time.perf_counter()
                 data.load(item, (row, label))
                 times[turn, :, number] = time.perf_counter() - middle, middle - first

@@ -2,9 +2,9 @@
 
 As many processes as workers go through the same images again and again with crops that were
 drawn beforehand and the calls that feedline makes, each into a batch of memory of its own that it
-writes over and over. Nothing is parsed, drawn, checked, reported or handed on.
+writes over and over. Nothing is drawn, checked, reported or handed on.
 
-`limit_libraries.py` is the same with a resize by the quickest exact calls of libraries.
+`limit_libraries.py` is the same by the quickest exact calls of libraries.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ NEEDS = ("torch", "simplejpeg", "feedline")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")
 
-Step = tuple[Any, Any, Any]  # a path or number, a JPEG's frame header, the crop as a Box
+Step = tuple[Any, Any]  # a path or number, the crop as a Box
 _EPOCHS = 8
 
 
-def _sources(work: Work) -> list[tuple[Any, Any, int, int]]:
-    """Every image's path or number, frame header, height and width."""
+def _sources(work: Work) -> list[tuple[Any, int, int]]:
+    """Every image's path or number, height and width."""
     import numpy as np
     import simplejpeg
 
-    from feedline.images.shorten import baseline_frame
-
     if work.kind == "raw":
         count, height, width, _ = np.load(f"{work.folder}/images.npy", mmap_mode="r").shape
-        return [(number, None, height, width) for number in range(count)]
+        return [(number, height, width) for number in range(count)]
     sources = []
     for path, _ in work.files():
         with open(path, "rb") as file:
             data = file.read()
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        sources.append((os.fsencode(path), baseline_frame(data), height, width))
+        sources.append((os.fsencode(path), height, width))
     return sources
 
 
@@ -55,9 +53,8 @@ def _steps(work: Work) -> list[Step]:
     steps: list[Step] = []
     for _ in range(_EPOCHS):
         order.shuffle(sources)
-        for what, frame, height, width in sources:
-            box = crop.box(height, width, Stream(order.getrandbits(64)))
-            steps.append((what, frame, box))
+        for what, height, width in sources:
+            steps.append((what, crop.box(height, width, Stream(order.getrandbits(64)))))
     return steps
 
 
@@ -71,16 +68,16 @@ def _order(pipe: Any) -> float | None:
 
 
 def _libraries() -> Callable[[Any, Any, Any], None]:
-    """A crop into a row by the quickest that libraries have: OpenCV where it grows, else torch."""
+    """A part into a row by the quickest that libraries have: OpenCV where it grows, else torch."""
     import cv2
     import torch
 
     cv2.setNumThreads(1)
     antialiased = torch._C._nn._upsample_bilinear2d_aa
 
-    def resize(row: Any, image: Any, crop: Any) -> None:
-        top, left, height, width, flip = crop
-        size, part = len(row), image[top : top + height, left : left + width]
+    def resize(row: Any, part: Any, crop: Any) -> None:
+        _, _, height, width, flip = crop
+        size = len(row)
         if height == size and width == size:
             row[...] = part
         elif height <= size and width <= size:
@@ -98,13 +95,15 @@ def _libraries() -> Callable[[Any, Any, Any], None]:
 def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     import numpy as np
     import torch
-    from bare_row import decoded
+    from bare_row import decoded, decoded_by_libraries
 
-    from feedline.images.decode import Scratch
+    from feedline.images.crops import cut
+    from feedline.images.jpeg import Scratch
     from feedline.images.resize import fill
 
     torch.set_num_threads(1)
     resize = _libraries() if by_libraries else fill
+    decode = decoded_by_libraries if by_libraries else decoded
     scratch = Scratch()
     size = work.size
     rows = np.zeros((work.batch_size, size, size, 3), np.uint8)
@@ -112,9 +111,9 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     if work.kind == "raw":
         raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
 
-    def make(what: Any, frame: Any, crop: Any, row: Any) -> None:
-        image = raw[what] if raw is not None else decoded(what, frame, crop, scratch)
-        resize(row, image, crop)
+    def make(what: Any, crop: Any, row: Any) -> None:
+        part = decode(what, crop, scratch) if raw is None else cut(raw[what], crop.part)
+        resize(row, part, crop)
 
     k = 0
     pipe.send("ready")

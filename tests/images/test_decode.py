@@ -14,8 +14,9 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from feedline.errors import ImageError
-from feedline.images.decode import Scratch, Wanted, decode
+from feedline.images.decode import decode
 from feedline.images.headers import canvas, exif_orientation, jpeg_orientation, sniff
+from feedline.images.jpeg import Scratch, Wanted
 
 
 def picture(width=61, height=47, mode="RGB"):
@@ -322,7 +323,9 @@ def test_the_scratch_memory_grows_and_is_each_threads_own():
     small = scratch.reserve(10)
     assert scratch.reserve(20) is small
     assert len(scratch.reserve(len(small) + 1)) > len(small)
-    assert scratch.reserve(1 << 40) is None
+    large = scratch.reserve((64 << 20) + 1)
+    assert len(large) > 64 << 20
+    assert scratch.reserve((64 << 20) + 1) is not large
     others = []
     thread = threading.Thread(target=lambda: others.append(scratch.reserve(10)))
     thread.start()
@@ -331,7 +334,7 @@ def test_the_scratch_memory_grows_and_is_each_threads_own():
 
 
 def test_an_image_above_the_scratch_memory_is_decoded_all_the_same(monkeypatch):
-    monkeypatch.setattr("feedline.images.decode._KEPT_BYTES", 100)
+    monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
     scratch = Scratch()
     scratch._buffer = np.empty(10, np.uint8)
     data = WHOLE["jpeg 4:2:0"]()

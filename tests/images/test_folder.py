@@ -113,8 +113,9 @@ def test_scaled_decoding_of_a_jpeg_that_pillow_must_read_takes_the_right_part(tm
     with pytest.raises(ValueError, match="extraneous bytes"):
         simplejpeg.decode_jpeg((tmp_path / "a" / "warned.jpg").read_bytes(), strict=True)
     exact, scaled = ImageFolder(tmp_path), ImageFolder(tmp_path, decode="scaled")
-    for sample in range(2):
-        assert np.array_equal(loaded(exact, sample)[0], loaded(scaled, sample)[0])
+    assert np.array_equal(loaded(exact, 0)[0], loaded(scaled, 0)[0])
+    difference = loaded(exact, 1)[0].astype(int) - loaded(scaled, 1)[0]
+    assert 0 < np.abs(difference).mean() < 5
 
 
 @pytest.mark.parametrize("decode", ["exact", "scaled"])

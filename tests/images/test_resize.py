@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as reference
 
 from feedline.images import resize
-from feedline.images.crops import Box, EvalCrop, Window
+from feedline.images.crops import Box, EvalCrop, Window, cut
 from feedline.images.resize import fill
 
 BILINEAR = InterpolationMode.BILINEAR
@@ -49,7 +49,7 @@ def difference(a, b):
 def filled(image, placement, size):
     """Fill the middle one of three rows; fail if another one changes."""
     rows = np.full((3, size, size, 3), 77, np.uint8)
-    fill(rows[1], image, placement)
+    fill(rows[1], cut(image, placement.part), placement)
     assert (rows[[0, 2]] == 77).all()
     return rows[1]
 

@@ -23,9 +23,10 @@ from feedline.bench.pool import Keep, Pool, Tell
 from feedline.bench.scratch import temporary_folder
 from feedline.bench.survey import Survey
 from feedline.errors import ImageError
-from feedline.images.decode import Scratch, decode
+from feedline.images.decode import decode
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
+from feedline.images.jpeg import Scratch
 from feedline.system import available_memory_bytes
 
 __all__ = ["QUALITY", "Copies", "copies", "copies_bytes", "copies_side", "no_room"]

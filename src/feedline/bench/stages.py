@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from feedline.bench.pool import Keep, Tell
-from feedline.images.decode import Scratch, decode
+from feedline.images.crops import cut
+from feedline.images.decode import decode
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
+from feedline.images.jpeg import Scratch
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
@@ -110,7 +112,7 @@ def _one(
     image = decode(data, scratch)
     placement = folder.transform.place(image.shape[0], image.shape[1], item)
     decoded = time.perf_counter()
-    fill(row[0], image, placement)
+    fill(row[0], cut(image, placement.part), placement)
     resized = time.perf_counter()
     folder.load(item, row)
     loaded = time.perf_counter()

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from feedline.bench.pool import Keep, Pool, Tell
 from feedline.errors import DatasetError, ImageError
-from feedline.images.decode import Scratch, decode
+from feedline.images.decode import decode
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
+from feedline.images.jpeg import Scratch
 
 __all__ = ["Survey", "survey"]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.crops import Transform, checked_transform
+from feedline.images.crops import Transform, checked_transform, cut
 from feedline.images.resize import fill
 from feedline.plan.row import Field, Item
 
@@ -83,7 +83,8 @@ class ImageArray:
             IndexError: there is no such sample.
         """
         image = self.images[item.sample]
-        fill(row[0], image, self.transform.place(image.shape[0], image.shape[1], item))
+        placement = self.transform.place(image.shape[0], image.shape[1], item)
+        fill(row[0], cut(image, placement.part), placement)
         row[1][()] = self.targets[item.sample]
 
     def name(self, sample: int) -> str:

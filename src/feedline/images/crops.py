@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from feedline.errors import UsageError
 from feedline.plan.row import Item
@@ -20,14 +22,29 @@ from feedline.plan.seeds import Stream
 __all__ = [
     "Box",
     "EvalCrop",
+    "Part",
     "Placement",
     "TrainCrop",
     "Transform",
     "Window",
     "checked_transform",
+    "cut",
 ]
 
+Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
 _TRIES = 10
+
+Part: TypeAlias = tuple[int, int, int, int]
+"""The top, left, height and width of a part of an image, in pixels."""
+
+
+def cut(image: Pixels, part: Part | None) -> Pixels:
+    """A part of an image (height, width, 3), where it lies; the image itself for None."""
+    if part is None:
+        return image
+    top, left, height, width = part
+    return image[top : top + height, left : left + width]
 
 
 class Box(NamedTuple):
@@ -47,9 +64,9 @@ class Box(NamedTuple):
         return _shrink(min(self.height, self.width), size)
 
     @property
-    def bottom(self) -> int | None:
-        """How many rows of the image, from the top, this part needs; None for all."""
-        return self.top + self.height
+    def part(self) -> Part | None:
+        """What of the image is looked at; None for all."""
+        return self[:4]
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
         """Find this part of an image `of` (height, width) on a copy of (height, width)."""
@@ -79,8 +96,8 @@ class Window(NamedTuple):
         return min(_shrink(height, self.height), _shrink(width, self.width))
 
     @property
-    def bottom(self) -> int | None:
-        """How many rows of the image, from the top, this part needs; None for all."""
+    def part(self) -> Part | None:
+        """What of the image is looked at; None for all."""
         return None
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:

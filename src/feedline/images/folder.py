@@ -18,10 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.crops import Placement, Transform, checked_transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS, Scratch, Wanted, decode
+from feedline.images.crops import Placement, Transform, checked_transform, cut
+from feedline.images.decode import DEFAULT_MAX_PIXELS, decode
 from feedline.images.files import read_file
 from feedline.images.index import FolderIndex, scan_folder
+from feedline.images.jpeg import Scratch, Wanted
 from feedline.images.resize import fill
 from feedline.plan.row import Field, Item
 
@@ -114,29 +115,23 @@ class ImageFolder:
         row[1][()] = label
 
     def _fill(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
-        whole: Placement | None = None
         placement: Placement | None = None
-        whole_width = 0
 
         def wanted(height: int, width: int) -> Wanted:
-            nonlocal whole, placement, whole_width
-            whole = placement = self.transform.place(height, width, item)
-            whole_width = width
-            by = whole.shrink(height, width, item.image_size) if self._scaled else 1
-            if by > 1:
-                small = -(-height // by), -(-width // by)
-                placement = whole.on(*small, of=(height, width))
-            return Wanted(by, placement.bottom)
+            nonlocal placement
+            by, placement = 1, self.transform.place(height, width, item)
+            if self._scaled:
+                by = placement.shrink(height, width, item.image_size)
+                placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
+            return Wanted(by, placement.part)
 
         image = decode(
             data, self._scratch, max_pixels=self._max_pixels, exif=self._exif, wanted=wanted
         )
-        height, width = image.shape[:2]
-        if whole is None:  # no JPEG, and so not asked
+        if placement is None:  # not asked: it is whole
+            height, width = image.shape[:2]
             placement = self.transform.place(height, width, item)
-        elif width == whole_width:  # nor are those reduced that only Pillow decodes
-            placement = whole
-        assert placement is not None
+            image = cut(image, placement.part)
         fill(row, image, placement)
 
     def path(self, sample: int) -> str:

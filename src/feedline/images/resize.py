@@ -42,17 +42,17 @@ def fill(row: Pixels, image: Pixels, placement: Placement) -> None:
 
     Args:
         row: uint8 (size, size, 3), C-contiguous, written over.
-        image: uint8 (height, width, 3), any strides, read only.
-        placement: which part; it lies inside the image.
+        image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an
+            image, so the whole for a window.
+        placement: what is to be made of it.
     """
     size = len(row)
     if isinstance(placement, Box):
-        top, left, height, width, flip = placement
-        if _quick and compiled.resample(
-            image, row, top, left, height, width, size, size, 0, 0, flip
-        ):
+        flip = placement.flip
+        height, width = image.shape[:2]
+        if _quick and compiled.resample(image, row, 0, 0, height, width, size, size, 0, 0, flip):
             return
-        _resize(image[top : top + height, left : left + width], row)
+        _resize(image, row)
         if flip:
             mirrored = torch.from_numpy(row)
             mirrored.copy_(mirrored.flip(1))

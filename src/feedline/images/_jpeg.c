@@ -1,0 +1,440 @@
+/* A part of a JPEG, decoded without the rest of it.
+
+Guarantees: the bytes that a decode of the whole gives there, or the answer that this is not the
+way: for whatever libjpeg warns of or refuses, for files without an end, for colours other than
+grey, YCbCr and RGB. Nothing is read outside the data or written outside the memory given.
+Python's lock is not held while pixels are decoded.
+
+Relies on libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, which pass over columns and
+rows without transforming them; on Pillow, or any other library that links to it, for having loaded
+it; on the binary interface of libjpeg 6b and 8, which libjpeg-turbo keeps
+(https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and checks by its size when a decoder
+is made. So no header and no copy of the library is needed, and Pillow's updates are ours.
+
+How it is quick: what lies above, below and beside the part is only parsed; a decoder, its tables
+and its memory are kept from image to image; the header is read once. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The beginning of libjpeg's decompression structure, the same in both interfaces. */
+typedef struct {
+    void *errors, *memory, *progress, *owner;
+    int is_decompressor, state;
+    struct {
+        const uint8_t *next;
+        size_t left;
+    } *source;
+    unsigned width, height;
+    int components, colours, colours_wanted;
+    unsigned scale, scale_of;
+    double gamma;
+    int settings[12]; /* as libjpeg sets them: an accurate transform, chroma interpolated */
+    unsigned width_out, height_out;
+    uint8_t rest[1024];
+} Jpeg;
+_Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
+_Static_assert(offsetof(Jpeg, width) == 48 && offsetof(Jpeg, scale) == 68, "as in jpeglib.h");
+_Static_assert(offsetof(Jpeg, gamma) == 80 && offsetof(Jpeg, width_out) == 136, "likewise");
+
+/* The beginning of its error handler. */
+typedef struct {
+    void (*fail)(Jpeg *);
+    void (*tell)(Jpeg *, int level);
+    void (*print)(Jpeg *);
+    uint8_t rest[512];
+} Errors;
+
+/* Versions of the interface, and the bytes of the structure in each. */
+static const struct {
+    int version;
+    size_t bytes;
+} interfaces[] = {{62, 632}, {80, 656}};
+
+enum { GREY = 1, RGB = 2, YCBCR = 3 }; /* libjpeg's numbers for colours */
+
+enum {
+    /* Interpolated chroma looks one sample, two pixels, beyond its own. */
+    MARGIN = 2,
+    AT_ONCE = 8, /* rows asked for in one call; no more come */
+    FIRST_NUMBER = 1,
+    NUMBERS = 5,
+};
+
+typedef struct {
+    PyObject_HEAD
+    Jpeg jpeg;
+    Errors errors;
+    jmp_buf escape;
+    int busy;    /* a thread is in here */
+    int created; /* the structure is to be destroyed in the end */
+    int opened;  /* the header of `data` was read */
+    int warnings;
+    Py_buffer data;
+    void *library;
+    Errors *(*std_error)(Errors *);
+    void (*create)(Jpeg *, int, size_t);
+    void (*destroy)(Jpeg *);
+    void (*abort)(Jpeg *);
+    void (*mem_src)(Jpeg *, const uint8_t *, unsigned long);
+    int (*read_header)(Jpeg *, int);
+    int (*start)(Jpeg *);
+    void (*crop)(Jpeg *, unsigned *, unsigned *);
+    unsigned (*skip)(Jpeg *, unsigned);
+    unsigned (*read)(Jpeg *, uint8_t **, unsigned);
+} Decoder;
+
+/* What is to be decoded, in pixels of what comes out, and where to. */
+typedef struct {
+    unsigned top, left, height, width;
+    uint8_t *memory;
+    size_t bytes;
+    size_t first, stride; /* the answer: where the part begins, and from row to row */
+    int too_small;
+} Part;
+
+static void fail(Jpeg *jpeg)
+{
+    longjmp(((Decoder *)jpeg->owner)->escape, 1);
+}
+
+static void tell(Jpeg *jpeg, int level)
+{
+    ((Decoder *)jpeg->owner)->warnings += level < 0;
+}
+
+static void print(Jpeg *jpeg)
+{
+    (void)jpeg;
+}
+
+/* Find libjpeg-turbo's functions among what `path` links to; 0, or -1 with an exception. */
+static int bind(Decoder *self, const char *path)
+{
+    const struct {
+        const char *name;
+        void *function;
+    } wanted[] = {
+        {"jpeg_std_error", &self->std_error},
+        {"jpeg_CreateDecompress", &self->create},
+        {"jpeg_destroy_decompress", &self->destroy},
+        {"jpeg_abort_decompress", &self->abort},
+        {"jpeg_mem_src", &self->mem_src},
+        {"jpeg_read_header", &self->read_header},
+        {"jpeg_start_decompress", &self->start},
+        {"jpeg_crop_scanline", &self->crop},
+        {"jpeg_skip_scanlines", &self->skip},
+        {"jpeg_read_scanlines", &self->read},
+    };
+    self->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!self->library) {
+        PyErr_SetString(PyExc_OSError, dlerror());
+        return -1;
+    }
+    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
+        void *found = dlsym(self->library, wanted[k].name);
+        if (!found) {
+            PyErr_Format(PyExc_OSError, "%s links to no %s", path, wanted[k].name);
+            return -1;
+        }
+        memcpy(wanted[k].function, &found, sizeof found);
+    }
+    return 0;
+}
+
+/* Make libjpeg's structure by one of the interfaces; 0, or -1 where it has another. */
+static int create(Decoder *self)
+{
+    for (volatile size_t k = 0; k < sizeof interfaces / sizeof *interfaces; k++) {
+        memset(&self->jpeg, 0, sizeof self->jpeg);
+        self->jpeg.errors = self->std_error(&self->errors);
+        self->errors.fail = fail;
+        self->errors.tell = tell;
+        self->errors.print = print;
+        self->jpeg.owner = self;
+        if (setjmp(self->escape) == 0) {
+            self->create(&self->jpeg, interfaces[k].version, interfaces[k].bytes);
+            self->created = 1;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+/* Let go of the image; what was allocated for it is freed. */
+static void let_go(Decoder *self)
+{
+    if (self->created)
+        self->abort(&self->jpeg);
+    if (self->data.obj)
+        PyBuffer_Release(&self->data);
+    self->opened = 0;
+}
+
+/* Whether an end-of-image marker follows. One that is cut off has none: in the bytes of pixels, 0
+follows each 0xFF. */
+static int ends(const Jpeg *jpeg)
+{
+    const uint8_t *bytes = jpeg->source->next;
+    for (size_t at = jpeg->source->left; at >= 2; at--)
+        if (bytes[at - 1] == 0xD9 && bytes[at - 2] == 0xFF)
+            return 1;
+    return 0;
+}
+
+/* Read the header of `data`; whether this is the way to decode the rest. */
+static int begin(Decoder *self)
+{
+    Jpeg *jpeg = &self->jpeg;
+    self->warnings = 0;
+    if (setjmp(self->escape))
+        return 0;
+    self->mem_src(jpeg, self->data.buf, (unsigned long)self->data.len);
+    self->read_header(jpeg, 1);
+    const int quick = jpeg->colours == GREY || jpeg->colours == RGB || jpeg->colours == YCBCR;
+    return quick && !self->warnings && ends(jpeg);
+}
+
+/* Decode a part; whether all went well. */
+static int decode(Decoder *self, Part *part)
+{
+    Jpeg *jpeg = &self->jpeg;
+    if (setjmp(self->escape))
+        return 0;
+    self->start(jpeg);
+    const unsigned top = part->top > MARGIN ? part->top - MARGIN : 0;
+    const unsigned rows = part->top - top + part->height;
+    const unsigned width = jpeg->width_out;
+    unsigned left = part->left > MARGIN ? part->left - MARGIN : 0;
+    unsigned columns = part->left - left + part->width + MARGIN;
+    if (columns > width - left)
+        columns = width - left;
+    if (columns < width)
+        self->crop(jpeg, &left, &columns); /* to whole blocks on the left, by as much wider */
+    part->stride = 3 * (size_t)columns;
+    part->first = (part->top - top) * part->stride + 3 * (size_t)(part->left - left);
+    part->too_small = rows > part->bytes / part->stride;
+    if (part->too_small || (top && self->skip(jpeg, top) != top))
+        return 0;
+    for (unsigned made = 0, now; made < rows && !self->warnings; made += now) {
+        uint8_t *lines[AT_ONCE];
+        const unsigned count = rows - made < AT_ONCE ? rows - made : AT_ONCE;
+        for (unsigned k = 0; k < count; k++)
+            lines[k] = part->memory + (made + k) * part->stride;
+        now = self->read(jpeg, lines, count);
+        if (!now)
+            return 0;
+    }
+    return !self->warnings;
+}
+
+static int enter(Decoder *self)
+{
+    if (__atomic_exchange_n(&self->busy, 1, __ATOMIC_ACQUIRE)) {
+        PyErr_SetString(PyExc_RuntimeError, "a decoder serves one thread at a time");
+        return -1;
+    }
+    return 0;
+}
+
+static void leave(Decoder *self)
+{
+    __atomic_store_n(&self->busy, 0, __ATOMIC_RELEASE);
+}
+
+static PyObject *decoder_open(Decoder *self, PyObject *data)
+{
+    PyObject *answer = NULL;
+    if (enter(self) < 0)
+        return NULL;
+    let_go(self);
+    if (PyObject_GetBuffer(data, &self->data, PyBUF_SIMPLE) == 0) {
+        self->opened = begin(self);
+        if (self->opened) {
+            answer = Py_BuildValue("II", self->jpeg.height, self->jpeg.width);
+        } else {
+            let_go(self);
+            answer = Py_NewRef(Py_None);
+        }
+    }
+    leave(self);
+    return answer;
+}
+
+PyDoc_STRVAR(open_doc,
+"open(data)\n"
+"\n"
+"Read the header of a JPEG file's bytes. Its (height, width) in pixels, or None where it has to be\n"
+"decoded otherwise.");
+
+/* Check what is asked for against the opened image; 0, or -1 with an exception. */
+static int check(Decoder *self, const long *number, Part *part)
+{
+    const long by = number[0], top = number[1], left = number[2];
+    const long height = number[3], width = number[4];
+    if (!self->opened) {
+        PyErr_SetString(PyExc_ValueError, "no image is open");
+        return -1;
+    }
+    if (by != 1 && by != 2 && by != 4 && by != 8) {
+        PyErr_SetString(PyExc_ValueError, "an image is decoded smaller by 1, 2, 4 or 8");
+        return -1;
+    }
+    const long whole_height = (self->jpeg.height + by - 1) / by;
+    const long whole_width = (self->jpeg.width + by - 1) / by;
+    if (height < 1 || width < 1 || top < 0 || left < 0 || height > whole_height
+        || width > whole_width || top > whole_height - height || left > whole_width - width) {
+        PyErr_SetString(PyExc_ValueError, "the part must lie in the image");
+        return -1;
+    }
+    self->jpeg.scale = 1;
+    self->jpeg.scale_of = (unsigned)by;
+    self->jpeg.colours_wanted = RGB;
+    part->top = (unsigned)top;
+    part->left = (unsigned)left;
+    part->height = (unsigned)height;
+    part->width = (unsigned)width;
+    return 0;
+}
+
+static PyObject *decoder_read(Decoder *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *answer = NULL;
+    long number[NUMBERS];
+    Py_buffer into;
+    Part part = {0};
+    if (count != FIRST_NUMBER + NUMBERS)
+        return PyErr_Format(PyExc_TypeError, "read takes %d arguments", FIRST_NUMBER + NUMBERS);
+    for (int k = 0; k < NUMBERS; k++) {
+        number[k] = PyLong_AsLong(args[FIRST_NUMBER + k]);
+        if (number[k] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    if (PyObject_GetBuffer(args[0], &into, PyBUF_WRITABLE) < 0)
+        return NULL;
+    part.memory = into.buf;
+    part.bytes = (size_t)into.len;
+    if (enter(self) == 0) {
+        if (check(self, number, &part) == 0) {
+            int made;
+            Py_BEGIN_ALLOW_THREADS
+            made = decode(self, &part);
+            Py_END_ALLOW_THREADS
+            let_go(self);
+            if (made)
+                answer = Py_BuildValue("nn", (Py_ssize_t)part.first, (Py_ssize_t)part.stride);
+            else if (part.too_small)
+                PyErr_SetString(PyExc_ValueError, "the memory is too small for the part");
+            else
+                answer = Py_NewRef(Py_None);
+        }
+        leave(self);
+    }
+    PyBuffer_Release(&into);
+    return answer;
+}
+
+PyDoc_STRVAR(read_doc,
+"read(into, by, top, left, height, width)\n"
+"\n"
+"Decode a part of the opened image, which comes out smaller by 1, 2, 4 or 8 and is closed then.\n"
+"\n"
+"into: writable memory, (height + 2) * (width + 36) * 3 bytes or more. Where in it the part's RGB\n"
+"pixels begin and how far its rows are apart, in bytes; or None where it has to be decoded\n"
+"otherwise. ValueError for what lies outside.");
+
+static void decoder_dealloc(Decoder *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    let_go(self);
+    if (self->created)
+        self->destroy(&self->jpeg);
+    if (self->library)
+        dlclose(self->library);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *path;
+    if (names && PyDict_GET_SIZE(names)) {
+        PyErr_SetString(PyExc_TypeError, "Decoder takes no named arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O&:Decoder", PyUnicode_FSConverter, &path))
+        return NULL;
+    Decoder *self = (Decoder *)type->tp_alloc(type, 0);
+    int failed = !self || bind(self, PyBytes_AS_STRING(path)) < 0;
+    if (!failed && create(self) < 0) {
+        PyErr_Format(PyExc_OSError, "%s has an unknown libjpeg", PyBytes_AS_STRING(path));
+        failed = 1;
+    }
+    Py_DECREF(path);
+    if (failed) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyMethodDef decoder_methods[] = {
+    {"open", (PyCFunction)decoder_open, METH_O, open_doc},
+    {"read", (PyCFunction)(void (*)(void))decoder_read, METH_FASTCALL, read_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+PyDoc_STRVAR(decoder_doc,
+"Decoder(library)\n"
+"\n"
+"Decodes parts of JPEGs, one after the other, in one thread at a time, by the libjpeg-turbo that a\n"
+"shared library (a path) links to. OSError where it links to none that is known.");
+
+static PyType_Slot decoder_slots[] = {
+    {Py_tp_new, decoder_new},
+    {Py_tp_dealloc, decoder_dealloc},
+    {Py_tp_methods, decoder_methods},
+    {Py_tp_doc, (void *)decoder_doc},
+    {0, NULL},
+};
+
+static PyType_Spec decoder_spec = {
+    .name = "feedline.images._jpeg.Decoder",
+    .basicsize = sizeof(Decoder),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = decoder_slots,
+};
+
+static int fill_module(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&decoder_spec);
+    const int failed = !type || PyModule_AddObjectRef(module, "Decoder", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, fill_module},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_jpeg",
+    .m_doc = "Parts of JPEGs, decoded without the rest of them.",
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__jpeg(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,370 @@
+"""A part of a JPEG: the bytes of the whole, whichever way it goes, and never a byte too far."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, _imaging
+
+from feedline.errors import ImageError
+from feedline.images import jpeg
+from feedline.images.decode import decode
+from feedline.images.jpeg import Scratch, Wanted
+
+HEIGHT, WIDTH = 150, 131
+SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
+PAGE = mmap.PAGESIZE
+
+compiled = pytest.mark.skipif(Scratch().decoder is None, reason="not compiled, or no libjpeg-turbo")
+
+
+def picture(height=HEIGHT, width=WIDTH):
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(7).integers(0, 60, (height, width, 3))
+    planes = np.stack((x * 190 // width, y * 190 // height, (x * y) % 190), -1)
+    return np.ascontiguousarray((planes + noise).astype(np.uint8))
+
+
+def encoded(sampling="420", height=HEIGHT, width=WIDTH):
+    pixels = picture(height, width)
+    if sampling == "Gray":
+        return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels[..., :1]), 90, "GRAY", "Gray")
+    return simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling)
+
+
+def by_pillow(mode="RGB", **options):
+    file = io.BytesIO()
+    Image.fromarray(picture()).convert(mode).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+ODD_KINDS = {
+    "progressive 4:2:0": lambda: by_pillow(progressive=True),
+    "progressive 4:4:4": lambda: by_pillow(progressive=True, subsampling=0),
+    "progressive grey": lambda: by_pillow("L", progressive=True),
+    "a restart each row": lambda: by_pillow(restart_marker_rows=1),
+    "a restart each 3 blocks": lambda: by_pillow(restart_marker_blocks=3),
+    "rgb": lambda: by_pillow(keep_rgb=True),
+    "optimised tables": lambda: by_pillow(optimize=True, quality=40),
+}
+KINDS = {**{kind: lambda kind=kind: encoded(kind) for kind in SAMPLINGS}, **ODD_KINDS}
+
+
+def whole(data, by=1):
+    pixels = simplejpeg.decode_jpeg(data, "RGB")
+    if by > 1:
+        height, width = -(-pixels.shape[0] // by), -(-pixels.shape[1] // by)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+        assert pixels.shape[:2] == (height, width)
+    return pixels
+
+
+def cut_out(pixels, part):
+    top, left, height, width = part
+    return pixels[top : top + height, left : left + width]
+
+
+def some_parts(height, width, count, seed=0):
+    dice = np.random.default_rng(seed)
+    for _ in range(count):
+        h, w = int(dice.integers(1, height + 1)), int(dice.integers(1, width + 1))
+        yield int(dice.integers(height - h + 1)), int(dice.integers(width - w + 1)), h, w
+    yield from [(0, 0, height, width), (0, 0, 1, 1), (height - 1, width - 1, 1, 1)]
+
+
+def libraries():
+    """Pillow's libjpeg has the interface of version 6b, and torchvision's that of version 8."""
+    names = {"Pillow's": _imaging.__file__}
+    for file in sorted(Path(find_spec("torchvision").origin).parent.glob("image*.so")):
+        names["torchvision's"] = str(file)
+    return [pytest.param(path, id=name) for name, path in names.items()]
+
+
+def read(decoder, data, part, by=1):
+    """The part of an image by a decoder, or None."""
+    _, _, height, width = part
+    if decoder.open(data) is None:
+        return None
+    memory = np.empty((height + 2) * (width + 36) * 3, np.uint8)
+    place = decoder.read(memory, by, *part)
+    if place is None:
+        return None
+    return np.ndarray((height, width, 3), np.uint8, memory, place[0], (place[1], 3, 1))
+
+
+@compiled
+@pytest.mark.parametrize("library", libraries())
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_has_the_bytes_of_the_whole(kind, library):
+    try:
+        decoder = jpeg.compiled.Decoder(library)
+    except OSError as error:
+        pytest.skip(str(error))
+    data = KINDS[kind]()
+    for by in (1, 2, 4, 8):
+        expected = whole(data, by)
+        for part in some_parts(*expected.shape[:2], 150):
+            found = read(decoder, data, part, by)
+            assert found is not None
+            assert np.array_equal(found, cut_out(expected, part)), (by, part)
+
+
+@compiled
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_part_of_any_size_of_image_has_the_bytes_of_the_whole(data):
+    by = data.draw(st.sampled_from((1, 2, 4, 8)))
+    # simplejpeg, the reference, is told a size and not a scale: these have another one at each.
+    side = st.integers(1 if by == 1 else 16, 100)
+    height, width = data.draw(side), data.draw(side)
+    image = encoded(data.draw(st.sampled_from(SAMPLINGS)), height, width)
+    rows, columns = -(-height // by), -(-width // by)
+    h, w = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
+    part = data.draw(st.integers(0, rows - h)), data.draw(st.integers(0, columns - w)), h, w
+    found = read(Scratch().decoder, image, part, by)
+    assert np.array_equal(found, cut_out(whole(image, by), part))
+
+
+@compiled
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_single_column_and_row_has_the_bytes_of_the_whole(sampling):
+    data = encoded(sampling, 70, 75)
+    decoder, expected = Scratch().decoder, whole(data)
+    for at in range(70):
+        assert np.array_equal(read(decoder, data, (at, 9, 1, 40)), expected[at : at + 1, 9:49])
+    for at in range(75):
+        assert np.array_equal(read(decoder, data, (9, at, 40, 1)), expected[9:49, at : at + 1])
+
+
+class Fenced:
+    """Memory that ends at a page which may not be touched."""
+
+    def __init__(self, size_bytes):
+        pages = -(-size_bytes // PAGE)
+        self.map = mmap.mmap(-1, (pages + 1) * PAGE)
+        everything = np.frombuffer(self.map, np.uint8)
+        self.address = everything.ctypes.data + pages * PAGE
+        self._protect(0)
+        self.array = everything[pages * PAGE - size_bytes : pages * PAGE]
+
+    def _protect(self, how):
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mprotect(ctypes.c_void_p(self.address), PAGE, how) == 0
+
+    def close(self):
+        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@compiled
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_nothing_is_read_or_written_beyond_the_memory(sampling):
+    data = encoded(sampling)
+    decoder, expected = Scratch().decoder, whole(data)
+    source = Fenced(len(data))
+    source.array[:] = np.frombuffer(data, np.uint8)
+    for part in some_parts(HEIGHT, WIDTH, 40):
+        _, _, height, width = part
+        target = Fenced((height + 2) * (width + 36) * 3)
+        assert decoder.open(source.array) == (HEIGHT, WIDTH)
+        first, stride = decoder.read(target.array, 1, *part)
+        found = np.ndarray((height, width, 3), np.uint8, target.array, first, (stride, 3, 1))
+        assert np.array_equal(found, cut_out(expected, part))
+        target.close()
+    for length in range(0, len(data), 37):  # cut off anywhere, also within a marker
+        short = Fenced(length)
+        short.array[:] = np.frombuffer(data[:length], np.uint8)
+        assert decoder.open(short.array) is None
+        short.close()
+    source.close()
+
+
+@compiled
+def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
+    data, decoder = encoded(), Scratch().decoder
+    memory = np.empty(1 << 20, np.uint8)
+    with pytest.raises(ValueError, match="no image is open"):
+        decoder.read(memory, 1, 0, 0, 1, 1)
+    outside = [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (0, 0, 5, 0), (0, 0, HEIGHT + 1, 5)]
+    outside += [(HEIGHT, 0, 1, 1), (1, 0, HEIGHT, 1), (0, 100, 1, 32), (2**62, 2**62, 2**62, 9)]
+    for part in outside:
+        decoder.open(data)
+        with pytest.raises(ValueError, match="must lie in the image"):
+            decoder.read(memory, 1, *part)
+    for by in (0, 3, 16, -1):
+        decoder.open(data)
+        with pytest.raises(ValueError, match="1, 2, 4 or 8"):
+            decoder.read(memory, by, 0, 0, 1, 1)
+    decoder.open(data)
+    with pytest.raises(ValueError, match="too small"):
+        decoder.read(np.empty(100, np.uint8), 1, 0, 0, 50, 50)
+    with pytest.raises(ValueError, match="no image is open"):  # it was closed
+        decoder.read(memory, 1, 0, 0, 1, 1)
+    frozen = np.empty(1 << 20, np.uint8)
+    frozen.flags.writeable = False
+    with pytest.raises((ValueError, BufferError)):
+        decoder.read(frozen, 1, 0, 0, 1, 1)
+    with pytest.raises(TypeError):
+        decoder.open("text")
+    with pytest.raises(TypeError):
+        decoder.read(memory, 1)
+    decoder.open(data)
+    decoder.open(data)  # one that was never read is let go of
+    assert np.array_equal(read(decoder, data, (3, 4, 50, 60)), whole(data)[3:53, 4:64])
+
+
+@compiled
+def test_an_opened_image_is_held_until_it_is_read():
+    decoder = Scratch().decoder
+    data = bytearray(encoded())
+    decoder.open(data)
+    with pytest.raises(BufferError):
+        data.append(0)
+    decoder.read(np.empty(1 << 20, np.uint8), 1, 0, 0, 9, 9)
+    data.append(0)
+
+
+@compiled
+def test_a_library_without_libjpeg_turbo_is_refused(tmp_path):
+    for path in (tmp_path / "none.so", __file__, np._core._multiarray_umath.__file__):
+        with pytest.raises(OSError, match=Path(path).name):
+            jpeg.compiled.Decoder(path)
+    with pytest.raises(TypeError):
+        jpeg.compiled.Decoder()
+
+
+@compiled
+def test_a_decoder_serves_one_thread_at_a_time_and_says_so():
+    file = io.BytesIO()
+    Image.fromarray(picture(900, 900)).save(file, "JPEG", progressive=True)
+    data, decoder = file.getvalue(), Scratch().decoder
+    expected, outcomes = whole(data)[10:20, 10:20], []
+
+    def often():
+        for _ in range(20):
+            try:
+                found = read(decoder, data, (10, 10, 10, 10))
+                outcomes.append(found is not None and np.array_equal(found, expected))
+            except (RuntimeError, ValueError) as error:  # busy, or closed by the other
+                outcomes.append(str(error) in MEANT)
+
+    threads = [threading.Thread(target=often) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 60
+    assert all(outcomes)
+
+
+MEANT = ("a decoder serves one thread at a time", "no image is open")
+
+
+@pytest.fixture(params=["compiled", "simplejpeg"])
+def way(request, monkeypatch):
+    if request.param == "simplejpeg":
+        monkeypatch.setattr(jpeg, "compiled", None)
+    elif Scratch().decoder is None:
+        pytest.skip("not compiled, or no libjpeg-turbo")
+
+
+def wanted(data, part, by=1, **options):
+    return decode(data, Scratch(), wanted=lambda _h, _w: Wanted(by, part), **options)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", KINDS)
+def test_either_way_gives_the_same_part(kind):
+    data = KINDS[kind]()
+    for by in (1, 2, 4, 8):
+        expected = whole(data, by)
+        assert np.array_equal(wanted(data, None, by), expected)
+        for part in some_parts(*expected.shape[:2], 10, seed=by):
+            assert np.array_equal(wanted(data, part, by), cut_out(expected, part))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_file_without_an_end_is_an_error_whatever_is_wanted_of_it():
+    data = encoded()
+    for length in (len(data) // 3, len(data) * 9 // 10, len(data) - 1):
+        with pytest.raises(ImageError, match="ends before its last pixel"):
+            wanted(data[:length], (0, 0, 20, 20))
+
+
+@compiled
+def test_what_is_missing_is_an_error_where_it_is_wanted_and_only_there():
+    data = encoded()
+    short = data[: len(data) * 2 // 3] + b"\xff\xd9"
+    assert np.array_equal(wanted(short, (0, 5, 20, 50)), whole(data)[:20, 5:55])
+    with pytest.raises(ImageError, match="ends before its last pixel"):
+        wanted(short, (HEIGHT - 10, 0, 10, 10))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", ["420", "progressive 4:2:0", "a restart each row"])
+def test_damage_in_the_wanted_part_is_decided_as_for_the_whole(kind):
+    data, part = KINDS[kind](), (10, 20, 40, 60)
+    rng, compared = np.random.default_rng(3), 0
+    for _ in range(300):
+        broken = bytearray(data)
+        for at in rng.integers(2, len(data), 2):
+            broken[at] = rng.integers(256)
+        outcome = [part_or_none(bytes(broken), part, at_once) for at_once in (False, True)]
+        if outcome[0] is not None:
+            compared += 1
+            assert outcome[1] is not None
+            assert np.array_equal(*outcome)
+    assert compared > 30
+
+
+def part_or_none(data, part, at_once):
+    """The part of an image, decoded whole or `at_once`; None if it cannot be."""
+    asked = []
+
+    def want(height, width):
+        asked.append((height, width))
+        return Wanted(1, part if at_once else None)
+
+    try:
+        image = decode(data, Scratch(), wanted=want)
+    except ImageError:
+        return None
+    if not (at_once and asked):  # it is whole
+        image = cut_out(image, part)
+    return image.copy() if image.shape == (*part[2:], 3) else None
+
+
+@pytest.mark.usefixtures("way")
+def test_what_only_pillow_decodes_comes_out_smaller_all_the_same():
+    data = by_pillow(progressive=True)
+    odd = data[:-2] + b"abcd" * 50 + data[-2:]
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        simplejpeg.decode_jpeg(odd, "RGB", strict=True)
+    expected = np.asarray(Image.open(io.BytesIO(odd)).convert("RGB"))
+    assert np.array_equal(wanted(odd, (7, 8, 90, 80)), expected[7:97, 8:88])
+    smaller = wanted(odd, None, 2)
+    assert smaller.shape == (75, 66, 3)
+    assert np.abs(smaller.astype(int) - whole(data, 2)).mean() < 5
+    assert np.array_equal(wanted(odd, (5, 6, 30, 20), 2), smaller[5:35, 6:26])
+
+
+@pytest.mark.usefixtures("way")
+def test_a_part_of_an_image_that_lies_on_its_side():
+    upright = Image.fromarray(picture())
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    upright.transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=exif)
+    expected = decode(file.getvalue(), Scratch(), exif=True).copy()
+    assert expected.shape == (HEIGHT, WIDTH, 3)
+    part = wanted(file.getvalue(), (100, 20, 50, 30), exif=True)
+    assert np.array_equal(part, expected[100:150, 20:50])
