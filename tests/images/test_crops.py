@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
 from feedline.errors import UsageError
-from feedline.images.crops import Box, EvalCrop, TrainCrop
+from feedline.images.crops import Box, EvalCrop, TrainCrop, cut
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
 
@@ -172,3 +172,12 @@ def test_a_box_is_unchanged_on_the_original():
     box = Box(3, 4, 5, 6, True)
     assert box.on(100, 200, of=(100, 200)) is box
     assert box.on(50, 100, of=(100, 200)) == Box(2, 2, 2, 3, True)
+
+
+def test_a_part_that_does_not_lie_in_the_image_is_refused():
+    image = np.zeros((30, 40, 3), np.uint8)
+    assert cut(image, (29, 39, 1, 1)).shape == (1, 1, 3)
+    assert cut(image, None) is image
+    for part in [(-1, 0, 5, 5), (0, -1, 5, 5), (26, 0, 5, 5), (0, 36, 5, 5), (3, 3, 0, 5)]:
+        with pytest.raises(ValueError, match="must lie in the image of 30 x 40 pixels"):
+            cut(image, part)

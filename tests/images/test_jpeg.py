@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
+import torch  # noqa: F401  torchvision's libraries look for those of torch in this process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, _imaging
@@ -90,12 +91,39 @@ def libraries():
     return [pytest.param(path, id=name) for name, path in names.items()]
 
 
+def decoder_by(library):
+    try:
+        return jpeg.compiled.Decoder(library)
+    except OSError as error:  # a torchvision that was built without libjpeg
+        pytest.skip(str(error))
+
+
+def without(data, *markers):
+    """A JPEG without its segments of some kinds."""
+    kept, at = bytearray(data[:2]), 2
+    while data[at + 1] != 0xDA:
+        after = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1] not in markers:
+            kept += data[at:after]
+        at = after
+    return bytes(kept + data[at:])
+
+
+def fewer_scans(data, scans):
+    """A progressive JPEG that ends, as if whole, before one of its scans."""
+    at = -1
+    for _ in range(scans + 1):
+        at = data.index(b"\xff\xda", at + 1)
+    # The scan's tables stand before it; they do no harm.
+    return data[:at] + b"\xff\xd9"
+
+
 def read(decoder, data, part, by=1):
     """The part of an image by a decoder, or None."""
     _, _, height, width = part
     if decoder.open(data) is None:
         return None
-    memory = np.empty((height + 2) * (width + 36) * 3, np.uint8)
+    memory = np.empty((height + 2) * (width + 40) * 3, np.uint8)
     place = decoder.read(memory, by, *part)
     if place is None:
         return None
@@ -106,11 +134,7 @@ def read(decoder, data, part, by=1):
 @pytest.mark.parametrize("library", libraries())
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_has_the_bytes_of_the_whole(kind, library):
-    try:
-        decoder = jpeg.compiled.Decoder(library)
-    except OSError as error:
-        pytest.skip(str(error))
-    data = KINDS[kind]()
+    decoder, data = decoder_by(library), KINDS[kind]()
     for by in (1, 2, 4, 8):
         expected = whole(data, by)
         for part in some_parts(*expected.shape[:2], 150):
@@ -146,6 +170,44 @@ def test_every_single_column_and_row_has_the_bytes_of_the_whole(sampling):
         assert np.array_equal(read(decoder, data, (9, at, 40, 1)), expected[9:49, at : at + 1])
 
 
+@compiled
+@pytest.mark.parametrize("library", libraries())
+def test_a_part_does_not_depend_on_the_images_before(library):
+    decoder = decoder_by(library)
+    others = [kind() for kind in KINDS.values()]
+    for bare in (without(by_pillow(), 0xC4), without(by_pillow(), 0xDB), by_pillow("CMYK")):
+        alone = read(decoder_by(library), bare, (3, 5, 60, 70))
+        for other in others:
+            assert read(decoder, other, (0, 0, 20, 20)) is not None
+            after = read(decoder, bare, (3, 5, 60, 70))
+            assert (after is None) == (alone is None)
+            assert alone is None or np.array_equal(after, alone)
+
+
+@pytest.mark.usefixtures("way")
+def test_tables_of_another_image_are_never_used():
+    tableless, scratch = without(by_pillow(), 0xDB), Scratch()
+    for _ in range(100):
+        decode(by_pillow(), scratch)
+        with pytest.raises(ImageError):
+            decode(tableless, scratch)
+
+
+@compiled
+@pytest.mark.parametrize("library", libraries())
+def test_a_part_of_a_progressive_image_without_its_last_scans_has_the_bytes_of_the_whole(library):
+    decoder, data, left_to_others = decoder_by(library), by_pillow(progressive=True), 0
+    for scans in range(1, data.count(b"\xff\xda")):
+        fewer = fewer_scans(data, scans)
+        expected = whole(fewer)
+        for part in some_parts(HEIGHT, WIDTH, 30, seed=scans):
+            found = read(decoder, fewer, part)
+            left_to_others += found is None
+            assert found is None or np.array_equal(found, cut_out(expected, part))
+            assert np.array_equal(wanted(fewer, part), cut_out(expected, part))
+    assert left_to_others
+
+
 class Fenced:
     """Memory that ends at a page which may not be touched."""
 
@@ -174,7 +236,7 @@ def test_nothing_is_read_or_written_beyond_the_memory(sampling):
     source.array[:] = np.frombuffer(data, np.uint8)
     for part in some_parts(HEIGHT, WIDTH, 40):
         _, _, height, width = part
-        target = Fenced((height + 2) * (width + 36) * 3)
+        target = Fenced((height + 2) * (width + 40) * 3)
         assert decoder.open(source.array) == (HEIGHT, WIDTH)
         first, stride = decoder.read(target.array, 1, *part)
         found = np.ndarray((height, width, 3), np.uint8, target.array, first, (stride, 3, 1))
@@ -355,6 +417,40 @@ def test_what_only_pillow_decodes_comes_out_smaller_all_the_same():
     assert smaller.shape == (75, 66, 3)
     assert np.abs(smaller.astype(int) - whole(data, 2)).mean() < 5
     assert np.array_equal(wanted(odd, (5, 6, 30, 20), 2), smaller[5:35, 6:26])
+
+
+def lossless(height, width):
+    """A lossless JPEG (ITU T.81, annex H) of columns that are lighter by 1 each, from 128 on.
+
+    Each pixel is coded as its difference to the left one, 0 as the bit 0 and 1 as the bits 101.
+    """
+
+    def segment(marker, *content):
+        return bytes((0xFF, marker, 0, len(content) + 2, *content))
+
+    bits = ("000" + "101" * 3 * (width - 1)) * height
+    bits += "1" * (-len(bits) % 8)
+    coded = bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8))
+    return (
+        b"\xff\xd8"
+        + segment(0xC3, 8, 0, height, 0, width, 3, *(82, 17, 0), *(71, 17, 0), *(66, 17, 0))
+        + segment(0xC4, 0, *(1, 1), *[0] * 14, *(0, 1))
+        + segment(0xDA, 3, *(82, 0), *(71, 0), *(66, 0), 1, 0, 0)
+        + coded.replace(b"\xff", b"\xff\0")
+        + b"\xff\xd9"
+    )
+
+
+@pytest.mark.usefixtures("way")
+def test_a_lossless_jpeg_comes_out_smaller_all_the_same():
+    columns = np.repeat(np.arange(128, 168, dtype=np.uint8), 3).reshape(1, 40, 3)
+    expected = np.broadcast_to(columns, (30, 40, 3))
+    data = lossless(30, 40)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), expected)
+    assert np.array_equal(wanted(data, (3, 4, 20, 30)), expected[3:23, 4:34])
+    smaller = np.array(Image.fromarray(expected).reduce(2))
+    assert np.array_equal(wanted(data, None, 2), smaller)
+    assert np.array_equal(wanted(data, (2, 3, 9, 4), 2), smaller[2:11, 3:7])
 
 
 @pytest.mark.usefixtures("way")

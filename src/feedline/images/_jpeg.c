@@ -11,9 +11,10 @@ it; on the binary interface of libjpeg 6b and 8, which libjpeg-turbo keeps
 (https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and checks by its size when a decoder
 is made. So no header and no copy of the library is needed, and Pillow's updates are ours.
 
-How it is quick: what lies above, below and beside the part is only parsed; a decoder, its tables
-and its memory are kept from image to image; the header is read once. */
+How it is quick: what lies above, below and beside the part is only parsed; a decoder and its memory
+are kept from image to image; the header is read once. */
 
+#define _GNU_SOURCE /* dladdr */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -37,11 +38,15 @@ typedef struct {
     double gamma;
     int settings[12]; /* as libjpeg sets them: an accurate transform, chroma interpolated */
     unsigned width_out, height_out;
+    int more[12];
+    int (*missing)[64]; /* bits of each coefficient that no scan brought; NULL if not progressive */
+    void *tables[12];   /* for quantisation and Huffman codes */
     uint8_t rest[1024];
 } Jpeg;
 _Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
 _Static_assert(offsetof(Jpeg, width) == 48 && offsetof(Jpeg, scale) == 68, "as in jpeglib.h");
 _Static_assert(offsetof(Jpeg, gamma) == 80 && offsetof(Jpeg, width_out) == 136, "likewise");
+_Static_assert(offsetof(Jpeg, missing) == 192 && offsetof(Jpeg, rest) == 296, "likewise");
 
 /* The beginning of its error handler. */
 typedef struct {
@@ -60,8 +65,11 @@ static const struct {
 enum { GREY = 1, RGB = 2, YCBCR = 3 }; /* libjpeg's numbers for colours */
 
 enum {
-    /* Interpolated chroma looks one sample, two pixels, beyond its own. */
-    MARGIN = 2,
+    /* Interpolated chroma looks one sample, two pixels, beyond its own. Below the part libjpeg sees
+    to that itself. Across, a crop of fewer than two samples is not interpolated at all. */
+    MARGIN_ROWS = 2,
+    MARGIN_COLUMNS = 4,
+    IMAGES = 64, /* a structure serves, and then makes room for another */
     AT_ONCE = 8, /* rows asked for in one call; no more come */
     FIRST_NUMBER = 1,
     NUMBERS = 5,
@@ -74,6 +82,7 @@ typedef struct {
     jmp_buf escape;
     int busy;    /* a thread is in here */
     int created; /* the structure is to be destroyed in the end */
+    int images;  /* that it served */
     int opened;  /* the header of `data` was read */
     int warnings;
     Py_buffer data;
@@ -137,20 +146,32 @@ static int bind(Decoder *self, const char *path)
         PyErr_SetString(PyExc_OSError, dlerror());
         return -1;
     }
+    const void *home = NULL; /* where the library of the functions found so far lies */
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
         void *found = dlsym(self->library, wanted[k].name);
-        if (!found) {
+        Dl_info info;
+        if (!found || !dladdr(found, &info) || (home && info.dli_fbase != home)) {
             PyErr_Format(PyExc_OSError, "%s links to no %s", path, wanted[k].name);
             return -1;
         }
+        home = info.dli_fbase;
         memcpy(wanted[k].function, &found, sizeof found);
     }
     return 0;
 }
 
+static void destroy(Decoder *self)
+{
+    if (self->created) {
+        self->created = 0;
+        self->destroy(&self->jpeg);
+    }
+}
+
 /* Make libjpeg's structure by one of the interfaces; 0, or -1 where it has another. */
 static int create(Decoder *self)
 {
+    self->images = 0;
     for (volatile size_t k = 0; k < sizeof interfaces / sizeof *interfaces; k++) {
         memset(&self->jpeg, 0, sizeof self->jpeg);
         self->jpeg.errors = self->std_error(&self->errors);
@@ -177,8 +198,8 @@ static void let_go(Decoder *self)
     self->opened = 0;
 }
 
-/* Whether an end-of-image marker follows. One that is cut off has none: in the bytes of pixels, 0
-follows each 0xFF. */
+/* Whether an end-of-image marker follows. A file that was cut off has none: in the bytes of pixels,
+which are its last, 0 follows each 0xFF. */
 static int ends(const Jpeg *jpeg)
 {
     const uint8_t *bytes = jpeg->source->next;
@@ -193,12 +214,31 @@ static int begin(Decoder *self)
 {
     Jpeg *jpeg = &self->jpeg;
     self->warnings = 0;
+    /* libjpeg keeps an image's tables for the next, which may bring none of its own. It makes others
+    where it finds none, and frees all only with the structure. */
+    if (++self->images > IMAGES) {
+        destroy(self);
+        if (create(self) < 0)
+            return 0;
+    }
+    memset(jpeg->tables, 0, sizeof jpeg->tables);
     if (setjmp(self->escape))
         return 0;
     self->mem_src(jpeg, self->data.buf, (unsigned long)self->data.len);
     self->read_header(jpeg, 1);
     const int quick = jpeg->colours == GREY || jpeg->colours == RGB || jpeg->colours == YCBCR;
     return quick && !self->warnings && ends(jpeg);
+}
+
+/* Whether scans are missing: libjpeg makes up for them from the neighbourhood, and so from what is
+not decoded here. */
+static int incomplete(const Jpeg *jpeg)
+{
+    for (int component = 0; jpeg->missing && component < jpeg->components; component++)
+        for (int k = 0; k < 64; k++)
+            if (jpeg->missing[component][k])
+                return 1;
+    return 0;
 }
 
 /* Decode a part; whether all went well. */
@@ -208,11 +248,13 @@ static int decode(Decoder *self, Part *part)
     if (setjmp(self->escape))
         return 0;
     self->start(jpeg);
-    const unsigned top = part->top > MARGIN ? part->top - MARGIN : 0;
+    if (incomplete(jpeg))
+        return 0;
+    const unsigned top = part->top > MARGIN_ROWS ? part->top - MARGIN_ROWS : 0;
     const unsigned rows = part->top - top + part->height;
     const unsigned width = jpeg->width_out;
-    unsigned left = part->left > MARGIN ? part->left - MARGIN : 0;
-    unsigned columns = part->left - left + part->width + MARGIN;
+    unsigned left = part->left > MARGIN_COLUMNS ? part->left - MARGIN_COLUMNS : 0;
+    unsigned columns = part->left - left + part->width + MARGIN_COLUMNS;
     if (columns > width - left)
         columns = width - left;
     if (columns < width)
@@ -270,8 +312,8 @@ static PyObject *decoder_open(Decoder *self, PyObject *data)
 PyDoc_STRVAR(open_doc,
 "open(data)\n"
 "\n"
-"Read the header of a JPEG file's bytes. Its (height, width) in pixels, or None where it has to be\n"
-"decoded otherwise.");
+"Read the header of a JPEG file's bytes, which are held until they are read or another is opened.\n"
+"Its (height, width) in pixels, or None where it has to be decoded otherwise.");
 
 /* Check what is asked for against the opened image; 0, or -1 with an exception. */
 static int check(Decoder *self, const long *number, Part *part)
@@ -345,7 +387,7 @@ PyDoc_STRVAR(read_doc,
 "\n"
 "Decode a part of the opened image, which comes out smaller by 1, 2, 4 or 8 and is closed then.\n"
 "\n"
-"into: writable memory, (height + 2) * (width + 36) * 3 bytes or more. Where in it the part's RGB\n"
+"into: writable memory, (height + 2) * (width + 40) * 3 bytes or more. Where in it the part's RGB\n"
 "pixels begin and how far its rows are apart, in bytes; or None where it has to be decoded\n"
 "otherwise. ValueError for what lies outside.");
 
@@ -353,8 +395,7 @@ static void decoder_dealloc(Decoder *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     let_go(self);
-    if (self->created)
-        self->destroy(&self->jpeg);
+    destroy(self);
     if (self->library)
         dlclose(self->library);
     type->tp_free(self);

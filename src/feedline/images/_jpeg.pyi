@@ -19,7 +19,7 @@ class Decoder:
 
     def __new__(cls, library: str | os.PathLike[str], /) -> Decoder: ...
     def open(self, data: Buffer, /) -> tuple[int, int] | None:
-        """Read the header of a JPEG file's bytes.
+        """Read the header of a JPEG file's bytes, held until `read` or another `open`.
 
         Returns:
             Its height and width in pixels; None where it has to be decoded otherwise.
@@ -38,7 +38,7 @@ class Decoder:
         """Decode a part of the opened image, which is closed then.
 
         Args:
-            into: uint8, (height + 2) * (width + 36) * 3 or more.
+            into: uint8, (height + 2) * (width + 40) * 3 or more.
             by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up.
             top: the part's first row, in pixels of what comes out; the other three likewise.
 

@@ -40,10 +40,17 @@ Part: TypeAlias = tuple[int, int, int, int]
 
 
 def cut(image: Pixels, part: Part | None) -> Pixels:
-    """A part of an image (height, width, 3), where it lies; the image itself for None."""
+    """A part of an image (height, width, 3), where it lies; the image itself for None.
+
+    Raises:
+        ValueError: the part is empty or does not lie in the image.
+    """
     if part is None:
         return image
     top, left, height, width = part
+    rows, columns = image.shape[:2]
+    if not (0 <= top < top + height <= rows and 0 <= left < left + width <= columns):
+        raise ValueError(f"the part {part} must lie in the image of {rows} x {columns} pixels")
     return image[top : top + height, left : left + width]
 
 

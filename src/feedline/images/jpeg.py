@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from PIL import Image, _imaging
+from PIL import Image, _imaging, features
 from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
@@ -37,9 +37,21 @@ Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 _KEPT_BYTES = 64 << 20
 # How much more than the part `_jpeg` may need, down and across.
-_MARGIN_ROWS, _MARGIN_COLUMNS = 2, 36
+_MARGIN_ROWS, _MARGIN_COLUMNS = 2, 40
+_SOUND = (3, 0)
+"""Earlier versions of libjpeg-turbo have errors in what decodes parts, says its ChangeLog.md."""
+
+_LOSSLESS = b"\xff\xc3"
+"""Begins a lossless JPEG's header. libjpeg-turbo 3 decodes such, and falsely claims to scale."""
+
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
+
+
+def _libjpeg_turbo() -> tuple[int, ...]:
+    """The version of the libjpeg-turbo that Pillow has; () where it has another libjpeg."""
+    said = features.version("libjpeg_turbo") or ""
+    return tuple(int(number) for number in said.split(".") if number.isdigit())
 
 
 class Wanted(NamedTuple):
@@ -64,8 +76,8 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self._buffer = np.empty(1 << 20, np.uint8)
         self.decoder: compiled.Decoder | None = None
-        if compiled is not None:
-            # Pillow may have been built with another libjpeg, or with its own inside.
+        if compiled is not None and _libjpeg_turbo() >= _SOUND:
+            # Pillow may have its libjpeg inside, where nobody finds the functions.
             with contextlib.suppress(OSError):
                 self.decoder = compiled.Decoder(_imaging.__file__)
 
@@ -90,7 +102,7 @@ def decode_whole_or_part(
     pixels: Pixels
     orientation = jpeg_orientation(data) if exif else 1
     decoder = scratch.decoder
-    size = decoder.open(data) if decoder else None
+    size = decoder.open(data) if decoder and orientation == 1 else None
     height, width = size or _read_header(data)
     if not height:
         pixels = decode_with_pillow(data, "JPEG", max_pixels=max_pixels, exif=False)
@@ -100,7 +112,7 @@ def decode_whole_or_part(
     if wanted is not None:
         want = wanted(width, height) if orientation >= 5 else wanted(height, width)
     by, part = want
-    if decoder and size and orientation == 1:
+    if decoder and size and not (by > 1 and _LOSSLESS in data):
         top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
         buffer = scratch.reserve((rows + _MARGIN_ROWS) * (columns + _MARGIN_COLUMNS) * 3)
         place = decoder.read(buffer, by, top, left, rows, columns)
@@ -130,6 +142,8 @@ def _decode_whole(
     pixels: Pixels
     buffer = scratch.reserve(height * width * 3)
     try:
+        if by > 1 and _LOSSLESS in data:
+            raise ValueError("lossless")
         if by == 1:
             pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True)
         else:
