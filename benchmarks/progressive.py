@@ -6,8 +6,8 @@ in turn, `--rounds` times (A B C A B C), for each speed of the step. Its batches
     --step paced    steps that last batch / rate(size) and cost no CPU, as an accelerator's do: a
                     step begins when its batch has come and the step before has ended. The rate
                     is a share (`--speeds`) of the limit: what bare processes reach that only
-                    read, decode, crop and resize (`peers/limit.py`), at each size, measured
-                    directly before the run, and once more after it.
+                    read, decode, crop and resize by library calls (`peers/limit.py`), at each
+                    size, measured directly before the run, and once more after it.
     --step model    steps that train a model from timm on `--device`, the batch's copy included.
 
 The next batch is asked for while a step is under way, so only a wait that outlasts the step is
@@ -136,7 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="comma separated")
     parser.add_argument("--step", choices=("paced", "model"), default="paced")
-    parser.add_argument("--speeds", default="0.5,0.8,1.0", help="paced: shares of the limit")
+    parser.add_argument("--speeds", default="0.5,1.0,1.2", help="paced: shares of the limit")
     parser.add_argument("--limit-seconds", type=float, default=3.0, help="paced: at each size")
     parser.add_argument("--model", default="resnet50", help="model: timm's name")
     parser.add_argument("--device", default="cuda", help="model: where it trains")

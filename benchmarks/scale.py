@@ -1,13 +1,13 @@
 """How feedline's throughput goes with workers, batch size, image size and the size of the index.
 
 Method: one thing is varied at a time, from `--workers`, `--batch-size` and `--size`. For each of
-its values feedline and the limit (`peers/limit.py`: bare processes that only read, decode, crop
-and resize) are measured in turn, `--rounds` times over all values, each time in new processes:
+its values feedline and bare processes that make the same calls (`peers/limit_own.py`: they only
+read, decode, crop and resize) are measured in turn, `--rounds` times, each time in new processes:
 `--lead` seconds use up what was made ahead and warm caches, `--seconds` are counted. Rates are
-medians with their range; shares of the limit are taken turn by turn. Images: `--files` of the
+medians with their range; shares of bare processes are taken turn by turn. Images: `--files` of the
 folder, linked to make epochs of 10,000. For the index: folders of as many entries, ImageNet's
 1300 a class, all of them hard links to copies with a shorter side of 128 px, at 112 px, whose
-little work leaves an index most room to show; the limit has no index, and is left out.
+little work leaves an index most room to show; bare processes have no index, and are left out.
 
 Beside the rates stand the figures from which to tell why a curve bends:
 
@@ -67,7 +67,7 @@ class Point:
     axis: str
     value: int
     work: Work
-    peers: tuple[str, ...] = ("feedline_exact", "limit")
+    peers: tuple[str, ...] = ("feedline_exact", "limit_own")
     facts: Callable[[Work], dict[str, float]] = lambda work: {}
 
 

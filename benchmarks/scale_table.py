@@ -17,7 +17,7 @@ from report import spread, table
 
 __all__ = ["picture", "tables"]
 
-OURS, LIMIT = "feedline_exact", "limit"
+OURS, BARE = "feedline_exact", "limit_own"
 # The axes, and what the horizontal axis of each panel says.
 AXES = {
     "workers": "worker processes",
@@ -79,10 +79,10 @@ def axis_table(found: Found, axis: str, markdown: bool) -> str:
     """All figures of one axis."""
     measured = points(found, axis)
     facts = [name for name in FACTS if name in measured[0]["turns"][0]]
-    limited = bool(figures(measured[0], LIMIT, "rate"))
+    compared = bool(figures(measured[0], BARE, "rate"))
     headers = [axis, "images/s", "per core", "core ms / image", "CPU ms / image"]
-    if limited:
-        headers += ["limit, images/s", "share of the limit"]
+    if compared:
+        headers += ["bare, images/s", "share of bare"]
     headers += [LEVER[axis][0]] if axis in LEVER else []
     headers += ["PSS MB", "first batch s", *[FACTS[name][0] for name in facts]]
     rows = []
@@ -95,10 +95,10 @@ def axis_table(found: Found, axis: str, markdown: bool) -> str:
             f"{core_ms(found, point):.3f}",
             f"{cpu_ms(point):.3f}",
         ]
-        if limited:
-            bare = figures(point, LIMIT, "rate")
+        if compared:
+            bare = figures(point, BARE, "rate")
             row.append(spread(bare, digits=0))
-            row.append(spread([ours / limit for ours, limit in zip(rates, bare, strict=True)]))
+            row.append(spread([ours / theirs for ours, theirs in zip(rates, bare, strict=True)]))
         if axis in LEVER:
             row.append(slopes(measured, axis)[k])
         row.append(f"{median(figures(point, OURS, 'pss_mb')):.0f}")
@@ -130,7 +130,7 @@ def picture(found: Found, path: Path) -> None:
         # Okabe and Ito's palette, which colour-blind readers tell apart; the markers differ, too.
         for peer, name, colour, marker in (
             (OURS, "feedline", "#0072B2", "o"),
-            (LIMIT, "the limit (bare processes)", "#E69F00", "s"),
+            (BARE, "bare processes, the same calls", "#E69F00", "s"),
         ):
             part = [point for point in measured if figures(point, peer, "rate")]
             if part:

@@ -38,7 +38,7 @@ def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
 
 def by_rate(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that took part: the limit, feedline, then the others, fastest first."""
-    first = {"limit": 0, "limit_libraries": 1, OURS: 2}
+    first = {"limit": 0, "limit_own": 1, OURS: 2}
     part = [peer for peer in peers if peer["rates"]]
     return sorted(part, key=lambda peer: (first.get(peer["peer"], 3), -median(peer["rates"])))
 
@@ -114,7 +114,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
         colours = [
             {
                 "limit": "#FFFFFF",
-                "limit_libraries": "#FFFFFF",
+                "limit_own": "#FFFFFF",
                 OURS: "#0072B2",
                 "feedline_scaled": "#56B4E9",
             }.get(peer["peer"], "#999999")

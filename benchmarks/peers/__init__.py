@@ -21,7 +21,7 @@ __all__ = ["PEERS"]
 
 PEERS = (
     "limit",
-    "limit_libraries",
+    "limit_own",
     "feedline_exact",
     "feedline_scaled",
     "torch_pillow",

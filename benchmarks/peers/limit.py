@@ -1,10 +1,10 @@
 """The limit: what bare processes reach that only read, decode, crop and resize.
 
 As many processes as workers go through the same images again and again with crops that were
-drawn beforehand and the calls that feedline makes, each into a batch of memory of its own that it
-writes over and over. Nothing is drawn, checked, reported or handed on.
+drawn beforehand and the quickest exact calls that libraries have, each into a batch of memory of
+its own that it writes over and over. Nothing is drawn, checked, reported or handed on.
 
-`limit_libraries.py` is the same by the quickest exact calls of libraries.
+`limit_own.py` is the same by the calls that feedline makes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from peers.work import RATIO, SCALE, Work
 
 NAME = "the limit (bare processes)"
-NEEDS = ("torch", "simplejpeg", "feedline")
+NEEDS = ("torch", "simplejpeg", "feedline", "cv2")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")
 
@@ -92,7 +92,7 @@ def _libraries() -> Callable[[Any, Any, Any], None]:
     return resize
 
 
-def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
+def _run(pipe: Any, steps: list[Step], work: Work, own: bool) -> None:
     import numpy as np
     import torch
     from bare_row import decoded, decoded_by_libraries
@@ -102,8 +102,8 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
     from feedline.images.resize import fill
 
     torch.set_num_threads(1)
-    resize = _libraries() if by_libraries else fill
-    decode = decoded_by_libraries if by_libraries else decoded
+    resize = fill if own else _libraries()
+    decode = decoded if own else decoded_by_libraries
     scratch = Scratch()
     size = work.size
     rows = np.zeros((work.batch_size, size, size, 3), np.uint8)
@@ -131,16 +131,14 @@ def _run(pipe: Any, steps: list[Step], work: Work, by_libraries: bool) -> None:
 class Bare:
     """Bare processes, started once; they end with this one."""
 
-    def __init__(self, work: Work, by_libraries: bool) -> None:
+    def __init__(self, work: Work, own: bool) -> None:
         context = multiprocessing.get_context("spawn")
         steps = _steps(work)
         self._pipes = []
         for number in range(work.workers):
             ours, theirs = context.Pipe()
             share = steps[number :: work.workers]
-            context.Process(
-                target=_run, args=(theirs, share, work, by_libraries), daemon=True
-            ).start()
+            context.Process(target=_run, args=(theirs, share, work, own), daemon=True).start()
             self._pipes.append(ours)
         for pipe in self._pipes:
             pipe.recv()
@@ -156,5 +154,5 @@ class Bare:
         return round(rate * took_s), took_s
 
 
-def bare(work: Work, by_libraries: bool = False) -> Bare:
-    return Bare(work, by_libraries)
+def bare(work: Work, own: bool = False) -> Bare:
+    return Bare(work, own)

@@ -1,0 +1,15 @@
+"""The limit moved: bare processes that make feedline's own calls, without feedline around them."""
+
+from __future__ import annotations
+
+from peers import limit
+from peers.work import Work
+
+NAME = "the same with feedline's calls"
+NEEDS = ("torch", "simplejpeg", "feedline")
+PIXELS = "uint8, torchvision's pixels"
+KINDS = ("jpeg", "raw")
+
+
+def bare(work: Work) -> limit.Bare:
+    return limit.bare(work, own=True)
