@@ -9,11 +9,17 @@ import numpy as np
 import simplejpeg
 
 from feedline.images.crops import Box
-from feedline.images.jpeg import Scratch
+from feedline.images.jpeg import compiled_decoder
 
-__all__ = ["decoded", "decoded_by_libraries"]
+__all__ = ["Kept", "decoded", "decoded_by_libraries"]
 
-_BUFFER_BYTES = 64 << 20  # the most that is kept
+
+class Kept:
+    """What is kept from image to image: memory to decode into, and feedline's own decoder."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(64 << 20, np.uint8)
+        self.decoder = compiled_decoder()
 
 
 def _read(path: bytes) -> bytes:
@@ -23,10 +29,9 @@ def _read(path: bytes) -> bytes:
     return data
 
 
-def decoded(path: bytes, crop: Box, scratch: Scratch) -> Any:
+def decoded(path: bytes, crop: Box, kept: Kept) -> Any:
     """The pixels of a JPEG in a crop, uint8 (height, width, 3), by feedline's own calls."""
-    buffer = scratch.reserve(_BUFFER_BYTES)
-    decoder = scratch.decoder
+    buffer, decoder = kept.buffer, kept.decoder
     data = _read(path)
     if decoder and decoder.open(data):
         _, _, height, width, _ = crop
@@ -36,10 +41,9 @@ def decoded(path: bytes, crop: Box, scratch: Scratch) -> Any:
     return _cut(simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True), crop)
 
 
-def decoded_by_libraries(path: bytes, crop: Box, scratch: Scratch) -> Any:
+def decoded_by_libraries(path: bytes, crop: Box, kept: Kept) -> Any:
     """The same by a library's decode of the whole."""
-    buffer = scratch.reserve(_BUFFER_BYTES)
-    return _cut(simplejpeg.decode_jpeg(_read(path), "RGB", buffer=buffer, strict=True), crop)
+    return _cut(simplejpeg.decode_jpeg(_read(path), "RGB", buffer=kept.buffer, strict=True), crop)
 
 
 def _cut(image: Any, crop: Box) -> Any:

@@ -24,11 +24,10 @@ import time
 import numpy as np
 import simplejpeg
 import torch
-from bare_row import decoded
+from bare_row import Kept, decoded
 
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
-from feedline.images.jpeg import Scratch
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 
@@ -56,7 +55,7 @@ def main():
         if colours in ("YCbCr", "Gray"):
             box = crop.place(height, width, item)
             work.append((item, os.fsencode(data.path(sample)), box))
-    scratch = Scratch()
+    kept = Kept()
     row = np.zeros((size, size, 3), np.uint8)
     label = np.zeros((), np.int64)
 
@@ -67,10 +66,10 @@ def main():
             if (number + turn) % 2:
                 data.load(item, (row, label))
                 middle = time.perf_counter()
-                fill(row, decoded(path, box, scratch), box)
+                fill(row, decoded(path, box, kept), box)
                 times[turn, :, number] = middle - first, time.perf_counter() - middle
             else:
-                fill(row, decoded(path, box, scratch), box)
+                fill(row, decoded(path, box, kept), box)
                 middle = time.perf_counter()
                 data.load(item, (row, label))
                 times[turn, :, number] = time.perf_counter() - middle, middle - first

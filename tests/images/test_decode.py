@@ -14,9 +14,8 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from feedline.errors import ImageError
-from feedline.images.decode import decode
+from feedline.images.decode import Decoder, ThreadsDecoder
 from feedline.images.headers import canvas, exif_orientation, jpeg_orientation, sniff
-from feedline.images.jpeg import Scratch, Wanted
 
 
 def picture(width=61, height=47, mode="RGB"):
@@ -46,7 +45,9 @@ def silently(data, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            return decode(data, Scratch(), **options)
+            decoder = Decoder(**options)
+            decoder.open(data)
+            return decoder.read()
         finally:
             assert [str(warning.message) for warning in caught] == []
 
@@ -299,46 +300,61 @@ def test_the_orientation_is_found_in_either_byte_order():
 @pytest.mark.parametrize("by", [2, 4, 8])
 @pytest.mark.parametrize("size", [(61, 47), (64, 48), (500, 375), (9, 300), (1, 1)])
 def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
-    asked = []
-
-    def wanted(height, width):
-        asked.append((width, height))
-        return Wanted(by)
-
-    pixels = silently(encoded(picture(*size), "JPEG"), wanted=wanted)
-    assert asked == [size]
-    assert pixels.shape == (-(-size[1] // by), -(-size[0] // by), 3)
+    decoder = Decoder()
+    assert decoder.open(encoded(picture(*size), "JPEG")) == size[::-1]
+    assert decoder.reducible
+    assert decoder.read(by).shape == (-(-size[1] // by), -(-size[0] // by), 3)
 
 
-def test_reduction_is_asked_about_the_upright_image():
-    asked = []
-    data = oriented("JPEG", 6)
-    pixels = silently(data, exif=True, wanted=lambda h, w: asked.append((h, w)) or Wanted(2))
-    assert asked == [(61, 47)]
-    assert pixels.shape == (31, 24, 3)
+def test_size_and_part_are_those_of_the_upright_image():
+    for kind in ("JPEG", "PNG"):
+        decoder = Decoder(exif=True)
+        data = oriented(kind, 6)
+        assert decoder.open(data) == (61, 47)
+        expected = decoder.read().copy()
+        decoder.open(data)
+        assert np.array_equal(decoder.read(part=(20, 5, 30, 40)), expected[20:50, 5:45])
+    decoder.open(oriented("JPEG", 6))
+    assert decoder.read(2).shape == (31, 24, 3)
 
 
-def test_the_scratch_memory_grows_and_is_each_threads_own():
-    scratch = Scratch()
-    small = scratch.reserve(10)
-    assert scratch.reserve(20) is small
-    assert len(scratch.reserve(len(small) + 1)) > len(small)
-    large = scratch.reserve((64 << 20) + 1)
-    assert len(large) > 64 << 20
-    assert scratch.reserve((64 << 20) + 1) is not large
-    others = []
-    thread = threading.Thread(target=lambda: others.append(scratch.reserve(10)))
+@pytest.mark.parametrize("kind", ["png", "jpeg cmyk"])
+def test_what_is_no_common_jpeg_is_decoded_at_once_and_cut(kind):
+    data = WHOLE[next(name for name in WHOLE if name.startswith(kind))]()
+    decoder = Decoder()
+    height, width = decoder.open(data)
+    assert not decoder.reducible
+    assert (height, width) == reference(data).shape[:2]
+    assert np.array_equal(decoder.read(part=(3, 4, 20, 30)), reference(data)[3:23, 4:34])
+
+
+def test_a_part_outside_the_image_is_refused_whatever_the_kind():
+    for kind in ("JPEG", "PNG"):
+        decoder = Decoder()
+        decoder.open(encoded(picture(), kind))
+        with pytest.raises(ValueError, match="must lie in the image"):
+            decoder.read(part=(40, 0, 10, 10))
+
+
+def test_an_image_above_the_kept_memory_is_decoded_all_the_same(monkeypatch):
+    monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
+    decoder = Decoder()
+    kept = decoder._jpeg._buffer = np.empty(10, np.uint8)
+    data = WHOLE["jpeg 4:2:0"]()
+    decoder.open(data)
+    assert np.array_equal(decoder.read(), reference(data))
+    assert decoder._jpeg._buffer is kept
+
+
+def test_each_thread_has_a_decoder_of_its_own():
+    threads, others = ThreadsDecoder(max_pixels=100, exif=False), []
+    thread = threading.Thread(target=lambda: others.append(threads.decoder))
     thread.start()
     thread.join()
-    assert not np.shares_memory(others[0], scratch.reserve(10))
-
-
-def test_an_image_above_the_scratch_memory_is_decoded_all_the_same(monkeypatch):
-    monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
-    scratch = Scratch()
-    scratch._buffer = np.empty(10, np.uint8)
-    data = WHOLE["jpeg 4:2:0"]()
-    assert np.array_equal(decode(data, scratch), reference(data))
+    assert threads.decoder is threads.decoder
+    assert others[0] is not threads.decoder
+    with pytest.raises(ImageError, match="at most 100"):
+        others[0].open(WHOLE["jpeg 4:2:0"]())
 
 
 def damaged(data, dice):

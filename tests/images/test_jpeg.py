@@ -19,14 +19,16 @@ from PIL import Image, _imaging
 
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.images.decode import decode
-from feedline.images.jpeg import Scratch, Wanted
+from feedline.images.decode import Decoder
+from feedline.images.jpeg import compiled_decoder
 
 HEIGHT, WIDTH = 150, 131
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
 PAGE = mmap.PAGESIZE
 
-compiled = pytest.mark.skipif(Scratch().decoder is None, reason="not compiled, or no libjpeg-turbo")
+compiled = pytest.mark.skipif(
+    compiled_decoder() is None, reason="not compiled, or no libjpeg-turbo"
+)
 
 
 def picture(height=HEIGHT, width=WIDTH):
@@ -155,7 +157,7 @@ def test_every_part_of_any_size_of_image_has_the_bytes_of_the_whole(data):
     rows, columns = -(-height // by), -(-width // by)
     h, w = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
     part = data.draw(st.integers(0, rows - h)), data.draw(st.integers(0, columns - w)), h, w
-    found = read(Scratch().decoder, image, part, by)
+    found = read(compiled_decoder(), image, part, by)
     assert np.array_equal(found, cut_out(whole(image, by), part))
 
 
@@ -163,7 +165,7 @@ def test_every_part_of_any_size_of_image_has_the_bytes_of_the_whole(data):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_single_column_and_row_has_the_bytes_of_the_whole(sampling):
     data = encoded(sampling, 70, 75)
-    decoder, expected = Scratch().decoder, whole(data)
+    decoder, expected = compiled_decoder(), whole(data)
     for at in range(70):
         assert np.array_equal(read(decoder, data, (at, 9, 1, 40)), expected[at : at + 1, 9:49])
     for at in range(75):
@@ -186,11 +188,16 @@ def test_a_part_does_not_depend_on_the_images_before(library):
 
 @pytest.mark.usefixtures("way")
 def test_tables_of_another_image_are_never_used():
-    tableless, scratch = without(by_pillow(), 0xDB), Scratch()
+    tableless, decoder = without(by_pillow(), 0xDB), Decoder()
+
+    def decoded(data):
+        decoder.open(data)
+        return decoder.read()
+
     for _ in range(100):
-        decode(by_pillow(), scratch)
+        decoded(by_pillow())
         with pytest.raises(ImageError):
-            decode(tableless, scratch)
+            decoded(tableless)
 
 
 @compiled
@@ -231,7 +238,7 @@ class Fenced:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_nothing_is_read_or_written_beyond_the_memory(sampling):
     data = encoded(sampling)
-    decoder, expected = Scratch().decoder, whole(data)
+    decoder, expected = compiled_decoder(), whole(data)
     source = Fenced(len(data))
     source.array[:] = np.frombuffer(data, np.uint8)
     for part in some_parts(HEIGHT, WIDTH, 40):
@@ -252,7 +259,7 @@ def test_nothing_is_read_or_written_beyond_the_memory(sampling):
 
 @compiled
 def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
-    data, decoder = encoded(), Scratch().decoder
+    data, decoder = encoded(), compiled_decoder()
     memory = np.empty(1 << 20, np.uint8)
     with pytest.raises(ValueError, match="no image is open"):
         decoder.read(memory, 1, 0, 0, 1, 1)
@@ -286,7 +293,7 @@ def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
 
 @compiled
 def test_an_opened_image_is_held_until_it_is_read():
-    decoder = Scratch().decoder
+    decoder = compiled_decoder()
     data = bytearray(encoded())
     decoder.open(data)
     with pytest.raises(BufferError):
@@ -308,7 +315,7 @@ def test_a_library_without_libjpeg_turbo_is_refused(tmp_path):
 def test_a_decoder_serves_one_thread_at_a_time_and_says_so():
     file = io.BytesIO()
     Image.fromarray(picture(900, 900)).save(file, "JPEG", progressive=True)
-    data, decoder = file.getvalue(), Scratch().decoder
+    data, decoder = file.getvalue(), compiled_decoder()
     expected, outcomes = whole(data)[10:20, 10:20], []
 
     def often():
@@ -335,12 +342,14 @@ MEANT = ("a decoder serves one thread at a time", "no image is open")
 def way(request, monkeypatch):
     if request.param == "simplejpeg":
         monkeypatch.setattr(jpeg, "compiled", None)
-    elif Scratch().decoder is None:
+    elif compiled_decoder() is None:
         pytest.skip("not compiled, or no libjpeg-turbo")
 
 
 def wanted(data, part, by=1, **options):
-    return decode(data, Scratch(), wanted=lambda _h, _w: Wanted(by, part), **options)
+    decoder = Decoder(**options)
+    decoder.open(data)
+    return decoder.read(by, part)
 
 
 @pytest.mark.usefixtures("way")
@@ -390,19 +399,16 @@ def test_damage_in_the_wanted_part_is_decided_as_for_the_whole(kind):
 
 def part_or_none(data, part, at_once):
     """The part of an image, decoded whole or `at_once`; None if it cannot be."""
-    asked = []
-
-    def want(height, width):
-        asked.append((height, width))
-        return Wanted(1, part if at_once else None)
-
+    decoder = Decoder()
     try:
-        image = decode(data, Scratch(), wanted=want)
+        height, width = decoder.open(data)
+        top, left, rows, columns = part
+        if top + rows > height or left + columns > width:
+            return None
+        image = decoder.read(1, part) if at_once else cut_out(decoder.read(), part)
     except ImageError:
         return None
-    if not (at_once and asked):  # it is whole
-        image = cut_out(image, part)
-    return image.copy() if image.shape == (*part[2:], 3) else None
+    return image.copy()
 
 
 @pytest.mark.usefixtures("way")
@@ -460,7 +466,7 @@ def test_a_part_of_an_image_that_lies_on_its_side():
     exif[0x0112] = 6
     file = io.BytesIO()
     upright.transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=exif)
-    expected = decode(file.getvalue(), Scratch(), exif=True).copy()
+    expected = wanted(file.getvalue(), None, exif=True).copy()
     assert expected.shape == (HEIGHT, WIDTH, 3)
     part = wanted(file.getvalue(), (100, 20, 50, 30), exif=True)
     assert np.array_equal(part, expected[100:150, 20:50])

@@ -23,10 +23,9 @@ from feedline.bench.pool import Keep, Pool, Tell
 from feedline.bench.scratch import temporary_folder
 from feedline.bench.survey import Survey
 from feedline.errors import ImageError
-from feedline.images.decode import decode
+from feedline.images.decode import Decoder
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
-from feedline.images.jpeg import Scratch
 from feedline.system import available_memory_bytes
 
 __all__ = ["QUALITY", "Copies", "copies", "copies_bytes", "copies_side", "no_room"]
@@ -190,16 +189,16 @@ def _make(
     target: str,
 ) -> list[tuple[int, bool]]:
     """Copy images (position, sample number); the copies' bytes and whether they are originals."""
-    scratch = Scratch()
+    decoder = Decoder()
     made: list[tuple[int, bool]] = []
     for position, sample in numbers:
         source = folder.path(sample)
         try:
             data = read_file(os.fsencode(source))
-            pixels = decode(data, scratch)
+            height, width = decoder.open(data)
+            pixels = decoder.read()
         except ImageError:  # removed since it was looked at
             continue
-        height, width = pixels.shape[:2]
         unchanged = min(height, width) <= side_px
         # Named by position, so that the copies' sample numbers are the survey's order.
         path = Path(target, f"{position:06}{os.path.splitext(source)[1] if unchanged else '.jpg'}")

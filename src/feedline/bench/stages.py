@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from feedline.bench.pool import Keep, Tell
-from feedline.images.crops import cut
-from feedline.images.decode import decode
+from feedline.images.decode import Decoder
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
-from feedline.images.jpeg import Scratch
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
@@ -76,7 +74,7 @@ def measure_stages(
         size: of the row, in pixels.
         seconds: how long it may take, about; at least a few images are measured.
     """
-    scratch = Scratch()
+    decoder = Decoder()
     row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
     spans: list[tuple[float, float, float]] = []
     end = time.monotonic() + seconds
@@ -84,7 +82,7 @@ def measure_stages(
         if len(spans) >= _LEAST_IMAGES and time.monotonic() > end:
             break
         item = Item(sample, size, mix(sample), 1.0)
-        runs = [_one(folder, item, row, scratch) for _ in range(_REPEATS)]
+        runs = [_one(folder, item, row, decoder) for _ in range(_REPEATS)]
         spans.append((min(r[0] for r in runs), min(r[1] for r in runs), min(r[2] for r in runs)))
     read_ms, resize_ms, load_ms = (mean(span[k] for span in spans) for k in range(3))
     cold_ms, why_not = _cold(folder, numbers[: len(spans)])
@@ -103,16 +101,17 @@ def _path(folder: ImageFolder, sample: int) -> bytes:
 
 
 def _one(
-    folder: ImageFolder, item: Item, row: tuple[np.ndarray[Any, Any], ...], scratch: Scratch
+    folder: ImageFolder, item: Item, row: tuple[np.ndarray[Any, Any], ...], decoder: Decoder
 ) -> tuple[float, float, float]:
     """Milliseconds to read one image, to resize it, and to do everything."""
     start = time.perf_counter()
     data = read_file(_path(folder, item.sample))
     was_read = time.perf_counter()
-    image = decode(data, scratch)
-    placement = folder.transform.place(image.shape[0], image.shape[1], item)
+    height, width = decoder.open(data)
+    placement = folder.transform.place(height, width, item)
+    part = decoder.read(part=placement.part)
     decoded = time.perf_counter()
-    fill(row[0], cut(image, placement.part), placement)
+    fill(row[0], part, placement)
     resized = time.perf_counter()
     folder.load(item, row)
     loaded = time.perf_counter()

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from feedline.bench.pool import Keep, Pool, Tell
 from feedline.errors import DatasetError, ImageError
-from feedline.images.decode import decode
+from feedline.images.decode import Decoder
 from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
-from feedline.images.jpeg import Scratch
 
 __all__ = ["Survey", "survey"]
 
@@ -110,7 +109,7 @@ def survey(
 def _look(
     keep: Keep, tell: Tell, folder: ImageFolder, numbers: Sequence[int], seconds: float
 ) -> list[Look]:
-    scratch = Scratch()
+    decoder = Decoder()
     looks: list[Look] = []
     end = time.monotonic() + seconds
     for sample in numbers:
@@ -121,7 +120,8 @@ def _look(
         try:
             data = read_file(os.fsencode(folder.path(sample)))
             size = len(data)
-            height, width = decode(data, scratch).shape[:2]
+            height, width = decoder.open(data)
+            decoder.read()
         except ImageError as error:
             problem = str(error)
         looks.append(Look(sample, size, height, width, problem))

@@ -23,6 +23,7 @@ __all__ = [
     "Box",
     "EvalCrop",
     "Part",
+    "Pixels",
     "Placement",
     "TrainCrop",
     "Transform",

@@ -10,54 +10,100 @@ Any bytes give an image or an ImageError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
 
 from feedline.errors import ImageError
+from feedline.images.crops import Part, Pixels, cut
 from feedline.images.headers import sniff
-from feedline.images.jpeg import Pixels, Scratch, Wanted, decode_whole_or_part
-from feedline.images.pillow import decode_with_pillow
+from feedline.images.jpeg import JpegDecoder
+from feedline.images.pillow import decode_with_pillow, upright
 
-__all__ = ["DEFAULT_MAX_PIXELS", "decode"]
+__all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder"]
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice 0.25 GiB of RGB pixels: from here on Pillow, by default, refuses an image too."""
 
 
-def decode(
-    data: bytes,
-    scratch: Scratch,
-    *,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-    exif: bool = False,
-    wanted: Callable[[int, int], Wanted] | None = None,
-) -> Pixels:
-    """Decode a file's bytes.
+class Decoder:
+    """Decodes images one after the other, in one thread: `open`, then `read`.
 
     Args:
-        data: the whole file.
-        scratch: where JPEGs are decoded to; the result may lie in it, until the next call.
-        max_pixels: the most pixels the header may announce.
-        exif: turn the image upright by its Exif orientation.
-        wanted: asked with the (upright) height and width of a JPEG, says what is needed of it;
-            that is the result. Other formats are decoded whole and it is not asked, nor about a
-            JPEG that only Pillow decodes, such as one of four colours.
-
-    Returns:
-        uint8 of shape (height, width, 3), writable, RGB. The pixels of a row follow one another;
-        the rows of a part of an image need not.
-
-    Raises:
-        ImageError: the bytes are no image that can be decoded, or one too large. The message
-            does not name the file, which is not known here.
+        max_pixels: the most pixels that a header may announce.
+        exif: turn images upright by their Exif orientation.
     """
-    if data[:3] == b"\xff\xd8\xff":
-        return decode_whole_or_part(data, scratch, max_pixels=max_pixels, exif=exif, wanted=wanted)
+
+    def __init__(self, *, max_pixels: int = DEFAULT_MAX_PIXELS, exif: bool = False) -> None:
+        self._max_pixels = max_pixels
+        self._exif = exif
+        self._jpeg = JpegDecoder(max_pixels=max_pixels, exif=exif)
+        self._whole: Pixels | None = None  # the opened image, where it was decoded at once
+
+    def open(self, data: bytes) -> tuple[int, int]:
+        """Look at the bytes of a file, all of them.
+
+        Returns:
+            The image's height and width in pixels, upright.
+
+        Raises:
+            ImageError: the bytes are no image that can be decoded, or one too large. The message
+                does not name the file, which is not known here.
+        """
+        self._whole = None
+        if data[:3] == b"\xff\xd8\xff":
+            size = self._jpeg.open(data)
+            if size is not None:
+                return size
+            turned = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
+            self._whole = upright(turned, self._jpeg.orientation)
+        else:
+            kind = _kind(data)
+            self._whole = decode_with_pillow(
+                data, kind, max_pixels=self._max_pixels, exif=self._exif
+            )
+        height, width = self._whole.shape[:2]
+        return height, width
+
+    @property
+    def reducible(self) -> bool:
+        """Whether the opened image can be decoded smaller: JPEGs, but for a few odd ones."""
+        return self._whole is None
+
+    def read(self, by: int = 1, part: Part | None = None) -> Pixels:
+        """Decode the opened image, once.
+
+        Args:
+            by: 1, 2, 4 or 8, and only 1 unless it is `reducible`: the image comes out smaller by
+                that, each side rounded up.
+            part: which part of what comes out; None for all.
+
+        Returns:
+            uint8 of shape (height, width, 3), RGB, writable, valid until another image is opened.
+            The pixels of a row follow one another; the rows of a part need not.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+            ValueError: the part does not lie in the image.
+        """
+        if self._whole is None:
+            return self._jpeg.read(by, part)
+        whole, self._whole = self._whole, None
+        return cut(whole, part)
+
+
+class ThreadsDecoder(threading.local):
+    """A decoder for each thread: `decoder` is the calling thread's own."""
+
+    def __init__(self, *, max_pixels: int, exif: bool) -> None:
+        self.decoder = Decoder(max_pixels=max_pixels, exif=exif)
+
+
+def _kind(data: bytes) -> str:
     if not data:
         raise ImageError("the file is empty (0 bytes): an interrupted copy or download")
     kind = sniff(data)
     if kind is None:
         raise ImageError(_stranger(data))
-    return decode_with_pillow(data, kind, max_pixels=max_pixels, exif=exif)
+    return kind
 
 
 def _stranger(data: bytes) -> str:

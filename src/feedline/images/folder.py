@@ -18,11 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.crops import Placement, Transform, checked_transform, cut
-from feedline.images.decode import DEFAULT_MAX_PIXELS, decode
+from feedline.images.crops import Transform, checked_transform
+from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.files import read_file
 from feedline.images.index import FolderIndex, scan_folder
-from feedline.images.jpeg import Scratch, Wanted
 from feedline.images.resize import fill
 from feedline.plan.row import Field, Item
 
@@ -78,7 +77,7 @@ class ImageFolder:
     def _adopt(self, index: FolderIndex) -> None:
         self._index = index
         self._folders = [os.fsencode(os.path.join(self.root, c, "")) for c in index.classes]
-        self._scratch = Scratch()
+        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self._exif)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -115,24 +114,14 @@ class ImageFolder:
         row[1][()] = label
 
     def _fill(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
-        placement: Placement | None = None
-
-        def wanted(height: int, width: int) -> Wanted:
-            nonlocal placement
-            by, placement = 1, self.transform.place(height, width, item)
-            if self._scaled:
-                by = placement.shrink(height, width, item.image_size)
-                placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
-            return Wanted(by, placement.part)
-
-        image = decode(
-            data, self._scratch, max_pixels=self._max_pixels, exif=self._exif, wanted=wanted
-        )
-        if placement is None:  # not asked: it is whole
-            height, width = image.shape[:2]
-            placement = self.transform.place(height, width, item)
-            image = cut(image, placement.part)
-        fill(row, image, placement)
+        decoder = self._threads.decoder
+        height, width = decoder.open(data)
+        placement = self.transform.place(height, width, item)
+        by = 1
+        if self._scaled and decoder.reducible:
+            by = placement.shrink(height, width, item.image_size)
+            placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
+        fill(row, decoder.read(by, placement.part), placement)
 
     def path(self, sample: int) -> str:
         """The absolute path of a sample's file, to open it; odd names keep their odd bytes."""
@@ -174,7 +163,7 @@ class ImageFolder:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_scratch"], state["_folders"]
+        del state["_threads"], state["_folders"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

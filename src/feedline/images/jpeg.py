@@ -13,16 +13,13 @@ decodes whole, and what that leaves Pillow does.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image, _imaging, features
 from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, cut
+from feedline.images.crops import Part, Pixels, cut
 from feedline.images.headers import jpeg_orientation
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
 
@@ -31,9 +28,7 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["Pixels", "Scratch", "Wanted", "decode_whole_or_part"]
-
-Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+__all__ = ["JpegDecoder", "compiled_decoder"]
 
 _KEPT_BYTES = 64 << 20
 # How much more than the part `_jpeg` may need, down and across.
@@ -48,82 +43,103 @@ _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
-def _libjpeg_turbo() -> tuple[int, ...]:
-    """The version of the libjpeg-turbo that Pillow has; () where it has another libjpeg."""
-    said = features.version("libjpeg_turbo") or ""
-    return tuple(int(number) for number in said.split(".") if number.isdigit())
+def compiled_decoder() -> compiled.Decoder | None:
+    """A decoder of parts; None where it was not compiled or Pillow's libjpeg is of no use to it."""
+    version = (features.version("libjpeg_turbo") or "").split(".")
+    if compiled is None or tuple(int(n) for n in version if n.isdigit()) < _SOUND:
+        return None
+    # Pillow may have its libjpeg inside, where nobody finds the functions.
+    with contextlib.suppress(OSError):
+        return compiled.Decoder(_imaging.__file__)
+    return None
 
 
-class Wanted(NamedTuple):
-    """What of a JPEG is to be decoded.
-
-    Args:
-        by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up.
-        part: which part of what comes out; None for all.
-    """
-
-    by: int = 1
-    part: Part | None = None
-
-
-class Scratch(threading.local):
-    """What is kept from one image to the next: memory and a decoder. Each thread has its own.
+class JpegDecoder:
+    """Decodes JPEGs one after the other, in one thread, into memory that it keeps.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
-    image met, up to 64 MiB; larger ones get memory of their own.
+    part met, up to 64 MiB; larger ones get memory of their own.
+
+    Args:
+        max_pixels: the most pixels a header may announce.
+        exif: turn images upright by their Exif orientation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_pixels: int, exif: bool) -> None:
+        self._max_pixels = max_pixels
+        self._exif = exif
         self._buffer = np.empty(1 << 20, np.uint8)
-        self.decoder: compiled.Decoder | None = None
-        if compiled is not None and _libjpeg_turbo() >= _SOUND:
-            # Pillow may have its libjpeg inside, where nobody finds the functions.
-            with contextlib.suppress(OSError):
-                self.decoder = compiled.Decoder(_imaging.__file__)
+        self._quick = compiled_decoder()
+        self._is_quick = False  # the opened image is with it
+        self._data = b""
+        self._size = 0, 0
+        self.orientation = 1
+        """How the opened image is turned, as Exif counts, 1 to 8; 1 is upright."""
 
-    def reserve(self, size_bytes: int) -> Pixels:
+    def open(self, data: bytes) -> tuple[int, int] | None:
+        """Read the header of a file's bytes.
+
+        Returns:
+            Its height and width in pixels, upright; None where only Pillow decodes it.
+
+        Raises:
+            ImageError: it has too many pixels.
+        """
+        self._data = data
+        self.orientation = jpeg_orientation(data) if self._exif else 1
+        size = self._quick.open(data) if self._quick and self.orientation == 1 else None
+        self._is_quick = size is not None
+        height, width = self._size = size or _read_header(data)
+        if not height:
+            return None
+        check_pixels(width, height, self._max_pixels)
+        return (width, height) if self.orientation >= 5 else (height, width)
+
+    def read(self, by: int, part: Part | None) -> Pixels:
+        """Decode the opened image, once.
+
+        Args:
+            by: 1, 2, 4 or 8: it comes out smaller by that, each side rounded up.
+            part: which part of what comes out; None for all.
+
+        Returns:
+            uint8 of shape (height, width, 3), RGB, writable, valid until the next image. The
+            pixels of a row follow one another; the rows need not.
+
+        Raises:
+            ImageError: it cannot be decoded.
+        """
+        data, self._data = self._data, b""
+        height, width = self._size
+        lossless = by > 1 and _LOSSLESS in data
+        if self._quick and self._is_quick and not lossless:
+            top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
+            buffer = self._reserve((rows + _MARGIN_ROWS) * (columns + _MARGIN_COLUMNS) * 3)
+            place = self._quick.read(buffer, by, top, left, rows, columns)
+            if place:
+                first, stride = place
+                pixels: Pixels = np.ndarray(
+                    (rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1)
+                )
+                return pixels
+        whole = None
+        if not lossless:
+            whole = _decode_fast(data, height, width, by, self._reserve(height * width * 3))
+        if whole is None:
+            whole = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
+            if by > 1:
+                whole = np.array(Image.fromarray(whole).reduce(by), np.uint8)
+        if whole.shape[:2] != (-(-height // by), -(-width // by)):
+            raise ImageError(f"its header announces {width} x {height} pixels, which it has not")
+        return cut(upright(whole, self.orientation), part)
+
+    def _reserve(self, size_bytes: int) -> Pixels:
         """Give at least `size_bytes`."""
         if size_bytes > len(self._buffer):
             if size_bytes > _KEPT_BYTES:
                 return np.empty(size_bytes, np.uint8)
             self._buffer = np.empty(size_bytes, np.uint8)
         return self._buffer
-
-
-def decode_whole_or_part(
-    data: bytes,
-    scratch: Scratch,
-    *,
-    max_pixels: int,
-    exif: bool,
-    wanted: Callable[[int, int], Wanted] | None,
-) -> Pixels:
-    """Decode a JPEG's bytes; the arguments, the result and the errors are those of `decode`."""
-    pixels: Pixels
-    orientation = jpeg_orientation(data) if exif else 1
-    decoder = scratch.decoder
-    size = decoder.open(data) if decoder and orientation == 1 else None
-    height, width = size or _read_header(data)
-    if not height:
-        pixels = decode_with_pillow(data, "JPEG", max_pixels=max_pixels, exif=False)
-        return upright(pixels, orientation)
-    check_pixels(width, height, max_pixels)
-    want = Wanted()
-    if wanted is not None:
-        want = wanted(width, height) if orientation >= 5 else wanted(height, width)
-    by, part = want
-    if decoder and size and not (by > 1 and _LOSSLESS in data):
-        top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
-        buffer = scratch.reserve((rows + _MARGIN_ROWS) * (columns + _MARGIN_COLUMNS) * 3)
-        place = decoder.read(buffer, by, top, left, rows, columns)
-        if place:
-            first, stride = place
-            pixels = np.ndarray((rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1))
-            return pixels
-    pixels = _decode_whole(data, height, width, by, scratch, max_pixels)
-    if pixels.shape[:2] != (-(-height // by), -(-width // by)):
-        raise ImageError(f"its header announces {width} x {height} pixels, which it has not")
-    return cut(upright(pixels, orientation), part)
 
 
 def _read_header(data: bytes) -> tuple[int, int]:
@@ -135,28 +151,18 @@ def _read_header(data: bytes) -> tuple[int, int]:
     return (int(height), int(width)) if colours in _FAST_COLOURS else (0, 0)
 
 
-def _decode_whole(
-    data: bytes, height: int, width: int, by: int, scratch: Scratch, max_pixels: int
-) -> Pixels:
-    """Decode a JPEG of one or three colours, smaller by `by`."""
-    pixels: Pixels
-    buffer = scratch.reserve(height * width * 3)
+def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) -> Pixels | None:
+    """Decode a JPEG of one or three colours, smaller by `by`; None where Pillow has to decide.
+
+    Raises:
+        ImageError: it ends too early.
+    """
+    # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has
+    # odd eighths, which are slower than a full decode: ask for the exact size.
+    exact = {"min_height": -(-height // by), "min_width": -(-width // by)} if by > 1 else {}
     try:
-        if by > 1 and _LOSSLESS in data:
-            raise ValueError("lossless")
-        if by == 1:
-            pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True)
-        else:
-            # simplejpeg takes the smallest scale that is no smaller than this, and it also has odd
-            # eighths, which are slower than a full decode: ask for the exact size.
-            pixels = decode_jpeg(
-                data,
-                "RGB",
-                min_height=-(-height // by),
-                min_width=-(-width // by),
-                buffer=buffer,
-                strict=True,
-            )
+        pixels: Pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True, **exact)
+        return pixels
     except ValueError as error:
         reason = str(error)
         if reason.endswith(_TRUNCATED):
@@ -164,7 +170,4 @@ def _decode_whole(
                 f"the JPEG ends before its last pixel ({reason}): "
                 "an interrupted copy or download, or a damaged disk"
             ) from None
-        pixels = decode_with_pillow(data, "JPEG", max_pixels=max_pixels, exif=False)
-        if by > 1:
-            pixels = np.array(Image.fromarray(pixels).reduce(by), np.uint8)
-    return pixels
+        return None
