@@ -356,9 +356,9 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
     with DataLoader(Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4) as loader:
         batches = iter(loader)
         next(batches)
-        next(batches)  # by now a piece is one row, and not all of them fit the queue
+        next(batches)  # by now a piece is a few rows, and not all of them fit the queue
         loader.num_workers = 1
-        for _ in range(2):
+        for _ in range(3):
             next(batches)
         assert len(loader.worker_pids) == 1
 
