@@ -1,6 +1,7 @@
 """The compiled parts; everything else about the build is in pyproject.toml.
 
-Both are optional: without a compiler libraries do their work, slower, to the same bytes.
+Both are optional: without a compiler libraries do their work, slower, to the same bytes
+(ARCHITECTURE.md says where that makes a difference to broken files).
 """
 
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from peers import limit
 from peers.work import Work
 
-NAME = "the same with feedline's calls"
+NAME = "bare processes, feedline's calls"
 NEEDS = ("torch", "simplejpeg", "feedline")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")

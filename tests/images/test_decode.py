@@ -15,7 +15,13 @@ from PIL import Image, ImageFile, ImageOps
 
 from feedline.errors import ImageError
 from feedline.images.decode import Decoder, ThreadsDecoder
-from feedline.images.headers import canvas, exif_orientation, jpeg_orientation, sniff
+from feedline.images.headers import (
+    canvas,
+    exif_orientation,
+    jpeg_is_lossless,
+    jpeg_orientation,
+    sniff,
+)
 
 
 def picture(width=61, height=47, mode="RGB"):
@@ -336,6 +342,24 @@ def test_a_part_outside_the_image_is_refused_whatever_the_kind():
             decoder.read(part=(40, 0, 10, 10))
 
 
+def test_an_image_is_read_once_and_none_before_it_is_ever_given_again():
+    decoder = Decoder()
+    with pytest.raises(ValueError, match="no image is open"):
+        decoder.read()
+    for kind in ("JPEG", "PNG"):
+        decoder.open(encoded(picture(), kind))
+        decoder.read()
+        with pytest.raises(ValueError, match="no image is open"):
+            decoder.read()
+        decoder.open(encoded(picture(), kind))
+        for broken in (b"", b"nothing", encoded(picture(), "PNG")[:99], b"\xff\xd8\xff\xe0\0"):
+            with pytest.raises(ImageError):
+                decoder.open(broken)
+            assert not decoder.reducible
+            with pytest.raises(ValueError, match="no image is open"):
+                decoder.read()
+
+
 def test_an_image_above_the_kept_memory_is_decoded_all_the_same(monkeypatch):
     monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
     decoder = Decoder()
@@ -409,4 +433,5 @@ def test_headers_of_any_bytes_are_read_without_an_exception():
             size = canvas(data, kind)
             assert size is None or (size[0] >= 0 and size[1] >= 0)
         assert 1 <= jpeg_orientation(data) <= 8
+        assert jpeg_is_lossless(data) in (True, False)
         assert 1 <= exif_orientation(data) <= 8

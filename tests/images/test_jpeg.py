@@ -120,12 +120,18 @@ def fewer_scans(data, scans):
     return data[:at] + b"\xff\xd9"
 
 
+def room(height, width):
+    """Bytes that a part may need."""
+    rows, columns = jpeg.compiled.MARGINS
+    return (height + rows) * (width + columns) * 3
+
+
 def read(decoder, data, part, by=1):
     """The part of an image by a decoder, or None."""
     _, _, height, width = part
     if decoder.open(data) is None:
         return None
-    memory = np.empty((height + 2) * (width + 40) * 3, np.uint8)
+    memory = np.empty(room(height, width), np.uint8)
     place = decoder.read(memory, by, *part)
     if place is None:
         return None
@@ -243,7 +249,7 @@ def test_nothing_is_read_or_written_beyond_the_memory(sampling):
     source.array[:] = np.frombuffer(data, np.uint8)
     for part in some_parts(HEIGHT, WIDTH, 40):
         _, _, height, width = part
-        target = Fenced((height + 2) * (width + 40) * 3)
+        target = Fenced(room(height, width))
         assert decoder.open(source.array) == (HEIGHT, WIDTH)
         first, stride = decoder.read(target.array, 1, *part)
         found = np.ndarray((height, width, 3), np.uint8, target.array, first, (stride, 3, 1))

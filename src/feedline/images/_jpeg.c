@@ -2,11 +2,12 @@
 
 Guarantees: the bytes that a decode of the whole gives there, or the answer that this is not the
 way: for whatever libjpeg warns of or refuses, for files without an end, for colours other than
-grey, YCbCr and RGB. Nothing is read outside the data or written outside the memory given.
+grey, YCbCr and RGB. (Lossless files must not be asked for smaller: libjpeg-turbo does not say that
+it cannot.) Nothing is read outside the data or written outside the memory given.
 Python's lock is not held while pixels are decoded.
 
-Relies on libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, which pass over columns and
-rows without transforming them; on Pillow, or any other library that links to it, for having loaded
+Relies on the jpeg_crop_scanline and jpeg_skip_scanlines of libjpeg-turbo 3, which pass over columns
+and rows without transforming them (before 3.0 they had errors, says its ChangeLog.md); on Pillow, or any other library that links to it, for having loaded
 it; on the binary interface of libjpeg 6b and 8, which libjpeg-turbo keeps
 (https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and checks by its size when a decoder
 is made. So no header and no copy of the library is needed, and Pillow's updates are ours.
@@ -32,14 +33,14 @@ typedef struct {
         const uint8_t *next;
         size_t left;
     } *source;
-    unsigned width, height;
-    int components, colours, colours_wanted;
-    unsigned scale, scale_of;
+    unsigned width, height;                  /* image_width, image_height */
+    int components, colours, colours_wanted; /* num_components, jpeg_ and out_color_space */
+    unsigned scale, scale_of;                /* scale_num, scale_denom */
     double gamma;
     int settings[12]; /* as libjpeg sets them: an accurate transform, chroma interpolated */
-    unsigned width_out, height_out;
+    unsigned width_out, height_out; /* output_width, output_height */
     int more[12];
-    int (*missing)[64]; /* bits of each coefficient that no scan brought; NULL if not progressive */
+    int (*missing)[64]; /* coef_bits: of each coefficient, 0 if all scans have come; or NULL */
     void *tables[12];   /* for quantisation and Huffman codes */
     uint8_t rest[1024];
 } Jpeg;
@@ -70,12 +71,14 @@ enum {
     MARGIN_ROWS = 2,
     MARGIN_COLUMNS = 4,
     /* A structure serves so many images and is made anew: libjpeg looks for room for tables among all
-    that it ever made. 8 and 16 were measured quickest; with 64 an image takes 15 us more. */
+    tables that it ever made. 8 and 16 were measured quickest; with 64 an image takes 16 us more. */
     IMAGES = 8,
-    AT_ONCE = 8, /* rows asked for in one call; no more come */
-    FIRST_NUMBER = 1,
-    NUMBERS = 5,
+    BLOCK = 32,  /* pixels that a crop may begin too early: the widest block, of 4:1:1 */
+    AT_ONCE = 8, /* rows asked for in one call; libjpeg gives at most as many */
 };
+
+/* The arguments of `read`: memory, and then numbers. */
+enum { FIRST_NUMBER = 1, NUMBERS = 5 };
 
 typedef struct {
     PyObject_HEAD
@@ -128,6 +131,7 @@ static void print(Jpeg *jpeg)
 /* Find libjpeg-turbo's functions among what `path` links to; 0, or -1 with an exception. */
 static int bind(Decoder *self, const char *path)
 {
+    void *version_3;
     const struct {
         const char *name;
         void *function;
@@ -142,6 +146,7 @@ static int bind(Decoder *self, const char *path)
         {"jpeg_crop_scanline", &self->crop},
         {"jpeg_skip_scanlines", &self->skip},
         {"jpeg_read_scanlines", &self->read},
+        {"jpeg12_read_scanlines", &version_3}, /* which no earlier one has, nor MozJPEG 4 */
     };
     self->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!self->library) {
@@ -218,7 +223,7 @@ static int begin(Decoder *self)
     self->warnings = 0;
     /* libjpeg keeps an image's tables for the next, which may bring none of its own. It makes others
     where it finds none, and frees all only with the structure. */
-    if (++self->images > IMAGES) {
+    if (!self->created || ++self->images > IMAGES) { /* or the last one could not be made */
         destroy(self);
         if (create(self) < 0)
             return 0;
@@ -389,9 +394,9 @@ PyDoc_STRVAR(read_doc,
 "\n"
 "Decode a part of the opened image, which comes out smaller by 1, 2, 4 or 8 and is closed then.\n"
 "\n"
-"into: writable memory, (height + 2) * (width + 40) * 3 bytes or more. Where in it the part's RGB\n"
-"pixels begin and how far its rows are apart, in bytes; or None where it has to be decoded\n"
-"otherwise. ValueError for what lies outside.");
+"into: writable memory for an RGB image of the part's size and MARGINS, more rows and columns.\n"
+"Where in it the part's pixels begin and how far its rows are apart, in bytes; or None where it has\n"
+"to be decoded otherwise. ValueError for what lies outside.");
 
 static void decoder_dealloc(Decoder *self)
 {
@@ -457,8 +462,11 @@ static PyType_Spec decoder_spec = {
 static int fill_module(PyObject *module)
 {
     PyObject *type = PyType_FromSpec(&decoder_spec);
-    const int failed = !type || PyModule_AddObjectRef(module, "Decoder", type) < 0;
+    PyObject *margins = Py_BuildValue("ii", MARGIN_ROWS, 2 * MARGIN_COLUMNS + BLOCK);
+    const int failed = !type || PyModule_AddObjectRef(module, "Decoder", type) < 0 || !margins
+        || PyModule_AddObjectRef(module, "MARGINS", margins) < 0;
     Py_XDECREF(type);
+    Py_XDECREF(margins);
     return failed ? -1 : 0;
 }
 

@@ -6,12 +6,15 @@ from typing import final
 import numpy as np
 from typing_extensions import Buffer
 
+MARGINS: tuple[int, int]
+"""How many rows and columns more than the part `read` may need."""
+
 @final
 class Decoder:
     """Decodes parts of JPEGs, one after the other, in one thread at a time.
 
     Args:
-        library: a shared library that links to libjpeg-turbo.
+        library: a shared library that links to libjpeg-turbo 3.
 
     Raises:
         OSError: it cannot be loaded, or links to no libjpeg-turbo of a known interface.
@@ -38,8 +41,9 @@ class Decoder:
         """Decode a part of the opened image, which is closed then.
 
         Args:
-            into: uint8, (height + 2) * (width + 40) * 3 or more.
-            by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up.
+            into: uint8, for an RGB image of the part's size and `MARGINS`.
+            by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up; only 1 for
+                a lossless one.
             top: the part's first row, in pixels of what comes out; the other three likewise.
 
         Returns:

@@ -17,13 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.crops import Transform, checked_transform, cut
+from feedline.images.crops import Pixels, Transform, checked_transform, cut
 from feedline.images.resize import fill
 from feedline.plan.row import Field, Item
 
 __all__ = ["ImageArray"]
 
-Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 Labels: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _HASHED_IMAGES = 64

@@ -4,8 +4,8 @@ Guarantees: JPEGs come out as libjpeg-turbo decodes them, which is what Pillow a
 torchvision's loader give, to the last bit (`jpeg.py`); everything else comes from Pillow
 (`pillow.py`). Formats are told by their bytes, never by a file name. The pixel count in the header
 is checked before any decoding. A JPEG that ends early is an ImageError, also where an end marker
-was put behind the missing part (Pillow fills that with grey) unless only rows above it are wanted.
-Any bytes give an image or an ImageError.
+was put behind the missing part (Pillow fills that with grey); but not where only rows above that
+are wanted and `_jpeg` decodes them. Any bytes give an image or an ImageError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Decoder:
         self._max_pixels = max_pixels
         self._exif = exif
         self._jpeg = JpegDecoder(max_pixels=max_pixels, exif=exif)
-        self._whole: Pixels | None = None  # the opened image, where it was decoded at once
+        # What `read` takes from: the JPEG, or the image, where it was decoded at once.
+        self._opened: JpegDecoder | Pixels | None = None
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Look at the bytes of a file, all of them.
@@ -48,25 +49,26 @@ class Decoder:
             ImageError: the bytes are no image that can be decoded, or one too large. The message
                 does not name the file, which is not known here.
         """
-        self._whole = None
+        self._opened = None
         if data[:3] == b"\xff\xd8\xff":
             size = self._jpeg.open(data)
             if size is not None:
+                self._opened = self._jpeg
                 return size
-            turned = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
-            self._whole = upright(turned, self._jpeg.orientation)
+            whole = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
+            whole = upright(whole, self._jpeg.orientation)
         else:
-            kind = _kind(data)
-            self._whole = decode_with_pillow(
-                data, kind, max_pixels=self._max_pixels, exif=self._exif
+            whole = decode_with_pillow(
+                data, _kind(data), max_pixels=self._max_pixels, exif=self._exif
             )
-        height, width = self._whole.shape[:2]
+        self._opened = whole
+        height, width = whole.shape[:2]
         return height, width
 
     @property
     def reducible(self) -> bool:
         """Whether the opened image can be decoded smaller: JPEGs, but for a few odd ones."""
-        return self._whole is None
+        return self._opened is self._jpeg
 
     def read(self, by: int = 1, part: Part | None = None) -> Pixels:
         """Decode the opened image, once.
@@ -82,12 +84,14 @@ class Decoder:
 
         Raises:
             ImageError: the image cannot be decoded.
-            ValueError: the part does not lie in the image.
+            ValueError: the part does not lie in the image, or none is open.
         """
-        if self._whole is None:
-            return self._jpeg.read(by, part)
-        whole, self._whole = self._whole, None
-        return cut(whole, part)
+        opened, self._opened = self._opened, None
+        if opened is None:
+            raise ValueError("no image is open")
+        if isinstance(opened, JpegDecoder):
+            return opened.read(by, part)
+        return cut(opened, part)
 
 
 class ThreadsDecoder(threading.local):

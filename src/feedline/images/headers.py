@@ -10,8 +10,9 @@ Exif 2.32 section 4.6 for where the numbers lie.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
-__all__ = ["canvas", "exif_orientation", "jpeg_orientation", "sniff"]
+__all__ = ["canvas", "exif_orientation", "jpeg_is_lossless", "jpeg_orientation", "sniff"]
 
 _MAGICS = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -91,24 +92,32 @@ def _webp_canvas(data: bytes) -> tuple[int, int] | None:
 
 def jpeg_orientation(data: bytes) -> int:
     """The Exif orientation, 1 to 8, of a JPEG; 1 (upright) where it says none."""
+    for marker, start, stop in _jpeg_segments(data):
+        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            return exif_orientation(data[start:stop])
+    return 1
+
+
+def jpeg_is_lossless(data: bytes) -> bool:
+    """Whether a JPEG's frame header is one of lossless coding (ITU T.81, table B.1: SOF3)."""
+    return any(marker == 0xC3 for marker, _, _ in _jpeg_segments(data))
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """What stands before the pixels of a JPEG: markers, and where their content is."""
     at = 2
-    end = len(data)
-    while at + 4 <= end:
-        if data[at] != 0xFF:
-            return 1
+    while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # padding
             at += 1
         elif marker in _JPEG_STANDALONE:
             at += 2
-        elif marker in (0xD9, 0xDA):  # the pixels begin: no Exif was there
-            return 1
+        elif marker in (0xD9, 0xDA):  # the pixels begin
+            return
         else:
-            length = data[at + 2] << 8 | data[at + 3]
-            if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-                return exif_orientation(data[at + 4 : at + 2 + length])
-            at += 2 + length
-    return 1
+            stop = at + 2 + (data[at + 2] << 8 | data[at + 3])
+            yield marker, at + 4, stop
+            at = stop
 
 
 def exif_orientation(exif: bytes) -> int:

@@ -1,13 +1,14 @@
 """JPEG bytes to RGB: the part that is wanted, without decoding the rest where that can be.
 
 Guarantees: the pixels that a decode of the whole gives, to the last bit, whichever way it goes;
-an image that ends before its last pixel is an ImageError, but for one that only looks whole and
-lacks what is not wanted; the header's pixel count is checked before anything of that size is
-reserved.
+the header's pixel count is checked before anything of that size is reserved. A file without an
+end is an ImageError. One that only looks whole, with an end mark behind a gap, is one too, unless
+the gap is below the part and `_jpeg` decodes that.
 
 Relies on: `_jpeg`, compiled, which decodes a part by the libjpeg-turbo that Pillow brings. What
-that leaves (where it was not compiled, Pillow brings none, the file warns of anything) simplejpeg
-decodes whole, and what that leaves Pillow does.
+that leaves simplejpeg decodes whole: where it was not compiled or Pillow has no libjpeg-turbo 3,
+images to be turned, files without an end, and whatever libjpeg warns of. What that leaves, and
+lossless files that are wanted smaller, Pillow decodes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-from PIL import Image, _imaging, features
+from PIL import Image, _imaging
 from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
 from feedline.images.crops import Part, Pixels, cut
-from feedline.images.headers import jpeg_orientation
+from feedline.images.headers import jpeg_is_lossless, jpeg_orientation
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
 
 try:
@@ -31,26 +32,16 @@ except ImportError:
 __all__ = ["JpegDecoder", "compiled_decoder"]
 
 _KEPT_BYTES = 64 << 20
-# How much more than the part `_jpeg` may need, down and across.
-_MARGIN_ROWS, _MARGIN_COLUMNS = 2, 40
-_SOUND = (3, 0)
-"""Earlier versions of libjpeg-turbo have errors in what decodes parts, says its ChangeLog.md."""
-
-_LOSSLESS = b"\xff\xc3"
-"""Begins a lossless JPEG's header. libjpeg-turbo 3 decodes such, and falsely claims to scale."""
-
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
 def compiled_decoder() -> compiled.Decoder | None:
     """A decoder of parts; None where it was not compiled or Pillow's libjpeg is of no use to it."""
-    version = (features.version("libjpeg_turbo") or "").split(".")
-    if compiled is None or tuple(int(n) for n in version if n.isdigit()) < _SOUND:
-        return None
-    # Pillow may have its libjpeg inside, where nobody finds the functions.
-    with contextlib.suppress(OSError):
-        return compiled.Decoder(_imaging.__file__)
+    if compiled is not None:
+        # Pillow may have another libjpeg, or one inside it, where nobody finds the functions.
+        with contextlib.suppress(OSError):
+            return compiled.Decoder(_imaging.__file__)
     return None
 
 
@@ -58,7 +49,7 @@ class JpegDecoder:
     """Decodes JPEGs one after the other, in one thread, into memory that it keeps.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
-    part met, up to 64 MiB; larger ones get memory of their own.
+    part, or image, met, up to 64 MiB; larger ones get memory of their own.
 
     Args:
         max_pixels: the most pixels a header may announce.
@@ -85,14 +76,16 @@ class JpegDecoder:
         Raises:
             ImageError: it has too many pixels.
         """
-        self._data = data
+        self._data = b""
         self.orientation = jpeg_orientation(data) if self._exif else 1
+        # What is to be turned is decoded whole: which part is known when it stands upright.
         size = self._quick.open(data) if self._quick and self.orientation == 1 else None
         self._is_quick = size is not None
         height, width = self._size = size or _read_header(data)
         if not height:
             return None
         check_pixels(width, height, self._max_pixels)
+        self._data = data
         return (width, height) if self.orientation >= 5 else (height, width)
 
     def read(self, by: int, part: Part | None) -> Pixels:
@@ -108,13 +101,16 @@ class JpegDecoder:
 
         Raises:
             ImageError: it cannot be decoded.
+            ValueError: the part does not lie in the image.
         """
         data, self._data = self._data, b""
         height, width = self._size
-        lossless = by > 1 and _LOSSLESS in data
+        # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
+        lossless = by > 1 and jpeg_is_lossless(data)
         if self._quick and self._is_quick and not lossless:
             top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
-            buffer = self._reserve((rows + _MARGIN_ROWS) * (columns + _MARGIN_COLUMNS) * 3)
+            more_rows, more_columns = compiled.MARGINS
+            buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
             place = self._quick.read(buffer, by, top, left, rows, columns)
             if place:
                 first, stride = place

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.images.crops import Box, Placement, Window
+from feedline.images.crops import Box, Pixels, Placement, Window
 
 try:
     from feedline.images import _resample as compiled
@@ -25,8 +25,6 @@ except ImportError:
     compiled = None  # type: ignore[assignment]
 
 __all__ = ["fill"]
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 _quick = compiled is not None and compiled.supported
 
