@@ -42,7 +42,7 @@ class ImageFolder:
             photographs of about 500 x 375 px its pixels differ from torchvision's by 0.1 to 0.2
             grey levels on average at 224 px (up to 6 in an image that was reduced) and by 2 to
             2.7 at 112 px (up to 13), against 0.02 to 0.09 and 0.02 or less for "exact"; it was
-            1.04 times as fast at 224 px and 1.15 to 1.2 times at 112 px.
+            as fast at 224 px and 1.05 times as fast at 112 px.
         exif: turn images upright by their Exif orientation; torchvision's loader does not.
         max_pixels: an image whose header announces more is an ImageError.
         extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
