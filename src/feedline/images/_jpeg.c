@@ -7,10 +7,11 @@ it cannot.) Nothing is read outside the data or written outside the memory given
 Python's lock is not held while pixels are decoded.
 
 Relies on the jpeg_crop_scanline and jpeg_skip_scanlines of libjpeg-turbo 3, which pass over columns
-and rows without transforming them (before 3.0 they had errors, says its ChangeLog.md); on Pillow, or any other library that links to it, for having loaded
-it; on the binary interface of libjpeg 6b and 8, which libjpeg-turbo keeps
-(https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and checks by its size when a decoder
-is made. So no header and no copy of the library is needed, and Pillow's updates are ours.
+and rows without transforming them (before 3.0 they had errors, says its ChangeLog.md); on Pillow,
+or any other library that links to it, for having loaded it; on the binary interface of libjpeg 6b
+and 8, which libjpeg-turbo keeps (https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and
+checks by its size when a decoder is made. So no header and no copy of the library is needed, and
+Pillow's updates are ours.
 
 How it is quick: what lies above, below and beside the part is only parsed; a decoder and its memory
 are kept from image to image; the header is read once. */
