@@ -71,8 +71,8 @@ enum {
     to that itself. Across, a crop of fewer than two samples is not interpolated at all. */
     MARGIN_ROWS = 2,
     MARGIN_COLUMNS = 4,
-    /* A structure serves so many images and is made anew: libjpeg looks for room for tables among all
-    tables that it ever made. 8 and 16 were measured quickest; with 64 an image takes 16 us more. */
+    /* A structure serves so many images and is made anew: libjpeg looks for room for tables among
+    all that it ever made. 8 and 16 were measured quickest; with 64 an image takes 16 us more. */
     IMAGES = 8,
     BLOCK = 32,  /* pixels that a crop may begin too early: the widest block, of 4:1:1 */
     AT_ONCE = 8, /* rows asked for in one call; libjpeg gives at most as many */
@@ -222,8 +222,8 @@ static int begin(Decoder *self)
 {
     Jpeg *jpeg = &self->jpeg;
     self->warnings = 0;
-    /* libjpeg keeps an image's tables for the next, which may bring none of its own. It makes others
-    where it finds none, and frees all only with the structure. */
+    /* libjpeg keeps an image's tables for the next, which may bring none of its own. It makes
+    others where it finds none, and frees all only with the structure. */
     if (!self->created || ++self->images > IMAGES) { /* or the last one could not be made */
         destroy(self);
         if (create(self) < 0)
