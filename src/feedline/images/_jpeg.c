@@ -16,7 +16,6 @@ Pillow's updates are ours.
 How it is quick: what lies above, below and beside the part is only parsed; a decoder and its memory
 are kept from image to image; the header is read once. */
 
-#define _GNU_SOURCE /* dladdr */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
