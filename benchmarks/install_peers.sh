@@ -45,16 +45,18 @@ spdl() {
 }
 
 pip --upgrade pip || exit 1
-# OpenCV is for the bare processes that resize by libraries alone, and for FFCV.
-pip --editable '.[bench,train]' opencv-python-headless torchvision || exit 1
+# OpenCV is for the bare processes that resize by libraries alone, and for FFCV. LitData's boto3 does
+# not go with python-dateutil 3 and later, which matplotlib would bring.
+pip --editable '.[bench,train]' opencv-python-headless 'python-dateutil<3' torchvision || exit 1
 "$python" -m pip freeze --exclude-editable >"$held"
 
 peer DALI pip nvidia-dali-cuda130
 peer FFCV ffcv
 peer SPDL spdl
 peer WebDataset pip webdataset
-# Without a bound pip settles on a boto3 of 2014, which no longer imports.
-peer LitData pip litdata 'boto3>=1.35'
+# Without these bounds pip goes back through boto3 to one of 2014, which no longer imports, or
+# through both for ten minutes and gives up.
+peer LitData pip 'litdata>=0.2.70' 'boto3>=1.40'
 peer "MosaicML Streaming" streaming
 
 if ((${#failed[@]})); then
