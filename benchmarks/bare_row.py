@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from feedline.images.crops import Box
+from feedline.images.crops import Box, cut
 from feedline.images.jpeg import compiled_decoder
 
 __all__ = ["Kept", "decoded", "decoded_by_libraries"]
@@ -38,13 +38,10 @@ def decoded(path: bytes, crop: Box, kept: Kept) -> Any:
         place = decoder.read(buffer, 1, *crop[:4])
         if place:
             return np.ndarray((height, width, 3), np.uint8, buffer, place[0], (place[1], 3, 1))
-    return _cut(simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True), crop)
+    return cut(simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True), crop.part)
 
 
 def decoded_by_libraries(path: bytes, crop: Box, kept: Kept) -> Any:
     """The same by a library's decode of the whole."""
-    return _cut(simplejpeg.decode_jpeg(_read(path), "RGB", buffer=kept.buffer, strict=True), crop)
-
-
-def _cut(image: Any, crop: Box) -> Any:
-    return image[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    image = simplejpeg.decode_jpeg(_read(path), "RGB", buffer=kept.buffer, strict=True)
+    return cut(image, crop.part)

@@ -68,26 +68,23 @@ def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
     return f"{task['name']}\n\n{report.table(rows, HEADERS, markdown=markdown)}\n"
 
 
-def summary(results: list[dict[str, Any]], only: Sequence[str] = ()) -> str:
+def summary(found: dict[str, Any], only: Sequence[str] = ()) -> str:
     """A row a loader and a column a task: img/s, and how many times as fast feedline is.
 
     Args:
-        results: of `versus.py`. Loaders that the first lacks come from the others, with ratios to
-            feedline as it was measured there beside them.
+        found: of `versus.py`.
         only: names of tasks; all if empty.
     """
-    tasks = list(only) or [task["name"] for task in results[0]["tasks"]]
+    tasks = list(only) or [task["name"] for task in found["tasks"]]
     names: dict[str, str] = {}
     cells: dict[tuple[str, str], str] = {}
-    for result in results:
-        for task in result["tasks"]:
-            part = {peer["peer"]: peer for peer in task["peers"] if peer["rates"]}
-            for name, peer in part.items():
-                names.setdefault(name, peer["name"])
-                cell = f"{median(peer['rates']):.0f}"
-                if name != OURS:
-                    cell += f" ({median(ratios(part[OURS], peer)):.2f})"
-                cells.setdefault((name, task["name"]), cell)
+    for task in found["tasks"]:
+        part = {peer["peer"]: peer for peer in task["peers"] if peer["rates"]}
+        for name, peer in part.items():
+            names[name] = peer["name"]
+            cells[name, task["name"]] = f"{median(peer['rates']):.0f}"
+            if name != OURS:
+                cells[name, task["name"]] += f" ({median(ratios(part[OURS], peer)):.2f})"
     rows = [
         [label, *[cells.get((name, task), "") for task in tasks]] for name, label in names.items()
     ]
@@ -142,18 +139,17 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, nargs="+", help="what versus.py --json wrote")
+    parser.add_argument("result", type=Path, help="what versus.py --json wrote")
     parser.add_argument("--only", default="", help="names of tasks, comma separated")
     parser.add_argument("--plot", type=Path, help="where a picture goes")
     parser.add_argument("--all", action="store_true", help="all figures, a table a task")
     options = parser.parse_args()
-    results = [json.loads(path.read_text()) for path in options.results]
-    found = results[0]
+    found = json.loads(options.result.read_text())
     if options.all:
         for task in found["tasks"]:
             print(table(task, found["settings"]["workers"], markdown=True))
     else:
-        print(summary(results, [name for name in options.only.split(",") if name]))
+        print(summary(found, [name for name in options.only.split(",") if name]))
     if options.plot:
         picture(found, options.plot)
 

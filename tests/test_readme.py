@@ -24,9 +24,9 @@ IN_README = (
 def test_the_tables_of_peers_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     versus_table = importlib.import_module("versus_table")
-    results = [json.loads(RESULTS.read_text())]
+    found = json.loads(RESULTS.read_text())
     try:
-        some, all_of_them = versus_table.summary(results, IN_README), versus_table.summary(results)
+        some, all_of_them = versus_table.summary(found, IN_README), versus_table.summary(found)
     finally:
         for name in ("versus_table", "report"):
             sys.modules.pop(name, None)
