@@ -9,9 +9,8 @@ import pytest
 
 from feedline.device.carrier import Tensors
 from feedline.device.host import HostCarrier
-from feedline.device.normalise import Normalise
-from feedline.engine.feed import Feed, Flight
-from feedline.engine.ring import Ring
+from feedline.engine.feed import Feed
+from feedline.engine.flight import Flight
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from loader_reading import planned, planned_epoch, read, seen
@@ -24,27 +23,27 @@ class AheadCarrier(HostCarrier):
     ahead = True
     most = 0  # batches that were on their way at once, over all carriers
 
-    def __init__(self, ring: Ring, normalise: Normalise | None) -> None:
-        super().__init__(ring, normalise)
-        self._made: deque[Tensors] = deque()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._waiting: deque[Tensors] = deque()
 
     def send(self, flight: Flight) -> None:
         super().send(flight)
-        self._made.append(tuple(tensor.clone() for tensor in super().receive()))
-        AheadCarrier.most = max(AheadCarrier.most, len(self._made))
+        self._waiting.append(tuple(tensor.clone() for tensor in super().receive()))
+        AheadCarrier.most = max(AheadCarrier.most, len(self._waiting))
 
     def receive(self) -> Tensors:
-        return self._made.popleft()
+        return self._waiting.popleft()
 
     def drop(self) -> None:
         super().drop()
-        self._made.clear()
+        self._waiting.clear()
 
 
 @pytest.fixture(autouse=True)
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loader takes the next batch ahead, at every step."""
-    monkeypatch.setattr("feedline.loader.face.HostCarrier", AheadCarrier)
+    monkeypatch.setattr("feedline.loader.build.HostCarrier", AheadCarrier)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed._flights))
 
 

@@ -194,6 +194,7 @@ class Used(RuleBasedStateMachine):
         self.made.load_state_dict({**self.made.state_dict(), "epoch": 0, "step": 0})
         self.made.set_image_size(None)
         self.epoch, self.step, self.begun = 0, 0, False
+        self.given = False  # the latest iteration has given something
         self.size: int | None = None
         self.iteration: Iterator[Any] | None = None
         self.over: list[Iterator[Any]] = []
@@ -211,13 +212,14 @@ class Used(RuleBasedStateMachine):
         self.end_iteration()
         if self.begun:
             self.epoch, self.step = self.epoch + 1, 0
-        self.begun = False
+        self.begun = self.given = False
         self.iteration = iter(self.made)
 
     @precondition(lambda self: self.iteration is not None)
     @rule(count=st.integers(1, 4), keep=st.booleans())
     def read_on(self, count: int, keep: bool) -> None:
         assert self.iteration is not None
+        self.given = True
         for _ in range(count):
             if self.step == self.made.steps_in(self.epoch):
                 assert next(self.iteration, None) is None
@@ -244,7 +246,8 @@ class Used(RuleBasedStateMachine):
     @rule(epoch=st.integers(0, 5))
     def set_epoch(self, epoch: int) -> None:
         if self.begun or epoch != self.epoch:
-            self.end_iteration()
+            if self.given:  # else it is the new epoch's
+                self.end_iteration()
             self.epoch, self.step, self.begun = epoch, 0, False
         self.made.set_epoch(epoch)
 

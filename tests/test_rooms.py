@@ -18,6 +18,7 @@ ROOMS = (
     "train",
     "bench",
     "loader",
+    "dataset",
     "device",
     "engine",
     "images",

@@ -42,7 +42,7 @@ def test_batches_are_right_while_the_device_lags_far_behind() -> None:
 
 def test_the_ring_is_pinned_and_let_go() -> None:
     loader = DataLoader(Rows(100), 16, device="cuda", **OPTIONS)  # type: ignore[arg-type]
-    ring = torch.from_numpy(loader._feed._crew.block)
+    ring = torch.from_numpy(loader._maker.feed._crew.block)
     assert ring.is_pinned()
     next(iter(loader))
     loader.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Any
 
 from feedline.bench.rate import Turn, count, endless, family_cpu
 from feedline.engine.source import Source
@@ -15,7 +16,7 @@ PREFETCH = 3
 """Batches that the loader makes ahead, as by default."""
 
 
-def _build(source: Source, size: int, batch_size: int, workers: int) -> DataLoader:
+def _build(source: Source, size: int, batch_size: int, workers: int) -> DataLoader[Any]:
     return DataLoader(
         source,
         batch_size,

@@ -5,13 +5,13 @@ Two carriers keep this protocol: HostCarrier (no device, or device="cpu") and Cu
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.engine.feed import Flight
+from feedline.engine.flight import Flight
 from feedline.engine.ring import Ring
 from feedline.plan.row import Field
 from feedline.trace.split import Timing
@@ -46,8 +46,8 @@ class Carrier(Protocol):
         """Start a batch on its way. Takes over its slot."""
         ...
 
-    def receive(self) -> Tensors:
-        """The oldest batch that was sent."""
+    def receive(self) -> Any:
+        """The oldest batch that was sent: the tensors of its rows, or whatever was packed."""
         ...
 
     def reclaim(self, wait: bool) -> None:

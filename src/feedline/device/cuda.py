@@ -17,7 +17,7 @@ import torch
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned
-from feedline.engine.feed import Flight
+from feedline.engine.flight import Flight
 from feedline.engine.ring import Ring
 from feedline.trace.split import Timing
 

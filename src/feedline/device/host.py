@@ -7,6 +7,9 @@ workers enough slots, and a copy otherwise; the slot returns when the tensor is 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,32 +17,33 @@ from numpy.typing import NDArray
 
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
-from feedline.engine.feed import Flight
+from feedline.device.pinning import Pinned
+from feedline.engine.flight import Flight
 from feedline.engine.ring import Ring
 from feedline.trace.split import Timing
 
-__all__ = ["HostCarrier"]
+__all__ = ["CpuCarrier", "HostCarrier"]
 
 _SLOTS_FOR_WORKERS = 2
 
 
-class HostCarrier:
-    """Carries batches to CPU tensors.
-
-    Args:
-        ring: where batches come from.
-        normalise: makes floats of pixels; None hands pixels out as uint8.
-    """
+class CpuCarrier(ABC):
+    """What carriers to the CPU share: one batch at a time, and the clock."""
 
     ahead = False
 
-    def __init__(self, ring: Ring, normalise: Normalise | None) -> None:
-        self._ring = ring
-        self._normalise = normalise
-        self._constants = normalise.constants(torch.device("cpu")) if normalise else None
+    def __init__(self) -> None:
         self._flight: Flight | None = None
         self.timing = Timing()
         self._asked_s = self._sent_s = self._received_s = 0.0
+
+    @abstractmethod
+    def _made(self, flight: Flight) -> Any:
+        """What is handed out for a flight; takes over its slot."""
+
+    @abstractmethod
+    def _release(self, slot: int) -> None:
+        """Free the slot of a batch that is not handed out."""
 
     def pause(self) -> None:
         """An epoch begins: the time since the last batch belongs to no step."""
@@ -54,11 +58,11 @@ class HostCarrier:
         self._flight = flight
         self._sent_s = time.perf_counter()
 
-    def receive(self) -> Tensors:
-        """Its tensors."""
+    def receive(self) -> Any:
+        """What is made of it."""
         assert self._flight is not None, "receive without send"
         flight, self._flight = self._flight, None
-        tensors = self._tensors(flight)
+        made = self._made(flight)
         now_s = time.perf_counter()
         if self._received_s:
             self.timing.add(
@@ -67,7 +71,58 @@ class HostCarrier:
                 compute_ms=1000 * (self._asked_s - self._received_s),
             )
         self._received_s = now_s
-        return tensors
+        return made
+
+    def reclaim(self, wait: bool) -> None:
+        """Slots of the host's batches come back by themselves."""
+        assert not wait, "a host batch holds no slot that could be waited for"
+
+    def drop(self) -> None:
+        """Give up a batch that was sent and not received."""
+        if self._flight is not None:
+            self._release(self._flight.slot)
+            self._flight = None
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        self.drop()
+
+
+class HostCarrier(CpuCarrier):
+    """Carries batches of rows to CPU tensors.
+
+    Args:
+        ring: where batches come from.
+        normalise: makes floats of pixels; None hands rows out as they are.
+        form: what the tensors of a batch are put into.
+        pinned: the ring's memory, where it is registered with CUDA; released by `close`.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        normalise: Normalise | None,
+        form: Callable[[Tensors], Any] = tuple,
+        pinned: Pinned | None = None,
+    ) -> None:
+        super().__init__()
+        self._pinned = pinned
+        self._ring = ring
+        self._normalise = normalise
+        self._form = form
+        self._constants = normalise.constants(torch.device("cpu")) if normalise else None
+
+    def _made(self, flight: Flight) -> Any:
+        return self._form(self._tensors(flight))
+
+    def _release(self, slot: int) -> None:
+        self._ring.release(slot)
+
+    def close(self) -> None:
+        """Give up what was not received, and unpin the ring."""
+        super().close()
+        if self._pinned is not None:
+            self._pinned.release()
 
     def _tensors(self, flight: Flight) -> Tensors:
         ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows
@@ -89,16 +144,3 @@ class HostCarrier:
                 # Not by torch: its threads spin for a while after a copy, on the workers' cores.
                 tensors.append(to_tensor(array.copy(), field))
         return tuple(tensors)
-
-    def reclaim(self, wait: bool) -> None:
-        """Slots of the host's batches come back by themselves."""
-        assert not wait, "a host batch holds no slot that could be waited for"
-
-    def drop(self) -> None:
-        """Give up a batch that was sent and not received."""
-        if self._flight is not None:
-            self._ring.release(self._flight.slot)
-            self._flight = None
-
-    def close(self) -> None:
-        """There is nothing to finish."""

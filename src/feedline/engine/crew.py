@@ -5,8 +5,9 @@ Three crews keep this protocol:
     PipeCrew     spawn, a pipe for each worker, named shared memory: everywhere
     InlineCrew   no process at all: num_workers=0
 
-Guarantees, of each: a piece that was submitted comes back exactly once, in a `Report`, in the
-`lost` of a `Death`, or from `recall`. A dead worker is replaced by the crew itself.
+Guarantees, of each: a task, be it a piece or an order for a whole batch, that was submitted comes
+back exactly once, in a `Report`, in the `lost` of a `Death`, or from `recall`. A dead worker is
+replaced by the crew itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.messages import Piece, Report
+from feedline.engine.messages import Report, Task
 from feedline.errors import WorkerError
 
 __all__ = ["Crew", "Death", "check_started", "how_it_ended"]
@@ -60,8 +61,8 @@ class Crew(Protocol):
         """Grow or shrink to so many workers. Those that leave finish their piece first."""
         ...
 
-    def submit(self, piece: Piece) -> bool:
-        """Queue a piece; False where there is no room now. Never blocks."""
+    def submit(self, task: Task) -> bool:
+        """Queue a piece or an order; False where there is no room now. Never blocks."""
         ...
 
     def wait(self, timeout_s: float) -> list[Report | Death]:

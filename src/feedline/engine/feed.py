@@ -2,6 +2,8 @@
 
 Guarantees: batches come in the order they were planned, each row made by exactly one report; a
 piece whose worker died is made again; a row that kills its worker twice is given up and named.
+A source of rows has its batches divided into pieces; a source of whole batches gets an order for
+each, which is never divided.
 Every wait has a deadline: a worker that makes no progress on one row is killed and counts as
 dead. No thread runs here: pieces are queued ahead of need, and all else happens in `take`.
 Relies on: a crew that hands every piece back exactly once.
@@ -13,21 +15,16 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from math import inf
 
 from feedline.engine.crew import Crew, Death
-from feedline.engine.messages import Failure, Piece, Report
-from feedline.engine.ring import Ring
-from feedline.engine.source import Source
+from feedline.engine.flight import Flight
+from feedline.engine.messages import Failure, Report
+from feedline.engine.tasks import Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
-from feedline.plan.pieces import divide, rows_per_piece
-from feedline.plan.row import Field
 
-__all__ = ["Feed", "Flight"]
+__all__ = ["Feed"]
 
 _TICK_S = 1.0
 _OPEN_S = 60.0  # to import the libraries and open the source, beyond the timeout of a row
@@ -36,55 +33,37 @@ _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
 _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A batch on its way through a slot.
-
-    Args:
-        number: counted from the start of the feed; earlier ones go first.
-        batch: what was planned.
-        slot: where it is made.
-        fields: how its arrays lie there.
-        unmade: pieces that have not come back.
-        failures: rows that could not be made.
-        deaths: by row, of workers that were on it.
-        cancelled: nobody wants it any more; the slot is free when its last piece is back.
-    """
-
-    number: int
-    batch: Batch
-    slot: int
-    fields: tuple[Field, ...]
-    unmade: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    deaths: dict[int, int] = field(default_factory=dict)
-    cancelled: bool = False
-
-
 class Feed:
     """Batches through a ring, made by a crew.
 
     Args:
-        source: makes the rows; here it is asked for layouts and names only.
+        tasks: how batches are asked for, and the slots they are made in.
         crew: the workers.
-        ring: the slots, in the crew's block.
         workers: how many the crew has; decides the size of pieces.
         timeout_s: how long a worker may stay on one row before it is taken for hung.
+        deadline_s: how long `take` may wait for one batch.
     """
 
     def __init__(
-        self, source: Source, crew: Crew, ring: Ring, *, workers: int, timeout_s: float
+        self,
+        tasks: Tasks,
+        crew: Crew,
+        *,
+        workers: int,
+        timeout_s: float,
+        deadline_s: float = inf,
     ) -> None:
-        self._source = source
+        self._tasks = tasks
+        self._deadline_s = deadline_s
         self._crew = crew
-        self.ring = ring
+        self.slots = tasks.slots
         self._workers = workers
         self._timeout_s = timeout_s
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[Flight] = deque()
         self._number = 0
         self._next_id = 1
-        self._pieces: dict[int, tuple[Flight, int, int]] = {}  # id to flight, start, count
+        self._outstanding: dict[int, tuple[Flight, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: flight number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._waited_s = 0.0
@@ -114,11 +93,11 @@ class Feed:
         """As `start`, with new workers and nothing believed of the old ones."""
         self._crew.restart()
         self._flights.clear()
-        self._pieces.clear()
+        self._outstanding.clear()
         self._pending.clear()
         self._stuck.clear()
         self._idle_s = 0.0
-        self.ring.reclaim()
+        self.slots.reclaim()
         self._batches = batches
         self._pump()
 
@@ -139,19 +118,30 @@ class Feed:
     def take(self) -> Flight | None:
         """The next batch, made as far as it can be; None when no batch is left.
 
-        Its slot is the caller's, to be given to `ring.release` or `ring.lend`.
+        Its slot is the caller's, to be given to `slots.release` or `slots.lend`.
+
+        Raises:
+            WorkerError: the batch did not come before the deadline, or workers cannot be had.
         """
         self._pump()
-        while not self._flights and self._pieces:
+        while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
             self._hear(_TICK_S)
             self._pump()
         if not self._flights:
             return None
         flight = self._flights[0]
+        patience_s = self._deadline_s
         while flight.unmade:
-            self._hear(_TICK_S)
+            before = time.monotonic()
+            self._hear(min(_TICK_S, patience_s))
             self._pump()
+            patience_s -= time.monotonic() - before
+            if patience_s <= 0 and flight.unmade:
+                raise WorkerError(
+                    f"DataLoader timed out after {self._deadline_s:g} seconds: that long no batch "
+                    "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
+                )
         self._flights.popleft()
         self._pump()
         return flight
@@ -160,69 +150,49 @@ class Feed:
         """End the workers and free the memory that no batch uses."""
         self._batches = iter(())
         self._flights.clear()
-        self.ring.close()
+        self.slots.close()
         self._crew.close()
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for."""
-        while (slot := self.ring.acquire()) is not None:
+        while (slot := self.slots.acquire()) is not None:
             batch = next(self._batches, None)
             if batch is None:
-                self.ring.release(slot)
+                self.slots.release(slot)
                 break
-            flight = Flight(self._number, batch, slot, self._source.fields(batch.image_size))
+            flight = Flight(self._number, batch, slot)
             self._number += 1
             self._flights.append(flight)
-            # One slot is with the user; the others are under way.
-            piece_rows = rows_per_piece(
-                batch.rows, self._workers, self._row_ns, self.ring.slots - 1
-            )
-            for start, count in divide(batch.rows, piece_rows):
-                self._add(flight, start, count)
+            for span in self._tasks.begin(flight, self._workers, self._row_ns):
+                self._add(flight, span)
         while self._pending:
             id = self._pending[0][2]
-            if not self._crew.submit(self._piece(id)):
+            flight, span = self._outstanding[id]
+            if not self._crew.submit(self._tasks.task(id, flight, span)):
                 break
             heapq.heappop(self._pending)
 
-    def _add(self, flight: Flight, start: int, count: int) -> None:
-        if count:
-            flight.unmade += 1
-            self._pieces[self._next_id] = flight, start, count
-            heapq.heappush(self._pending, (flight.number, start, self._next_id))
-            self._next_id += 1
-
-    def _piece(self, id: int) -> Piece:
-        flight, start, count = self._pieces[id]
-        batch = flight.batch
-        samples: NDArray[np.int64] = batch.samples[start : start + count]
-        return Piece(
-            id=id,
-            offset=self.ring.offset(flight.slot),
-            slot_bytes=self.ring.slot_bytes,
-            batch_rows=batch.rows,
-            start=start,
-            image_size=batch.image_size,
-            seed=batch.seed,
-            strength=batch.phase.strength,
-            samples=samples,
-        )
+    def _add(self, flight: Flight, span: Span) -> None:
+        flight.unmade += 1
+        self._outstanding[self._next_id] = flight, span
+        heapq.heappush(self._pending, (flight.number, span[0], self._next_id))
+        self._next_id += 1
 
     def _recall(self) -> None:
         """Take back what no worker has begun, to be queued again in order."""
         for id in self._crew.recall():
-            flight, start, _ = self._pieces[id]
-            heapq.heappush(self._pending, (flight.number, start, id))
+            flight, span = self._outstanding[id]
+            heapq.heappush(self._pending, (flight.number, span[0], id))
 
     def _forget(self, id: int) -> Flight:
-        flight = self._pieces.pop(id)[0]
+        flight = self._outstanding.pop(id)[0]
         flight.unmade -= 1
         self._free_if_done(flight)
         return flight
 
     def _free_if_done(self, flight: Flight) -> None:
         if flight.cancelled and not flight.unmade:
-            self.ring.release(flight.slot)
+            self.slots.release(flight.slot)
 
     def _hear(self, timeout_s: float) -> None:
         before = time.monotonic()
@@ -239,30 +209,30 @@ class Feed:
 
     def _tally(self, report: Report) -> None:
         self._idle_s = 0.0
-        count = self._pieces[report.id][2]
-        row_ns = (report.ended_ns - report.started_ns) / count
+        flight, span = self._outstanding[report.id]
+        row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
-        flight = self._forget(report.id)
         flight.failures += report.failures
+        self._tasks.done(flight, report)
+        self._forget(report.id)  # only now: it frees the slot of a batch that nobody wants
 
     def _mourn(self, death: Death) -> None:
-        """Queue again what a dead worker held: the row it died on by itself, the rest apart."""
+        """Queue again what a dead worker held; what kills again and again is given up."""
         self.deaths.append(death.how)
         for id in death.lost:
-            flight, start, count = self._pieces[id]
+            flight, span = self._outstanding[id]
             if not flight.cancelled:
+                spans = [span]
                 if id == death.piece:
-                    row = start + death.row
+                    row = span[0] + death.row
                     flight.deaths[row] = flight.deaths.get(row, 0) + 1
-                    self._add(flight, start, row - start)
-                    if flight.deaths[row] < _DEATHS_PER_ROW:
-                        self._add(flight, row, 1)
-                    else:
+                    hopeless = flight.deaths[row] >= _DEATHS_PER_ROW
+                    spans = self._tasks.again(span, row, hopeless)
+                    if hopeless:
                         said = f"ended its worker {_DEATHS_PER_ROW} times; the last was {death.how}"
                         flight.failures.append(Failure(row, "WorkerDied", said))
-                    self._add(flight, row + 1, start + count - row - 1)
-                else:
-                    self._add(flight, start, count)
+                for again in spans:
+                    self._add(flight, again)
             self._forget(id)
         if death.lost:
             # The oldest batch goes first: what is queued behind it is queued anew.

@@ -1,12 +1,14 @@
 """The fork server: a process that has imported what workers need, and forks them in no time.
 
-It belongs to one trainer and serves all its crews. Each crew has a control connection:
-    down  {"do": "fork", "seat": 3}     {"do": "kill", "seat": 3}
+It belongs to one trainer and serves all its crews, or, where it was itself forked from the
+trainer together with a source, the one crew of that source. Each crew has a control connection:
+    down  {"do": "fork", "seat": 3, "workers": 8}     {"do": "kill", "seat": 3}
     up    {"seat": 3, "pid": 4711}      {"seat": 3, "pid": 4711, "status": -9}
           {"seat": 3, "failed": "why it could not be forked"}
 A crew comes by a message on the main connection that carries its descriptors: control, tasks,
-results, block, shipment. When its control connection ends, its workers are killed; when the
-main connection ends, or the trainer is gone, so is everything.
+results, block, and the shipment of its source where the server does not have that already. When
+its control connection ends, its workers are killed; when the main connection ends, or the trainer
+is gone, so is everything.
 
 Guarantees: no worker outlives it (the kernel kills them with it), and it does not outlive the
 trainer by more than half a second, even where somebody else inherited the connections.
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 
 from feedline.engine import worker
 from feedline.engine.process import end_with_parent, settle
+from feedline.engine.source import AnySource
 
 __all__ = ["serve"]
 
@@ -43,7 +46,7 @@ class _Crew:
     tasks_fd: int
     results_fd: int
     block_fd: int
-    shipment_fd: int
+    source: AnySource | int  # the descriptor of its shipment
     pids: dict[int, int] = field(default_factory=dict)  # by seat
 
     def close(self) -> None:
@@ -54,12 +57,22 @@ class _Crew:
             # Reaped before the trainer sees the results end: then none of them can still write.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.shipment_fd):
-            os.close(fd)
+        self.close_fds()
         self.control.close()
 
+    def close_fds(self) -> None:
+        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.source):
+            if isinstance(fd, int):
+                os.close(fd)
 
-def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> None:
+
+def serve(
+    main_fd: int,
+    trainer: int,
+    preload: Sequence[str],
+    tied: bool,
+    source: AnySource | None = None,
+) -> None:
     """Run the fork server until its trainer goes. Does not return.
 
     Args:
@@ -68,6 +81,7 @@ def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> Non
         preload: modules to import first; one that is missing or broken is left out.
         tied: whether the trainer's main thread started this process, so that the kernel may
             kill it with that thread: then a trainer killed during the imports leaves nothing.
+        source: what all crews make, where it came by fork; None: each crew ships its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The trainer's thread may have blocked signals; without SIGCHLD no death would be seen.
@@ -75,12 +89,12 @@ def serve(main_fd: int, trainer: int, preload: Sequence[str], tied: bool) -> Non
     if tied:
         end_with_parent(trainer)
     try:
-        _serve(main_fd, trainer, preload)
+        _serve(main_fd, trainer, preload, source)
     finally:
         os._exit(0)  # the kernel kills the workers; an orderly farewell could only hang
 
 
-def _serve(main_fd: int, trainer: int, preload: Sequence[str]) -> None:
+def _serve(main_fd: int, trainer: int, preload: Sequence[str], source: AnySource | None) -> None:
     for name in preload:
         # A worker that needs it will say so; without it the start is only slower.
         with contextlib.suppress(Exception):
@@ -105,8 +119,9 @@ def _serve(main_fd: int, trainer: int, preload: Sequence[str]) -> None:
                 message, fds, _, _ = socket.recv_fds(main, _MESSAGE_BYTES, _CREW_FDS)
                 if not message:
                     return
-                control, tasks, results, block, parcel = fds
-                crew = _Crew(socket.socket(fileno=control), tasks, results, block, parcel)
+                control, tasks, results, block = fds[:4]
+                made_by = fds[4] if source is None else source
+                crew = _Crew(socket.socket(fileno=control), tasks, results, block, made_by)
                 crews.append(crew)
                 selector.register(crew.control, selectors.EVENT_READ, crew)
             elif key.fileobj is woken:
@@ -159,7 +174,7 @@ def _obey(
         _tell(crew, seat=seat, failed=str(error))
         return True
     if pid == 0:
-        _be_worker(crew, seat, server, others, selector, crews)
+        _be_worker(crew, seat, order["workers"], server, others, selector, crews)
     crew.pids[seat] = pid
     _tell(crew, seat=seat, pid=pid)
     return True
@@ -168,6 +183,7 @@ def _obey(
 def _be_worker(
     crew: _Crew,
     seat: int,
+    workers: int,
     server: int,
     others: list[socket.socket],
     selector: selectors.BaseSelector,
@@ -184,12 +200,11 @@ def _be_worker(
             connection.close()
         for other in crews:
             if other is not crew:
-                for fd in (other.tasks_fd, other.results_fd, other.block_fd, other.shipment_fd):
-                    os.close(fd)
+                other.close_fds()
         settle()
         with socket.socket(fileno=crew.tasks_fd) as tasks:
             results = socket.socket(fileno=crew.results_fd)
-            worker.run(tasks, results, crew.block_fd, crew.shipment_fd, seat)
+            worker.run(tasks, results, crew.block_fd, crew.source, seat, workers)
         status = 0
     except BrokenPipeError:
         status = 0  # the trainer is gone

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from feedline.engine.board import BOARD_BYTES, board_of
 from feedline.engine.crew import Death
 from feedline.engine.fill import fill
-from feedline.engine.messages import Piece, Report
+from feedline.engine.messages import Piece, Report, Task
 from feedline.engine.source import Source
 
 __all__ = ["InlineCrew"]
@@ -37,9 +37,10 @@ class InlineCrew:
     def resize(self, workers: int) -> None:
         """There is nothing to resize."""
 
-    def submit(self, piece: Piece) -> bool:
+    def submit(self, task: Task) -> bool:
         """Queue a piece."""
-        self._queue.append(piece)
+        assert isinstance(task, Piece), "whole batches are made without a crew here"
+        self._queue.append(task)
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:

@@ -1,7 +1,8 @@
 """What trainer and workers tell each other: a piece down, a report up.
 
-A piece is a fixed head and its sample numbers; a report is a fixed head and, where rows failed,
-JSON. Nothing is pickled. Both stay far below the size that one message may have.
+A piece is a fixed head and its sample numbers; an order, for a whole batch, is a fixed head and
+keys that only the source understands; a report is a fixed head and, where rows failed, JSON. All
+stay far below the size that one message may have: what is longer goes through memory.
 """
 
 from __future__ import annotations
@@ -10,15 +11,32 @@ import json
 import struct
 import traceback
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_MESSAGE_BYTES", "Failure", "Piece", "Report", "said"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "Failure",
+    "Order",
+    "Piece",
+    "Report",
+    "Task",
+    "leave",
+    "said",
+    "task_id",
+]
 
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_KEY_BYTES = 32 * 1024
+"""Keys beyond this go through the slot's memory."""
+
+_ID = struct.Struct("<q")
 _PIECE = struct.Struct("<qqqiiiQd")
-_REPORT = struct.Struct("<iqqq")
+_ORDER = struct.Struct("<qiiQdqq")
+_REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 
 
@@ -43,7 +61,7 @@ class Piece:
         image_size: in pixels.
         seed: of the epoch; a row's seed is mix(seed, sample).
         strength: of the augmentation.
-        samples: sample numbers, shape (rows,), int64. None at all asks a worker to leave.
+        samples: sample numbers, shape (rows,), int64.
     """
 
     id: int
@@ -88,6 +106,75 @@ class Piece:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Order:
+    """A whole batch, to be packed into a slot's own memory.
+
+    Args:
+        id: positive, unique within a crew.
+        slot: whose memory it is; a worker keeps what it has mapped by this number.
+        image_size: in pixels.
+        seed: of the batch.
+        strength: of the augmentation.
+        keys: which samples, in a form that the source understands.
+        kept: how many bytes of keys lie at the head of the slot's memory instead.
+        memory_bytes: the size of the slot's memory; 0 where it has none.
+        memory: its descriptor here, which goes along; -1 for none. Not part of the message.
+    """
+
+    id: int
+    slot: int = 0
+    image_size: int = 0
+    seed: int = 0
+    strength: float = 1.0
+    keys: bytes = b""
+    kept: int = 0
+    memory_bytes: int = 0
+    memory: int = -1
+
+    def pack(self) -> bytes:
+        """As one message."""
+        head = _ORDER.pack(
+            self.id,
+            self.slot,
+            self.image_size,
+            self.seed,
+            self.strength,
+            self.kept,
+            self.memory_bytes,
+        )
+        return head + self.keys
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Order:
+        """The inverse of `pack`."""
+        id, slot, image_size, seed, strength, kept, memory_bytes = _ORDER.unpack_from(message)
+        return cls(
+            id=id,
+            slot=slot,
+            image_size=image_size,
+            seed=seed,
+            strength=strength,
+            keys=message[_ORDER.size :],
+            kept=kept,
+            memory_bytes=memory_bytes,
+        )
+
+
+Task: TypeAlias = Piece | Order
+
+
+def task_id(message: bytes) -> int:
+    """The id of the piece or order in a message; negative asks the worker to leave."""
+    id: int = _ID.unpack_from(message)[0]
+    return id
+
+
+def leave(id: int = -1) -> Order:
+    """What asks a worker to leave; ids of such tasks are negative."""
+    return Order(id=id)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A row that could not be made.
@@ -105,15 +192,24 @@ class Failure:
     trace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
-    """A piece is made: by whom, when (on the monotonic clock, ns), and which rows failed."""
+    """A task is done: by whom, when (on the monotonic clock, ns), and which rows failed.
+
+    For an order also: `used` bytes of the slot's memory hold the batch, the last `shell` of them
+    how it is put together; `memory` is a descriptor of new memory that came along, -1 for none,
+    and `data` the batch itself where it came by a pipe.
+    """
 
     seat: int
     id: int
     started_ns: int
     ended_ns: int
     failures: tuple[Failure, ...] = ()
+    used: int = 0
+    shell: int = 0
+    memory: int = -1
+    data: NDArray[np.uint8] | None = None
 
     @classmethod
     def start_failure(cls, seat: int, error: BaseException) -> Report:
@@ -123,7 +219,9 @@ class Report:
 
     def pack(self) -> bytes:
         """As one message, shortened where many long failures would not fit."""
-        head = _REPORT.pack(self.seat, self.id, self.started_ns, self.ended_ns)
+        head = _REPORT.pack(
+            self.seat, self.id, self.started_ns, self.ended_ns, self.used, self.shell
+        )
         if not self.failures:
             return head
         room = MAX_MESSAGE_BYTES - len(head)
@@ -140,7 +238,7 @@ class Report:
     @classmethod
     def unpack(cls, message: bytes) -> Report:
         """The inverse of `pack`."""
-        seat, id, started_ns, ended_ns = _REPORT.unpack_from(message)
+        seat, id, started_ns, ended_ns, used, shell = _REPORT.unpack_from(message)
         text = message[_REPORT.size :]
         failures = tuple(Failure(*row) for row in json.loads(text)) if text else ()
-        return cls(seat, id, started_ns, ended_ns, failures)
+        return cls(seat, id, started_ns, ended_ns, failures, used, shell)

@@ -21,22 +21,21 @@ from feedline.engine import pipe_worker, shipment
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
 from feedline.engine.crew import Death, FruitlessDeaths, check_started, how_it_ended
 from feedline.engine.memory import Named
-from feedline.engine.messages import Piece, Report
-from feedline.engine.source import Source
+from feedline.engine.messages import Report, Task, leave
+from feedline.engine.source import AnySource, packs
 from feedline.errors import UsageError
 
 __all__ = ["PipeCrew"]
 
 _DEPTH = 4  # pieces a worker has in its pipe: enough to bridge a training step
 _END_DEADLINE_S = 5.0
-_NO_SAMPLES = np.empty(0, np.int64)
 
 
 @dataclass(eq=False)
 class _Worker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
-    held: dict[int, Piece] = field(default_factory=dict)
+    held: dict[int, Task] = field(default_factory=dict)
     leaving: bool = False
 
 
@@ -52,8 +51,9 @@ class PipeCrew:
         ResourceError: the memory cannot be had.
     """
 
-    def __init__(self, source: Source, slots_bytes: int, preload: Sequence[str] = ()) -> None:
+    def __init__(self, source: AnySource, slots_bytes: int, preload: Sequence[str] = ()) -> None:
         parts = shipment.pack(source)
+        self._batches_follow = packs(source)
         self._memory = Named(None, BOARD_BYTES + slots_bytes)
         self._shipment = Named(None, shipment.size_bytes(parts))
         shipment.lay(parts, self._shipment.array)
@@ -83,7 +83,7 @@ class PipeCrew:
         for worker in staying[workers:]:
             worker.leaving = True
             with contextlib.suppress(OSError):
-                worker.pipe.send_bytes(Piece(id=-1, samples=_NO_SAMPLES).pack())
+                worker.pipe.send_bytes(leave().pack())
         self._spawn_missing()
 
     def _spawn_missing(self) -> None:
@@ -101,6 +101,7 @@ class PipeCrew:
                     (self._memory.name, self._memory.nbytes),
                     (self._shipment.name, self._shipment.nbytes),
                     seat,
+                    self._target,
                 ),
                 daemon=True,
             )
@@ -108,15 +109,15 @@ class PipeCrew:
             theirs.close()  # so that the pipe ends with the worker
             self._workers[seat] = _Worker(process, ours)
 
-    def submit(self, piece: Piece) -> bool:
-        """Give a piece to the worker with the least to do; False where all have enough."""
+    def submit(self, task: Task) -> bool:
+        """Give a task to the worker with the least to do; False where all have enough."""
         staying = [worker for worker in self._workers.values() if not worker.leaving]
         worker = min(staying, key=lambda w: len(w.held), default=None)
         if worker is None or len(worker.held) >= _DEPTH:
             return False
-        worker.held[piece.id] = piece
+        worker.held[task.id] = task
         with contextlib.suppress(OSError):  # it died: `wait` says so and hands the piece back
-            worker.pipe.send_bytes(piece.pack())
+            worker.pipe.send_bytes(task.pack())
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
@@ -127,6 +128,8 @@ class PipeCrew:
             seat = pipes[pipe]  # type: ignore[index]
             try:
                 report = check_started(Report.unpack(self._workers[seat].pipe.recv_bytes()))
+                if self._batches_follow:
+                    report.data = self._batch(self._workers[seat].pipe, report.used)
             except (EOFError, OSError):
                 news += self._bury(seat)
             else:
@@ -134,6 +137,15 @@ class PipeCrew:
                 self._fruitless.success()
                 news.append(report)
         return news
+
+    def _batch(self, pipe: Connection[bytes, bytes], nbytes: int) -> NDArray[np.uint8]:
+        """What a worker packed, in memory that may be written to."""
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            pipe.recv_bytes_into(data)
+        else:
+            pipe.recv_bytes()
+        return data
 
     def _bury(self, seat: int) -> list[Death]:
         worker = self._workers.pop(seat)

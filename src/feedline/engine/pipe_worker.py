@@ -1,4 +1,4 @@
-"""A worker's life on the spawn road: read a piece from its own pipe, fill it, report it.
+"""A worker's life on the spawn road: read a task from its own pipe, do it, report it.
 
 Guarantees: it ends when its trainer ends, even in the middle of a sample, where the platform's
 Python lets another thread run.
@@ -13,22 +13,26 @@ from multiprocessing.connection import Connection, wait
 
 from feedline.engine import shipment
 from feedline.engine.board import PIECE, board_of
-from feedline.engine.fill import fill
 from feedline.engine.memory import Named
-from feedline.engine.messages import Piece, Report
+from feedline.engine.messages import Report, task_id
+from feedline.engine.pack import Heap
 from feedline.engine.process import limit_threads, settle
+from feedline.engine.work import work_for
 
 __all__ = ["run"]
 
 
-def run(pipe: Connection, block: tuple[str, int], parcel: tuple[str, int], seat: int) -> None:
+def run(
+    pipe: Connection, block: tuple[str, int], parcel: tuple[str, int], seat: int, workers: int
+) -> None:
     """Serve until asked to leave or until the trainer is gone.
 
     Args:
-        pipe: pieces come, reports go.
+        pipe: pieces or orders come; reports go, and behind a report its batch, if it has one.
         block: name and size in bytes of the memory for batches.
         parcel: name and size in bytes of the shipped source.
         seat: this worker's number.
+        workers: how many there are to be.
     """
     settle()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -38,16 +42,21 @@ def run(pipe: Connection, block: tuple[str, int], parcel: tuple[str, int], seat:
         # A private copy: named memory cannot be mapped copy-on-write through Python's interface.
         source = shipment.unpack(shipped.array.copy())
         limit_threads()  # of whatever came with the source
+        work = work_for(source, memory.array, line, Heap(), seat, workers)
     except BaseException as error:
         pipe.send_bytes(Report.start_failure(seat, error).pack())
         return
     try:
         while True:
-            piece = Piece.unpack(pipe.recv_bytes())
-            if not len(piece.samples):
+            message = pipe.recv_bytes()
+            id = task_id(message)
+            if id < 0:
                 return
-            line[:2] = piece.id, 0
-            pipe.send_bytes(fill(piece, source, memory.array, line, seat).pack())
+            line[:2] = id, 0
+            report = work(message, -1)
+            pipe.send_bytes(report.pack())
+            if report.data is not None:
+                pipe.send_bytes(report.data.data)
             line[PIECE] = 0
     except (EOFError, ConnectionError):
         return  # the trainer is gone

@@ -6,20 +6,21 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS
 from feedline.engine.crew import Crew
 from feedline.engine.inline_crew import InlineCrew
 from feedline.engine.memory import require_memory
 from feedline.engine.process import in_worker
-from feedline.engine.source import Source
+from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
 
 __all__ = ["WORKER_BYTES", "default_start_method", "start_crew"]
 
 # Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
 WORKER_BYTES = 64 << 20
-_METHODS = ("forkserver", "spawn")
+_METHODS = ("fork", "forkserver", "spawn")
 
 
 def default_start_method() -> str:
@@ -29,15 +30,17 @@ def default_start_method() -> str:
 
 
 def start_crew(
-    source: Source, *, slots_bytes: int, workers: int, method: str | None, preload: Sequence[str]
+    source: AnySource, *, slots_bytes: int, workers: int, method: str | None, preload: Sequence[str]
 ) -> Crew:
     """Start the workers.
 
     Args:
-        source: makes the rows.
-        slots_bytes: memory for all slots.
+        source: makes rows or whole batches.
+        slots_bytes: memory for all slots; whole batches need none here.
         workers: how many; 0 fills in this process.
-        method: "forkserver", "spawn", or None for the platform's best.
+        method: "forkserver", "spawn", "fork" (the workers are forks of this process: nothing is
+            pickled, and its locks and threads are as they happen to be), or None for the
+            platform's best.
         preload: modules that workers will need.
 
     Raises:
@@ -48,8 +51,8 @@ def start_crew(
     method = method or default_start_method()
     if method not in _METHODS:
         raise UsageError(f"start_method must be one of {_METHODS} or None, got {method!r}")
-    if method == "forkserver" and default_start_method() != "forkserver":
-        raise UsageError('start_method="forkserver" needs Linux; leave it at None')
+    if method != "spawn" and default_start_method() != "forkserver":
+        raise UsageError(f'start_method="{method}" needs Linux; leave it at None')
     if not 0 <= workers <= MAX_SEATS:
         raise UsageError(f"num_workers must be from 0 to {MAX_SEATS}, got {workers}")
     require_memory(
@@ -58,18 +61,18 @@ def start_crew(
         "use fewer num_workers, a smaller batch_size, image size or prefetch",
     )
     if workers == 0:
-        return InlineCrew(source, slots_bytes)
+        return InlineCrew(cast(Source, source), slots_bytes)
     if in_worker() or getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "a loader with workers was built inside a worker: your script builds it when it is "
             'imported. Put that code under `if __name__ == "__main__":`'
         )
     crew: Crew
-    if method == "forkserver":
+    if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
         from feedline.engine.socket_crew import SocketCrew
 
-        crew = SocketCrew(source, slots_bytes, preload)
+        crew = SocketCrew(source, slots_bytes, preload, forked=method == "fork")
     else:
         from feedline.engine.pipe_crew import PipeCrew
 

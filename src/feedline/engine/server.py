@@ -1,6 +1,9 @@
-"""The trainer's hold on its fork server: one per process, started by need, stopped by need.
+"""The trainer's hold on its fork servers.
 
-Guarantees: it runs while a crew uses it and no longer. A process forked from the trainer never
+The clean one is a new Python: one per process, started by need, stopped by need. A forked one is a
+fork of the trainer itself, as it stands with a dataset: one per crew.
+
+Guarantees: each runs while a crew uses it and no longer. A process forked from the trainer never
 uses, and never stops, its parent's server.
 """
 
@@ -9,15 +12,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
+from feedline.engine.forkserver import serve
 from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.slots import own_fork
+from feedline.engine.source import AnySource
 
-__all__ = ["ForkServer", "hold", "let_go"]
+__all__ = ["ForkServer", "ForkedServer", "hold", "let_go"]
 
 _STOP_DEADLINE_S = 0.3
 _BOOT = (
@@ -67,7 +75,7 @@ class ForkServer:
         self._process.kill()
 
     def adopt(self, fds: Sequence[int]) -> None:
-        """Hand over a crew: control, tasks, results, block and shipment descriptors.
+        """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
 
         Raises:
             OSError: it is gone.
@@ -86,6 +94,83 @@ class ForkServer:
             # It is still importing, or stuck: nothing in it is worth waiting for.
             self._process.kill()
             self._process.wait()
+
+
+class ForkedServer:
+    """A fork server that is a fork of this process, and so has a source without any pickling.
+
+    What is forked is what multiprocessing's own fork would give to a worker, locks that another
+    thread holds included; but it happens once, not for each worker and each epoch.
+
+    Args:
+        source: what its workers make.
+    """
+
+    def __init__(self, source: AnySource) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        trainer = os.getpid()
+        tied = threading.current_thread() is threading.main_thread()
+        sys.stdout.flush()  # or what is buffered would be written by each process
+        sys.stderr.flush()
+        with own_fork():
+            self.pid = os.fork()
+        self._status: int | None = None
+        if self.pid == 0:
+            _become_server(theirs, trainer, tied, source)
+        theirs.close()
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        if self._status is None:
+            with contextlib.suppress(ChildProcessError):
+                done, status = os.waitpid(self.pid, os.WNOHANG)
+                if not done:
+                    return True
+                self._status = status
+        self._status = self._status or 0
+        return False
+
+    def kill(self) -> None:
+        """Kill it and, through the kernel, its workers."""
+        if self.alive():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def adopt(self, fds: Sequence[int]) -> None:
+        """Hand over a crew: control, tasks, results and block descriptors.
+
+        Raises:
+            OSError: it is gone.
+        """
+        socket.send_fds(self._connection, [b"crew"], list(fds))
+
+    def stop(self) -> None:
+        """End it, and with it any worker left."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        deadline = time.monotonic() + _STOP_DEADLINE_S
+        while self.alive():
+            if time.monotonic() > deadline:
+                self.kill()
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, 0)
+                self._status = 0
+                return
+            time.sleep(0.001)
+
+
+def _become_server(theirs: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
+    """The forked child. Never returns, whatever happens."""
+    try:
+        # What multiprocessing does for a forked child: it must not read the terminal.
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a framework's handler is not for here
+        os.environ.update(WORKER_ENVIRONMENT)
+        serve(theirs.fileno(), trainer, (), tied, source)
+    finally:
+        os._exit(1)
 
 
 # Reentrant: a loader that is garbage may let go while this thread is inside.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.layout import align
-from feedline.engine.source import Source
+from feedline.engine.source import AnySource
 from feedline.errors import UsageError
 
 __all__ = ["lay", "pack", "size_bytes", "unpack"]
@@ -29,7 +29,7 @@ _COUNT = struct.Struct("<q")
 _LINE_BYTES = 64
 
 
-def pack(source: Source) -> list[memoryview | bytes]:
+def pack(source: AnySource) -> list[memoryview | bytes]:
     """The parts of a shipment, to be laid one after another by `lay`.
 
     Raises:
@@ -62,7 +62,7 @@ def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
         offset += align(len(part), _LINE_BYTES)
 
 
-def unpack(block: NDArray[np.uint8]) -> Source:
+def unpack(block: NDArray[np.uint8]) -> AnySource:
     """Open a shipment in a worker. The source's arrays stay where they are, in `block`."""
     data = block.data
     (count,) = _COUNT.unpack_from(data)
@@ -77,7 +77,7 @@ def unpack(block: NDArray[np.uint8]) -> Source:
         # What multiprocessing does for its own children: import the user's script, whose
         # `if __name__ == "__main__"` part does not run there, so that its classes are found.
         mp_spawn.prepare(main)
-    source: Source = pickle.loads(parts[1], buffers=parts[2:])
+    source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
     return source
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import select
 import socket
 import time
@@ -19,12 +20,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine import server, shipment
+from feedline.engine import server, shipment, wire
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
 from feedline.engine.crew import Death, FruitlessDeaths, check_started, how_it_ended
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Piece, Report
-from feedline.engine.source import Source
+from feedline.engine.messages import MAX_MESSAGE_BYTES, Order, Report, Task, leave, task_id
+from feedline.engine.server import ForkedServer, ForkServer
+from feedline.engine.source import AnySource
 from feedline.errors import ResourceError, UsageError, WorkerError
 
 __all__ = ["SocketCrew"]
@@ -32,27 +34,31 @@ __all__ = ["SocketCrew"]
 _SEND_BUFFER_BYTES = 4 << 20
 _LOCK_DEADLINE_S = 5.0
 _END_DEADLINE_S = 5.0
-_NO_SAMPLES = np.empty(0, np.int64)
 
 
 class SocketCrew:
     """A crew on the fork-server road.
 
     Args:
-        source: makes the rows; pickled here, once.
+        source: makes what is asked for; pickled here, once, unless it goes by fork.
         slots_bytes: memory for all slots.
         preload: modules that the fork server imports.
+        forked: the fork server is a fork of this process, with the source as it is now.
 
     Raises:
-        UsageError: the source cannot be pickled.
+        UsageError: the source cannot be pickled, and does not go by fork.
         ResourceError: the memory cannot be had.
     """
 
-    def __init__(self, source: Source, slots_bytes: int, preload: Sequence[str]) -> None:
-        parts = shipment.pack(source)
+    def __init__(
+        self, source: AnySource, slots_bytes: int, preload: Sequence[str], *, forked: bool = False
+    ) -> None:
+        parts = [] if forked else shipment.pack(source)
+        self._by_fork = source if forked else None
+        self._server: ForkServer | ForkedServer | None = None
         self._preload = tuple(preload)
         self._next_leave = -1  # pieces that ask a worker to leave have negative ids
-        self._held: dict[int, Piece] = {}  # submitted and not yet back
+        self._held: dict[int, Task] = {}  # submitted and not yet back
         self._leaving: set[int] = set()
         self._target = 0
         self._seats: dict[int, int] = {}  # live or being born: seat to pid, 0 while unborn
@@ -62,28 +68,44 @@ class SocketCrew:
         with contextlib.ExitStack() as undo:  # where the rest fails or is interrupted
             self._memory = Memfd.create(BOARD_BYTES + slots_bytes)
             undo.callback(self._memory.close)
-            self._shipment = Memfd.create(shipment.size_bytes(parts))
-            undo.callback(self._shipment.close)
-            shipment.lay(parts, self._shipment.array)
+            self._shipment: Memfd | None = None
+            if parts:
+                self._shipment = Memfd.create(shipment.size_bytes(parts))
+                undo.callback(self._shipment.close)
+                shipment.lay(parts, self._shipment.array)
             self._board = board_of(self._memory.array)
-            undo.callback(server.let_go, self)
+            undo.callback(self._dismiss)
             self._connect()
             undo.pop_all()
 
     def _connect(self) -> None:
         """New sockets and a fork server at their other end."""
+        if self._by_fork is not None:
+            self._dismiss()
+            # Before there are sockets: it must not inherit the trainer's ends.
+            self._server = ForkedServer(self._by_fork)
+        else:
+            self._server = server.hold(self, self._preload)
         pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tasks, self._tasks_end = socket.socketpair(*pair)
         self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._results, theirs = socket.socketpair(*pair)
         self._control, control = socket.socketpair(*pair)
-        self._server = server.hold(self, self._preload)
         with theirs, control, contextlib.suppress(OSError):  # a dead server shows in `wait`
-            fds = [control.fileno(), self._tasks_end.fileno(), theirs.fileno()]
-            self._server.adopt([*fds, self._memory.fd, self._shipment.fd])
+            fds = [control.fileno(), self._tasks_end.fileno(), theirs.fileno(), self._memory.fd]
+            if self._shipment is not None:
+                fds.append(self._shipment.fd)
+            self._server.adopt(fds)
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
+
+    def _dismiss(self) -> None:
+        """Need the fork server no more."""
+        if isinstance(self._server, ForkedServer):
+            self._server.stop()
+        else:
+            server.let_go(self)
 
     @property
     def block(self) -> NDArray[np.uint8]:
@@ -102,9 +124,9 @@ class SocketCrew:
         self._target = workers
         self._fork_missing()
         for _ in range(len(self._seats) - len(self._leaving) - workers):
-            piece = Piece(id=self._next_leave, samples=_NO_SAMPLES)
-            if self.submit(piece):  # with no room they stay: the next resize tries again
-                self._leaving.add(piece.id)
+            task = leave(self._next_leave)
+            if self.submit(task):  # with no room they stay: the next resize tries again
+                self._leaving.add(task.id)
                 self._next_leave -= 1
 
     def _fork_missing(self) -> None:
@@ -115,20 +137,24 @@ class SocketCrew:
                 return  # those that leave still sit there: each that goes brings us here again
             self._board[seat] = 0
             self._seats[seat] = 0
-            self._order(do="fork", seat=seat)
+            self._order(do="fork", seat=seat, workers=self._target)
 
     def _order(self, **order: object) -> None:
         with contextlib.suppress(OSError):  # a dead server shows in `wait`
             self._control.send(json.dumps(order).encode())
 
-    def submit(self, piece: Piece) -> bool:
-        """Queue a piece; False where there is no room now. Never blocks."""
+    def submit(self, task: Task) -> bool:
+        """Queue a task; False where there is no room now. Never blocks."""
         try:
-            self._tasks.send(piece.pack(), socket.MSG_DONTWAIT)
+            self._send(task)
         except BlockingIOError:
             return False
-        self._held[piece.id] = piece
+        self._held[task.id] = task
         return True
+
+    def _send(self, task: Task) -> None:
+        memory = task.memory if isinstance(task, Order) else -1
+        wire.send(self._tasks, task.pack(), memory, wait=False)
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
         """What has happened; blocks until something has, or for `timeout_s` at most."""
@@ -143,8 +169,12 @@ class SocketCrew:
 
     def _read_results(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while message := self._results.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+            while True:
+                message, memory = wire.receive(self._results, MAX_MESSAGE_BYTES)
+                if not message:
+                    return
                 report = check_started(Report.unpack(message))
+                report.memory = memory
                 self._held.pop(report.id, None)
                 self._news.append(report)
                 self._fruitless.success()
@@ -200,7 +230,7 @@ class SocketCrew:
             del self._held[id]
         for id in queued:
             # There was room for all of them a moment ago, and only we write.
-            self._tasks.send(self._held[id].pack())
+            self._send(self._held[id])
         return lost
 
     def _lock(self) -> None:
@@ -222,7 +252,7 @@ class SocketCrew:
         queued = []
         with contextlib.suppress(BlockingIOError):
             while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
-                queued.append(Piece.unpack(message).id)
+                queued.append(task_id(message))
         return queued
 
     def recall(self) -> list[int]:
@@ -230,7 +260,7 @@ class SocketCrew:
         queued = self._drain()
         for id in queued:
             if id in self._leaving:
-                self._tasks.send(self._held[id].pack())
+                self._send(self._held[id])
         recalled = [id for id in queued if id not in self._leaving]
         for id in recalled:
             del self._held[id]
@@ -254,6 +284,9 @@ class SocketCrew:
         self._leaving.clear()
         self._seats.clear()
         self._killed.clear()
+        for news in self._news:
+            if isinstance(news, Report) and news.memory >= 0:
+                os.close(news.memory)
         self._news.clear()
         self._board[:] = 0
         self._connect()
@@ -262,7 +295,7 @@ class SocketCrew:
     def _start_over(self) -> None:
         """The fork server is gone, and its workers with it: begin again with another."""
         how = "lost with the fork server, which died"
-        reports = self._news
+        reports, self._news = self._news, []  # what has been reported stays reported
         lost = tuple(id for id in self._held if id not in self._leaving)
         self._fruitless.death(how)
         self.restart()
@@ -275,7 +308,8 @@ class SocketCrew:
         """
         self._hang_up()
         if self._results.fileno() >= 0 and not self._silence():
-            self._server.kill()  # it was stopped, or is stuck, and did not see us go
+            if self._server is not None:
+                self._server.kill()  # it was stopped, or is stuck, and did not see us go
             if not self._silence():
                 raise WorkerError(
                     f"workers {self.pids} did not end within {_END_DEADLINE_S:.0f} s of being "
@@ -305,9 +339,10 @@ class SocketCrew:
         """End all workers and free all they used. No process is left when this returns."""
         try:
             self._hang_up()
-            server.let_go(self)  # if it is still starting, it need not finish that
+            self._dismiss()  # if it is still starting, it need not finish that
             self._disconnect()
         finally:
             self._board = np.empty((0, 8), np.int64)
             self._memory.close()
-            self._shipment.close()
+            if self._shipment is not None:
+                self._shipment.close()

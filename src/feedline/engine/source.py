@@ -1,15 +1,23 @@
-"""What the engine asks of whatever makes rows: an image folder, a cache, any dataset."""
+"""What the engine asks of whatever makes batches.
+
+A `Source` makes rows of a known size, which all workers write side by side into one batch: an
+image folder, a cache. A `BatchSource` makes whole batches of a size that nobody knows ahead, one
+worker each: any dataset with any way of collating it.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.messages import Order
+from feedline.engine.space import Space
 from feedline.plan.row import Field, Item
 
-__all__ = ["Row", "Source"]
+__all__ = ["AnySource", "BatchSource", "Row", "Source", "packs"]
 
 Row = tuple[NDArray[np.generic], ...]
 
@@ -45,3 +53,37 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """A short text that differs where the samples or their order differ."""
         ...
+
+
+class BatchSource(Protocol):
+    """Makes whole batches. Called from a worker's main thread only."""
+
+    def open(self, worker: int, workers: int) -> None:
+        """A worker begins: its number, and how many there are. Called once, before `pack`."""
+        ...
+
+    def pack(self, keys: bytes, order: Order, space: Space, at: Callable[[int], None]) -> int:
+        """Make a batch and lay it into `space`; what goes wrong with it is laid there as well.
+
+        Args:
+            keys: which samples, as the trainer wrote them.
+            order: size, seed and strength.
+            space: where the batch goes, its parts first, then how they are put together.
+            at: to be told which of the samples, counted from 0, is being made.
+
+        Returns:
+            How many of the last bytes in `space` say how the batch is put together.
+        """
+        ...
+
+    def name(self, sample: int) -> str:
+        """What a user calls the sample."""
+        ...
+
+
+AnySource: TypeAlias = "Source | BatchSource"
+
+
+def packs(source: AnySource) -> bool:
+    """Whether a source makes whole batches."""
+    return hasattr(source, "pack")

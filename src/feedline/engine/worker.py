@@ -1,10 +1,10 @@
-"""A worker's life on the fork-server road: claim a piece, fill it, report it, again.
+"""A worker's life on the fork-server road: claim a task, do it, report it, again.
 
 All workers read one SEQPACKET socket: the kernel hands each message to exactly one of them.
-Between taking a piece and writing it on the board a worker holds a record lock. The kernel
+Between taking a task and writing it on the board a worker holds a record lock. The kernel
 gives that lock back when a process dies, so it cannot be left behind; and whoever holds it
-knows that every piece taken stands on the board. That is how the trainer tells exactly which
-piece a dead worker held.
+knows that every task taken stands on the board. That is how the trainer tells exactly which
+task a dead worker held.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine import shipment
+from feedline.engine import shipment, wire
 from feedline.engine.board import PIECE, board_of
-from feedline.engine.fill import fill
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Piece, Report
+from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, task_id
+from feedline.engine.pack import Shelf
 from feedline.engine.process import limit_threads
+from feedline.engine.source import AnySource
+from feedline.engine.work import work_for
 
 __all__ = ["claim_lock", "run"]
 
@@ -43,15 +45,30 @@ def claim_lock(fd: int) -> Iterator[None]:
 
 
 def run(
-    tasks: socket.socket, results: socket.socket, block_fd: int, shipment_fd: int, seat: int
+    tasks: socket.socket,
+    results: socket.socket,
+    block_fd: int,
+    source: AnySource | int,
+    seat: int,
+    workers: int,
 ) -> None:
-    """Serve until asked to leave, until the trainer closes `tasks`, or until it is gone."""
+    """Serve until asked to leave, until the trainer closes `tasks`, or until it is gone.
+
+    Args:
+        tasks: pieces or orders come.
+        results: reports go.
+        block_fd: the crew's block, with the board at its head.
+        source: makes what is asked for; a descriptor where it still is in its shipment.
+        seat: this worker's number.
+        workers: how many there are to be.
+    """
     parent = os.getppid()
     block = Memfd(block_fd, os.fstat(block_fd).st_size)
     line = board_of(block.array)[seat]
     try:
-        source = shipment.unpack(_private(shipment_fd))
+        opened = shipment.unpack(_private(source)) if isinstance(source, int) else source
         limit_threads()  # of whatever came with the source
+        work = work_for(opened, block.array, line, Shelf(), seat, workers)
     except BaseException as error:
         results.send(Report.start_failure(seat, error).pack())
         return
@@ -65,17 +82,19 @@ def run(
             continue
         with claim_lock(block_fd):
             try:
-                message = tasks.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                message, memory = wire.receive(tasks, MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 continue  # another worker was quicker
             if not message:
                 return
-            piece = Piece.unpack(message)
-            line[:2] = piece.id, 0
-        if not len(piece.samples):
+            id = task_id(message)
+            line[:2] = id, 0
+        if id < 0:
             return
-        report = fill(piece, source, block.array, line, seat)
-        results.send(report.pack())
+        report = work(message, memory)
+        wire.send(results, report.pack(), report.memory, wait=True)
+        if report.memory >= 0:
+            os.close(report.memory)
         line[PIECE] = 0
 
 

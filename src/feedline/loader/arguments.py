@@ -6,6 +6,7 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 from __future__ import annotations
 
 import torch
+from torch.utils.data import default_collate
 
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.source import Source
@@ -17,7 +18,8 @@ __all__ = ["check_arguments", "usable_device", "worker_count"]
 
 
 def check_arguments(
-    dataset: Source,
+    source: Source | None,
+    *,
     schedule: object,
     image_size: int | None,
     max_image_size: int | None,
@@ -25,27 +27,47 @@ def check_arguments(
     dtype: object,
     on_error: str,
     timeout: float,
+    device: object,
+    collate_fn: object,
 ) -> None:
-    """Check what does not check itself. Schedule, plan and normalisation do.
+    """Check what does not check itself. Schedule, plan, normalisation and torch do.
+
+    Args:
+        source: one of feedline's own; None for any other Dataset.
+        schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout, device,
+            collate_fn: as the loader was given them.
 
     Raises:
         UsageError: an argument cannot be used.
     """
-    methods = ("__len__", "fields", "load", "name", "fingerprint")
-    missing = [name for name in methods if not hasattr(dataset, name)]
-    if missing:
+    if source is not None:
+        methods = ("__len__", "fields", "load", "name", "fingerprint")
+        missing = [name for name in methods if not hasattr(source, name)]
+        if missing:
+            raise UsageError(
+                f"cannot load from a {type(source).__name__}: it has no {', '.join(missing)}; pass "
+                "a feedline.ImageFolder, any object with the methods of feedline's Source, or a "
+                "torch Dataset"
+            )
+        if len(source) == 0:
+            raise DatasetError(f"{source!r} has no samples; look where it takes them from")
+        if collate_fn not in (None, default_collate):
+            raise UsageError(
+                f"collate_fn={collate_fn!r} was given, but {type(source).__name__} makes batches, "
+                "not samples to be collated; apply it to the batches, or use a torch Dataset"
+            )
+    elif device is not None:
         raise UsageError(
-            f"cannot load from a {type(dataset).__name__}: it has no {', '.join(missing)}; pass a "
-            "feedline.ImageFolder, or any object with the methods of feedline's Source"
+            f"device={device!r} is for feedline's own sources, as feedline.ImageFolder; batches of "
+            "any other Dataset come on the CPU: pin_memory=True and batch.to(device, "
+            "non_blocking=True) bring them there"
         )
-    if len(dataset) == 0:
-        raise DatasetError(f"{dataset!r} has no samples; look where it takes them from")
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
         raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise UsageError(f"timeout must be above 0 seconds, got {timeout!r}")
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {dtype!r}")
     if schedule is not None and image_size is not None:

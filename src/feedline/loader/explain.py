@@ -2,50 +2,101 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from feedline.engine.source import Source
-from feedline.plan.batches import Plan
+from torch.utils.data import IterableDataset
+
+from feedline.dataset.gather import gatherer
+from feedline.dataset.samplers import describe
+from feedline.loader.user import is_source
 
 __all__ = ["explain"]
 
 
-def explain(
-    *,
-    dataset: Source,
-    plan: Plan,
-    endless: bool,
-    workers: int,
-    start_method: str,
-    prefetch: int,
-    memory_bytes: int,
-    device: torch.device | None,
-    on_error: str,
-) -> str:
-    """One fact a line: samples, schedule, order, workers, memory, form of the batches."""
-    phases = ", then ".join(
-        f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or plan.batch_size}"
-        for phase in plan.schedule.phases
+def explain(loader: Any) -> str:
+    """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
+
+    Args:
+        loader: a feedline DataLoader, whose own attributes are the facts.
+    """
+    facts = {
+        "samples": _samples(loader),
+        "engine": _engine(loader),
+        "schedule": _schedule(loader),
+        "order": _order(loader),
+        "workers": _workers(loader),
+        **_batches(loader),
+        "bad samples": loader.on_error,
+    }
+    return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items())
+
+
+def _samples(loader: Any) -> str:
+    dataset = loader.dataset
+    count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
+    return f"{count}{dataset!r}"
+
+
+def _engine(loader: Any) -> str:
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return (
+            "torch's own: an IterableDataset shares itself out among torch's workers, and only it "
+            "knows what comes next"
+        )
+    if is_source(dataset):
+        return "rows, written by all workers side by side into one batch"
+    if gatherer(dataset, loader.collate_fn) is not None:
+        return "tensors in memory, indexed a batch at a time in this process: no worker is quicker"
+    if loader.num_workers == 0:
+        return "samples made and collated in this process"
+    return "whole batches, each made and collated by one worker into shared memory"
+
+
+def _schedule(loader: Any) -> str:
+    plan = loader.plan
+    if loader.schedule is None:
+        if loader.image_size is None and not is_source(loader.dataset):
+            return "epochs without end; the dataset is told no image size"
+        return f"epochs without end at {loader.phase.size} px, batch {loader.batch_size}"
+    phases = plan.schedule.phases if plan else (loader.phase,)
+    return ", then ".join(
+        f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or loader.batch_size}"
+        for phase in phases
     )
-    if endless:
-        phase = plan.schedule.phases[0]
-        phases = f"epochs without end at {phase.size} px, batch {plan.batch_size}"
-    road = "in this process" if workers == 0 else f"by {start_method}"
+
+
+def _order(loader: Any) -> str:
+    plan = loader.plan
+    if plan:
+        return (
+            f"{'shuffled' if plan.shuffle else 'as they are'}, seed {plan.seed}, "
+            f"rank {plan.rank} of {plan.world_size}"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        return "the dataset's own"
+    source = "a generator" if loader.generator else "torch's random state"
+    return (
+        f"drawn from {describe(loader._index_sampler)['type']}, an epoch at a time; seeds come "
+        f"from {source} (seed=... makes all epochs plannable)"
+    )
+
+
+def _workers(loader: Any) -> str:
+    if loader.num_workers == 0:
+        return "0, started in this process"
+    return f"{loader.num_workers}, started by {loader.road}"
+
+
+def _batches(loader: Any) -> dict[str, str]:
+    if not is_source(loader.dataset):
+        return {"batches": "what collate_fn makes of them"}
+    prefetch = loader.prefetch
     form = (
         "uint8, channels_last, on the CPU; no copy unless you keep more than "
         f"{max(0, prefetch - 1)} batches"
-        if device is None
-        else f"normalised floats, channels_last, on {device}"
+        if loader.device is None
+        else f"normalised floats, channels_last, on {loader.device}"
     )
-    return "\n".join(
-        [
-            f"samples     {plan.length} from {dataset!r}",
-            f"schedule    {phases}",
-            f"order       {'shuffled' if plan.shuffle else 'as they are'}, seed {plan.seed}, "
-            f"rank {plan.rank} of {plan.world_size}",
-            f"workers     {workers}, started {road}",
-            f"memory      {memory_bytes / 2**20:.0f} MiB in {prefetch + 1} batches",
-            f"batches     {form}",
-            f"bad samples {on_error}",
-        ]
-    )
+    memory = f"{loader.memory_bytes / 2**20:.0f} MiB in {prefetch + 1} batches"
+    return {"memory": memory, "batches": form}

@@ -1,7 +1,7 @@
-"""The loader as a user holds it.
+"""The loader as a user holds it: a torch DataLoader with an engine of feedline's own.
 
-Guarantees: batches come in the plan's order at the plan's sizes, exact to the batch, whatever
-the number of workers; `state_dict` names the next batch to hand out, at any moment.
+Guarantees: batches come in the way's order at the way's sizes, exact to the batch, whatever the
+number of workers; `state_dict` names the next batch to hand out, at any moment.
 Relies on: being used from one thread of the process that built it.
 """
 
@@ -9,213 +9,340 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from feedline.device.carrier import Carrier, Tensors
-from feedline.device.cuda import CudaCarrier
-from feedline.device.host import HostCarrier
+from feedline.dataset.epochs import SampledEpochs
+from feedline.dataset.samplers import share_of
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
-from feedline.device.pinning import Pinned
-from feedline.engine.feed import Feed
-from feedline.engine.ring import Ring
-from feedline.engine.roads import default_start_method, start_crew
+from feedline.engine.roads import default_start_method
 from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.delivery import Delivery
+from feedline.loader.build import row_maker
 from feedline.loader.explain import explain
+from feedline.loader.iteration import Iteration
+from feedline.loader.maker import Maker
+from feedline.loader.planned import PlannedBatches, PlannedSampler
+from feedline.loader.renewed import Renewed
 from feedline.loader.slots import slot_size
+from feedline.loader.stock import Stock
+from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
+from feedline.loader.way import Way
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
-from feedline.plan.state import resume, snapshot
 from feedline.system import rank_and_world
 from feedline.trace.split import Timing
 
 __all__ = ["DataLoader"]
 
-# The fork server imports these once, so that every worker starts with them in no time.
-_PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
+_T = TypeVar("_T", covariant=True)
+_PATIENCE_S = 120.0
 
 
-class DataLoader:
-    """Batches of images, made by worker processes that live as long as the loader.
+class DataLoader(TorchDataLoader[_T]):
+    """A torch DataLoader whose workers start once and live through epochs and image sizes.
 
-    Each `iter()` is one epoch of (images, labels). With `device`, images are normalised, of
-    `dtype`, on that device; without it they are uint8 on the CPU. Either way their shape is
-    (N, 3, H, W), channels_last in memory; labels are int64, shape (N,).
+    It takes every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
+    any Dataset; the keywords behind `in_order` are its own. Each `iter()` is one epoch.
+
+    Of feedline's own sources (`ImageFolder`, `ImageArray`) a batch is (images, labels): without
+    `device` uint8 on the CPU, with it normalised, of `dtype`, on that device; either way of shape
+    (N, 3, H, W), channels_last in memory; labels are int64, shape (N,). Of any other Dataset a
+    batch is what torch's DataLoader makes of it.
 
     Args:
-        dataset: what makes the samples, e.g. a feedline.ImageFolder.
-        batch_size: rows per rank where the schedule names none.
+        dataset: what the samples come from.
+        batch_size: rows per rank where the schedule names none; None: no batching.
+        shuffle: a new permutation each epoch. None: as torch, no; for feedline's own sources, yes.
+        sampler, batch_sampler: as torch's.
+        num_workers: processes; "auto" takes the cores this process may use, 0 none. None: as
+            torch, 0; for feedline's own sources, "auto".
+        collate_fn, pin_memory, worker_init_fn, generator: as torch's.
+        drop_last: leave out an epoch's last batch where it is not full.
+        timeout: for feedline's own sources, seconds after which a worker stuck on one sample is
+            replaced, 0 for 120. For any other Dataset as torch's: seconds that a batch may take,
+            0 for ever.
+        multiprocessing_context: how workers start, as torch's; or see `start_method`.
+        prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
+        persistent_workers: workers live on in any case; True keeps them also where it cannot be
+            told whether the dataset has changed since they began.
+        pin_memory_device, in_order: as torch's; batches come in order in any case.
+        seed: all order and randomness follows from it: the same batches on any number of workers,
+            exact resume over all epochs, epochs that are prefetched into one another. None: drawn
+            from `generator` or torch's random state at each epoch, in torch's way; 0 for
+            feedline's own sources and with a schedule, of which the global random state is
+            never touched.
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
             Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
-        image_size: side of the images in pixels, without a schedule; 224 if not given.
+        image_size: side of the images in pixels, without a schedule. None: 224 for feedline's own
+            sources. Any other Dataset asks `feedline.image_size()` for it.
         max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
             allocated once; None allows up to the largest of the schedule's sizes at which its
             largest batch fits the memory that the schedule itself needs.
-        shuffle: a new permutation each epoch.
-        drop_last: leave out an epoch's last batch where it is not full.
-        seed: all randomness follows from it; the global random state is never touched.
-        num_workers: processes; "auto" takes the cores this process may use, 0 none.
-        prefetch: batches that are made ahead; the ring has one slot more.
-        device: where batches go; None leaves pixels as uint8 on the CPU.
+        prefetch: batches that are made ahead of feedline's own sources; the ring has one more.
+        device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, used with `device`.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
-        timeout: seconds after which a worker stuck on one sample is replaced.
-        start_method: "forkserver" (Linux) or "spawn"; None takes the platform's best.
-        rank, world_size: this process's share; None asks torch.distributed, else the
-            environment that torchrun sets, else takes everything.
+        start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
+            Linux; for any other Dataset what multiprocessing would take.
+        rank, world_size: this process's share, where feedline makes the order. None asks
+            torch.distributed, else the environment that torchrun sets, else takes everything; for
+            any other Dataset None takes everything.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
         ResourceError: memory or processes that the machine does not have.
     """
 
+    dataset: Any
+    _maker: Maker
+
     def __init__(
         self,
-        dataset: Source,
-        batch_size: int = 1,
+        dataset: Dataset[_T] | Source,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
         *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
         schedule: str | Schedule | Phase | Iterable[Phase] | None = None,
         image_size: int | None = None,
         max_image_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        seed: int = 0,
-        num_workers: int | str = "auto",
         prefetch: int = 3,
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
         on_error: str = "raise",
-        timeout: float = 120.0,
         start_method: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        own = is_source(dataset)
+        # Before torch's own checks: these say more.
         check_arguments(
-            dataset, schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout
+            cast(Source, dataset) if own else None,
+            schedule=schedule,
+            image_size=image_size,
+            max_image_size=max_image_size,
+            prefetch=prefetch,
+            dtype=dtype,
+            on_error=on_error,
+            timeout=timeout,
+            device=device,
+            collate_fn=collate_fn,
         )
-        found_rank, found_world = rank_and_world()
-        self._endless = schedule is None
-        if schedule is None:
-            schedule = Phase(size=224 if image_size is None else image_size, epochs=1)
-        self.dataset = dataset
-        self.plan = Plan(
-            length=len(dataset),
-            schedule=Schedule.of(schedule),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            rank=found_rank if rank is None else rank,
-            world_size=found_world if world_size is None else world_size,
-        )
-        self.on_error = on_error
-        self.device = None if device is None else usable_device(device)
-        self.start_method = start_method or default_start_method()
-        self.prefetch = prefetch
         normalise = Normalise(mean=mean, std=std, dtype=dtype)
-        self._workers = worker_count(num_workers)
-        slot_bytes, self.max_image_size = slot_size(dataset, self.plan, max_image_size)
-        self.memory_bytes = (prefetch + 1) * slot_bytes
-        crew = start_crew(
-            dataset,
-            slots_bytes=self.memory_bytes,
-            workers=self._workers,
-            method=self.start_method,
-            preload=_PRELOAD,
+        if num_workers is None:
+            num_workers = "auto" if own else 0
+        if own or isinstance(num_workers, str):
+            num_workers = worker_count(num_workers)
+        phases = _phases(schedule, image_size, own)
+        self.plan: Plan | None = None
+        shown: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
+        ordered = sampler is None and batch_sampler is None and batch_size is not None
+        planned = own or seed is not None or schedule is not None
+        if ordered and planned and not isinstance(dataset, IterableDataset):
+            found = rank_and_world() if own else (0, 1)
+            self.plan = Plan(
+                length=len(dataset),  # type: ignore[arg-type]
+                schedule=phases or Schedule((Phase(size=1, epochs=1),)),
+                batch_size=batch_size,  # type: ignore[arg-type]
+                shuffle=own if shuffle is None else bool(shuffle),
+                drop_last=drop_last,
+                seed=0 if seed is None else seed,
+                rank=found[0] if rank is None else rank,
+                world_size=found[1] if world_size is None else world_size,
+            )
+            order = PlannedSampler(self.plan, dataset)
+            order.belongs_to(self)
+            shown = {"batch_sampler": PlannedBatches(order, self.plan.batch_size, drop_last)}
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            batch_size=1 if self.plan else batch_size,
+            shuffle=None if self.plan else shuffle,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=False if self.plan else drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            **shown,
         )
-        ring = Ring(crew.block, slot_bytes, prefetch + 1)
-        self._feed = Feed(dataset, crew, ring, workers=self._workers, timeout_s=timeout)
-        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._feed, None)
-        self._carrier: Carrier
-        if self.device is not None and self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                pinned = Pinned(crew.block)
-            self._carrier = CudaCarrier(ring, normalise, self.device, pinned)
-            self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, _end, os.getpid(), self._feed, self._carrier)
-        else:
-            self._carrier = HostCarrier(ring, normalise if self.device else None)
+        if self.plan:
+            # As they were given: torch knows of the batch sampler only. Frameworks read them.
+            shown = {"batch_size": batch_size, "drop_last": drop_last, "sampler": order}
+            self.__dict__.update(shown)
+        # As they were given, too: frameworks build the loader anew from what they find here.
+        self.seed, self.schedule, self.image_size = seed, schedule, image_size
+        self.max_image_size, self.prefetch = max_image_size, prefetch
+        self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
+        self.rank, self.world_size = rank, world_size
+        self.start_method = start_method
+        self.device = None if device is None else usable_device(device)
         self._owner = os.getpid()
-        self._fingerprint = dataset.fingerprint()
-        self._journey = Journey(self.plan, endless=self._endless)
         self._iteration = 0  # how many were begun: only the latest may go on
-        self._delivery = Delivery(dataset, self._feed, self._carrier, self._journey, on_error)
+        self._given = False  # the latest has handed something out
+        self._build(own, phases, normalise)
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._maker)
+
+    def _build(self, own: bool, phases: Schedule | None, normalise: Normalise) -> None:
+        """Decide on the way and on who makes the batches."""
+        dataset, context = self.dataset, self.multiprocessing_context
+        fingerprint = fingerprint_of(dataset)
+        usual = default_start_method() if own and context is None else usual_road(context)
+        self.road = self.start_method or usual
+        self._way: Way
+        self._maker: Maker
+        if isinstance(dataset, IterableDataset):
+            self._way = self._maker = Stock(self, fingerprint)
+            return
+        if self.plan:
+            endless = self.schedule is None
+            self._way = Journey(self.plan, endless=endless, dataset=fingerprint)
+        else:
+            rank, ranks = share_of(self._index_sampler)
+            of = partial(_identity, dataset, fingerprint, self.batch_size, ranks, self.drop_last)
+            identity = partial(of, None if phases is None else str(phases))
+            self._way = SampledEpochs(
+                self._index_sampler, self.generator, identity, phases, (rank, ranks)
+            )
+        if own:
+            rows: int = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 0
+            assert phases is not None, "feedline's own sources have a size"
+            slot_bytes, self.max_image_size = slot_size(
+                dataset, phases.phases, rows, self.max_image_size
+            )
+            self.memory_bytes = (self.prefetch + 1) * slot_bytes
+            self._maker = row_maker(
+                dataset,
+                self._way,
+                slot_bytes=slot_bytes,
+                prefetch=self.prefetch,
+                workers=self.num_workers,
+                start_method=self.road,
+                timeout_s=self.timeout or _PATIENCE_S,
+                on_error=self.on_error,
+                device=self.device,
+                normalise=normalise,
+                pin=self.pin_memory,
+                form=tuple,
+            )
+            return
+        user = UserData(
+            dataset,
+            self.collate_fn,
+            batched=self._auto_collation,
+            worker_init_fn=self.worker_init_fn,
+            way=self._way,
+            ahead=2 if self.prefetch_factor is None else self.prefetch_factor,
+            start_method=self.road,
+            deadline_s=self.timeout,
+            skip_errors=self.on_error == "skip",
+            pin=self.pin_memory,
+        )
+        self._maker = Renewed(
+            user.start,
+            user.look,
+            self.num_workers,
+            persistent=self.persistent_workers or self.num_workers == 0,
+            forks=self.road == "fork",
+        )
 
     # Iteration
 
-    def __iter__(self) -> Iterator[Tensors]:
+    def __iter__(self) -> Any:
+        """Begin an epoch."""
         self._check_usable()
-        if self._journey.begin():
-            self._delivery.aim()
+        self._maker.begin()
         self._iteration += 1
-        self._carrier.pause()
-        return _Epoch(self, self._iteration)
+        self._given = False
+        return Iteration(
+            self, partial(self._advance, self._iteration), self._pids, self.num_workers
+        )
 
-    def _advance(self, iteration: int) -> Tensors:
+    def _advance(self, iteration: int) -> Any:
         self._check_usable()
         if self._iteration != iteration:
             raise UsageError(
                 "this iteration ended when another was begun or the epoch was set; a loader has "
                 "one at a time"
             )
-        if self._journey.at_end():
-            self._journey.finish()
-            raise StopIteration
-        return self._delivery.next()
+        self._given = True
+        return self._maker.next()
 
     # Position
 
     def __len__(self) -> int:
         """Batches in the current epoch."""
-        return self.plan.steps(self.epoch)
+        return self._way.steps(self.epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch under way, or else the one that the next iteration runs. From 0."""
-        return self._journey.position.epoch
+        return self._way.position.epoch
 
     @property
     def epochs(self) -> int | None:
         """Epochs of the schedule; None without one."""
-        return None if self._endless else self.plan.schedule.epochs
+        return None if self.schedule is None else Schedule.of(self.schedule).epochs
 
     @property
     def total_steps(self) -> int:
         """Batches over the whole schedule."""
-        return self.plan.total_steps
+        return self.plan.total_steps if self.plan else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Batches of an epoch."""
-        return self.plan.steps(epoch)
+        return self._way.steps(epoch)
 
     @property
     def batch(self) -> Batch | None:
         """What was planned for the batch handed out last: sample numbers, size, padding."""
-        return self._delivery.batch
+        return self._maker.batch
 
     @property
     def phase(self) -> Phase:
         """The phase of the batch handed out last, or before the first, of the one to come."""
-        return self.batch.phase if self.batch else self.plan.schedule.phase_at(self.epoch)
+        return self.batch.phase if self.batch else self._way.phase
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the next iteration runs."""
+        """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
         self._check_usable()
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
-        if self._journey.set_epoch(epoch):
-            self._iteration += 1
-            self._delivery.aim()
+        if self._way.set_epoch(epoch):
+            if self._given:
+                self._iteration += 1
+            self._maker.aim()
 
     def set_image_size(self, size: int | None) -> None:
         """Make the next batch handed out, and all after it, of this size in pixels.
@@ -229,33 +356,35 @@ class DataLoader:
         self._check_usable()
         if size is not None:
             Phase(size=size, epochs=1)  # checks the range
-            if size > self.max_image_size:
+            if self.max_image_size is not None and size > self.max_image_size:
                 raise UsageError(
                     f"image size {size} is above {self.max_image_size}, for which memory was "
                     f"allocated; build the loader with max_image_size={size}"
                 )
-        if self._journey.set_image_size(size):
-            self._delivery.aim()
+        if self._way.set_image_size(size):
+            self._maker.aim()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: small, JSON-able, the same on every rank."""
-        return snapshot(self.plan, self._journey.position, self._fingerprint)
+        """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
+        return self._way.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
 
         Raises:
-            StateError: the state is of another dataset, seed, order or schedule.
+            StateError: the state is of another dataset, seed, order, sampler or schedule.
         """
         self._check_usable()
-        position = resume(state, self.plan, self._fingerprint)
-        if position.image_size is not None and position.image_size > self.max_image_size:
+        size = state.get("image_size") if isinstance(state, Mapping) else None
+        before = self._way.position.image_size
+        self._way.load(state)
+        if isinstance(size, int) and self.max_image_size and size > self.max_image_size:
+            self._way.set_image_size(before)
             raise UsageError(
-                f"the state's image size {position.image_size} is above {self.max_image_size}; "
-                f"build the loader with max_image_size={position.image_size}"
+                f"the state's image size {size} is above {self.max_image_size}; "
+                f"build the loader with max_image_size={size}"
             )
-        self._journey.restore(position)
-        self._delivery.aim()
+        self._maker.aim()
 
     # Workers
 
@@ -265,55 +394,56 @@ class DataLoader:
 
         Can be set at any time, but not between none and some.
         """
-        return self._workers
+        workers: int = self.__dict__["num_workers"]
+        return workers
 
     @num_workers.setter
     def num_workers(self, workers: int | str) -> None:
+        if "_maker" not in self.__dict__:  # torch's own constructor
+            self.__dict__["num_workers"] = workers
+            return
         self._check_usable()
-        wanted = worker_count(workers)
-        if (wanted == 0) != (self._workers == 0):
+        wanted, had = worker_count(workers), self.num_workers
+        if (wanted == 0) != (had == 0):
             raise UsageError(
-                f"num_workers cannot change between {self._workers} and {wanted} while the "
-                "loader lives; build a new one"
+                f"num_workers cannot change between {had} and {wanted} while the loader lives; "
+                "build a new one"
             )
-        if wanted != self._workers:
-            self._delivery.recover()
-            self._feed.resize(wanted)
-            self._workers = wanted
+        if wanted != had:
+            self._maker.resize(wanted)
+            self.__dict__["num_workers"] = wanted
+
+    def _pids(self) -> list[int]:
+        return self._maker.pids
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return self._feed.pids
+        return self._maker.pids
 
     @property
     def worker_deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        return list(self._feed.deaths)
+        return self._maker.deaths
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples left out so far: their names and why."""
-        return list(self._delivery.skipped)
+        return list(self._maker.skipped)
 
     @property
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
-        return self._carrier.timing
+        return self._maker.timing
+
+    def check_worker_number_rationality(self) -> None:
+        """Leave torch's advice on the number of workers to those who ask torch for workers."""
+        if not is_source(self.dataset):
+            super().check_worker_number_rationality()
 
     def explain(self) -> str:
         """What will run, in words: one fact a line."""
-        return explain(
-            dataset=self.dataset,
-            plan=self.plan,
-            endless=self._endless,
-            workers=self._workers,
-            start_method=self.start_method,
-            prefetch=self.prefetch,
-            memory_bytes=self.memory_bytes,
-            device=self.device,
-            on_error=self.on_error,
-        )
+        return explain(self)
 
     # Life
 
@@ -330,7 +460,7 @@ class DataLoader:
         if os.getpid() == self._owner:
             self._finalizer()
 
-    def __enter__(self) -> DataLoader:
+    def __enter__(self) -> DataLoader[_T]:
         return self
 
     def __exit__(
@@ -342,30 +472,34 @@ class DataLoader:
         self.close()
 
 
-class _Epoch:
-    """The batches of one epoch. An error in one `next` does not end it: the next tries again."""
-
-    def __init__(self, loader: DataLoader, iteration: int) -> None:
-        self._loader = loader
-        self._iteration = iteration
-        self._ended = False
-
-    def __iter__(self) -> _Epoch:
-        return self
-
-    def __next__(self) -> Tensors:
-        if self._ended:
-            raise StopIteration
-        try:
-            return self._loader._advance(self._iteration)
-        except StopIteration:
-            self._ended = True
-            raise
+def _phases(schedule: Any, image_size: int | None, own: bool) -> Schedule | None:
+    """The phases of image size; None where the dataset is not asked for any."""
+    if schedule is not None:
+        return Schedule.of(schedule)
+    if image_size is None and not own:
+        return None
+    return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
 
 
-def _end(owner: int, feed: Feed, carrier: Carrier | None) -> None:
+def _identity(
+    dataset: Any,
+    fingerprint: str,
+    batch_size: int | None,
+    ranks: int,
+    drop_last: bool,
+    schedule: str | None,
+) -> dict[str, Any]:
+    """What a state of sampled epochs must have in common with the loader that goes on from it."""
+    return {
+        "dataset": fingerprint,
+        "length": len(dataset) if hasattr(dataset, "__len__") else None,
+        "global_batch": None if batch_size is None else batch_size * ranks,
+        "drop_last": drop_last,
+        "schedule": schedule,
+    }
+
+
+def _end(owner: int, maker: Maker) -> None:
     """Close a loader; not the parent's, where a forked child collects its garbage."""
     if os.getpid() == owner:
-        if carrier is not None:
-            carrier.close()
-        feed.close()
+        maker.close()

@@ -33,6 +33,8 @@ class Batch:
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
         seed: 64 bits from (seed, epoch); a row's own seed is mix(seed, sample).
+        keys: what a user's sampler gave for this batch, where a dataset is to be asked for that;
+            None asks for `samples`.
     """
 
     epoch: int
@@ -42,6 +44,7 @@ class Batch:
     samples: NDArray[np.int64]
     padding: int
     seed: int
+    keys: object = None
 
     @property
     def rows(self) -> int:

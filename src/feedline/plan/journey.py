@@ -11,11 +11,13 @@ position in mid-epoch is continued by the next iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from feedline.plan.batches import Batch, Plan
-from feedline.plan.state import Position
+from feedline.plan.schedule import Phase
+from feedline.plan.state import Position, resume, snapshot
 
 __all__ = ["Journey"]
 
@@ -27,10 +29,12 @@ class Journey:
         plan: the way.
         endless: there is no last epoch; else the way ahead ends with the schedule, and goes on
             an epoch at a time when somebody iterates beyond it.
+        dataset: the fingerprint of what the plan is for.
     """
 
-    def __init__(self, plan: Plan, *, endless: bool) -> None:
+    def __init__(self, plan: Plan, *, endless: bool, dataset: str = "") -> None:
         self._plan = plan
+        self._dataset = dataset
         self._endless = endless
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
@@ -42,6 +46,10 @@ class Journey:
         if self._begun:
             self._next_epoch()
         return cut_short or not (self._endless or self.position.epoch < self._horizon)
+
+    def moved(self) -> bool:
+        """Never: a plan does not change under way."""
+        return False
 
     def at_end(self) -> bool:
         """Whether the epoch has no batch left."""
@@ -77,6 +85,27 @@ class Journey:
         changed = size != self.position.image_size
         self.position = replace(self.position, image_size=size)
         return changed
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the position."""
+        return self._plan.schedule.phase_at(self.position.epoch)
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        return self._plan.steps(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands: small, JSON-able, the same on every rank."""
+        return snapshot(self._plan, self.position, self._dataset)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to where a state says.
+
+        Raises:
+            StateError: it is of another dataset, seed, order or schedule.
+        """
+        self.restore(resume(state, self._plan, self._dataset))
 
     def restore(self, position: Position) -> None:
         """Go to a position. An iteration under way goes on from there, and so does a new one."""

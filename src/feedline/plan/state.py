@@ -15,7 +15,15 @@ from feedline.errors import StateError
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import MAX_SIZE_PX
 
-__all__ = ["STATE_VERSION", "Position", "resume", "snapshot"]
+__all__ = [
+    "STATE_VERSION",
+    "Position",
+    "differences",
+    "is_count",
+    "is_size",
+    "resume",
+    "snapshot",
+]
 
 STATE_VERSION = 1
 
@@ -82,20 +90,15 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
             f"cannot resume: expected a loader state of version {STATE_VERSION}, found {found!r}; "
             "pass what DataLoader.state_dict() returned"
         )
-    mine = _identity(plan, dataset)
-    differences = [
-        f"{name} was {state.get(name)!r}, is {mine[name]!r}"
-        for name in mine
-        if _differs(state.get(name), mine[name])
-    ]
-    if differences:
+    found = differences(state, _identity(plan, dataset))
+    if found:
         raise StateError(
-            "cannot resume: the state belongs to another run (" + "; ".join(differences) + "). "
+            "cannot resume: the state belongs to another run (" + "; ".join(found) + "). "
             "Build the loader with the values the state was saved with (over several ranks "
             "batch_size times world_size must stay the same), or start anew"
         )
     epoch, step, size = state.get("epoch"), state.get("step"), state.get("image_size")
-    if not (_is_count(epoch) and _is_count(step) and (size is None or _is_size(size))):
+    if not (is_count(epoch) and is_count(step) and (size is None or is_size(size))):
         raise StateError(
             f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size {size!r}"
         )
@@ -108,12 +111,23 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
     return Position(epoch=epoch, step=step, image_size=size)
 
 
-def _is_count(value: object) -> bool:
+def differences(state: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """What of `mine` is otherwise in a state, each in words."""
+    return [
+        f"{name} was {state.get(name)!r}, is {mine[name]!r}"
+        for name in mine
+        if _differs(state.get(name), mine[name])
+    ]
+
+
+def is_count(value: object) -> bool:
+    """Whether a value read from a state is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and _is_count(value) and 1 <= value <= MAX_SIZE_PX
+def is_size(value: object) -> bool:
+    """Whether a value read from a state is a side of images in pixels."""
+    return isinstance(value, int) and is_count(value) and 1 <= value <= MAX_SIZE_PX
 
 
 def _differs(found: object, mine: object) -> bool:

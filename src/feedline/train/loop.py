@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
@@ -51,7 +51,7 @@ class Report(Protocol):
 
 def fit(
     learner: Learner,
-    loader: DataLoader,
+    loader: DataLoader[Any],
     *,
     recipe: Recipe,
     journal: Journal,
@@ -126,7 +126,7 @@ def fit(
 
 def _run_epoch(
     learner: Learner,
-    loader: DataLoader,
+    loader: DataLoader[Any],
     *,
     journal: Journal,
     size_px: int,

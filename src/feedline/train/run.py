@@ -52,7 +52,9 @@ from feedline.train.stop import StopRequest
 __all__ = ["run_training"]
 
 
-def _loader(data: ImageFolder, recipe: Recipe, place: Place, device: torch.device) -> DataLoader:
+def _loader(
+    data: ImageFolder, recipe: Recipe, place: Place, device: torch.device
+) -> DataLoader[Any]:
     return DataLoader(
         data,
         recipe.batch_size,
@@ -69,7 +71,7 @@ def _loader(data: ImageFolder, recipe: Recipe, place: Place, device: torch.devic
 
 def _val_loader(
     data: ImageFolder, recipe: Recipe, place: Place, device: torch.device
-) -> DataLoader:
+) -> DataLoader[Any]:
     return DataLoader(
         data,
         recipe.largest_batch,
@@ -216,7 +218,7 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
 
 def _validator(
     learner: Learner,
-    loader: DataLoader | None,
+    loader: DataLoader[Any] | None,
     labels_as: list[int] | None,
     stop: StopRequest,
     report: Report,

@@ -1,0 +1,62 @@
+"""Whole batches out of their slots, to the user.
+
+Guarantees: what is handed out is safe to keep. Its tensors are the slot's own memory where that
+leaves the workers enough slots, and a copy otherwise; the slot returns when they are garbage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feedline.dataset.codec import load
+from feedline.dataset.raised import Raised
+from feedline.device.host import CpuCarrier
+from feedline.engine.flight import Flight
+from feedline.engine.parcels import Parcels
+from feedline.errors import SampleError
+
+__all__ = ["ParcelCarrier"]
+
+
+class ParcelCarrier(CpuCarrier):
+    """Carries whole batches to the CPU.
+
+    Args:
+        parcels: where they come from.
+        spare: how many slots a user may keep without the workers missing them.
+        pin: page-lock their tensors, as torch's DataLoader does; where there is no accelerator
+            nothing is.
+    """
+
+    def __init__(self, parcels: Parcels, *, spare: int, pin: bool) -> None:
+        super().__init__()
+        self._parcels = parcels
+        self._spare = spare
+        self._pin = pin and torch.accelerator.is_available()
+
+    def _made(self, flight: Flight) -> Any:
+        if flight.failures:
+            self._parcels.release(flight.slot)
+            return _failed(flight)
+        if self._parcels.lent >= self._spare:
+            memory = self._parcels.view(flight.slot, flight.used).copy()
+            self._parcels.release(flight.slot)
+        else:
+            memory = self._parcels.lend(flight.slot, flight.used)
+        batch = load(memory, flight.shell)
+        return pin_memory(batch) if self._pin else batch
+
+    def _release(self, slot: int) -> None:
+        self._parcels.release(slot)
+
+
+def _failed(flight: Flight) -> Raised:
+    """What the engine itself has to say of a batch: above all, that it kills its workers."""
+    first = flight.failures[0]
+    sample = int(flight.batch.samples[first.row]) if flight.batch.rows > first.row else -1
+    which = f"the sample with index {sample}" if sample >= 0 else f"row {first.row}"
+    where = f"{which} (epoch {flight.batch.epoch}, step {flight.batch.step})"
+    return Raised(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

@@ -1,0 +1,79 @@
+"""torch's default collate, stacking into the batch's own memory.
+
+Guarantees: what `default_collate` returns, with functions that users have registered in
+`default_collate_fn_map`; only the plain tensors lie in the batch's memory from the start. Where
+samples do not go together the error is torch's, with the index of a sample that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from feedline.dataset.codec import empty_in
+from feedline.engine.space import Space
+
+__all__ = ["collate_into", "odd_one_out"]
+
+
+def collate_into(samples: Sequence[Any], space: Space) -> Any:
+    """Collate samples as `torch.utils.data.default_collate` does.
+
+    Raises:
+        RuntimeError, TypeError: they do not go together.
+    """
+
+    def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+        first = tensors[0]
+        plain = all(
+            type(tensor) is torch.Tensor
+            and tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and tensor.shape == first.shape
+            and tensor.dtype is first.dtype
+            and not (tensor.is_nested or tensor.requires_grad or tensor.is_quantized)
+            for tensor in tensors
+        )
+        if not plain:
+            stacked: torch.Tensor = collate_tensors(tensors, **options)
+            return stacked
+        out = empty_in(space, (len(tensors), *first.shape), first.dtype)
+        return torch.stack(list(tensors), 0, out=out)
+
+    functions = dict(torch_collate.default_collate_fn_map)
+    collate_tensors = functions[torch.Tensor]
+    if collate_tensors is torch_collate.collate_tensor_fn:  # else it is a user's own
+        functions[torch.Tensor] = stack
+    return torch_collate.collate(samples, collate_fn_map=functions)
+
+
+def odd_one_out(samples: Sequence[Any]) -> tuple[int, str] | None:
+    """The first sample that differs from sample 0 in structure or shape, and how.
+
+    Returns:
+        Its position and a sentence's end in words; None where all are alike.
+    """
+    wanted = _outline(samples[0])
+    for k, sample in enumerate(samples):
+        found = _outline(sample)
+        if found != wanted:
+            return k, f"is {found}, where the first is {wanted}"
+    return None
+
+
+def _outline(value: Any, depth: int = 0) -> str:
+    """A value's structure and shapes in words, e.g. (float32 [3, 224, 224], int)."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
+    if depth < 3 and isinstance(value, dict):
+        inner = ", ".join(f"{key!r}: {_outline(part, depth + 1)}" for key, part in value.items())
+        return "{" + inner + "}"
+    if depth < 3 and isinstance(value, (tuple, list)) and len(value) <= 16:
+        return "(" + ", ".join(_outline(part, depth + 1) for part in value) + ")"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,80 @@
+"""One pass over a sampler: what was drawn and is not yet handed out.
+
+Guarantees: the sampler is asked for each batch once, however often the way ahead is walked.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Draw", "Draws", "Stateful"]
+
+
+class Stateful(Protocol):
+    """A sampler that says where it stands."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there with the next pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One batch's keys, and the sampler's state once they were drawn."""
+
+    keys: Any
+    state: dict[str, Any] | None
+
+    def digest(self, before: int) -> int:
+        """A number for all keys so far: 32 bits."""
+        return zlib.crc32(pickle.dumps(self.keys, protocol=4), before)
+
+
+class Draws:
+    """One pass.
+
+    Args:
+        keys: gives one batch's keys after another.
+        sampler: is asked for its state after each; None for one that has none.
+    """
+
+    def __init__(self, keys: Iterator[Any], sampler: Stateful | None) -> None:
+        self._keys = keys
+        self._sampler = sampler
+        self._waiting: deque[Draw] = deque()
+        self._ended = False
+        self.sampler_state = None if sampler is None else sampler.state_dict()
+        """The sampler's state as of the last batch that was handed out."""
+
+    def at(self, position: int) -> Draw | None:
+        """The draw so many places behind the next to be handed out; None beyond the end."""
+        while len(self._waiting) <= position and not self._ended:
+            try:
+                keys = next(self._keys)
+            except StopIteration:
+                self._ended = True
+            else:
+                state = None if self._sampler is None else self._sampler.state_dict()
+                self._waiting.append(Draw(keys, state))
+        return self._waiting[position] if position < len(self._waiting) else None
+
+    def peek(self) -> Draw | None:
+        """The next to be handed out; None at the end."""
+        return self.at(0)
+
+    def deliver(self, digest: int) -> int:
+        """The next one was handed out: the digest of it and of all before it."""
+        draw = self.at(0)
+        assert draw is not None, "a batch beyond the end"
+        self._waiting.popleft()
+        self.sampler_state = draw.state
+        return draw.digest(digest)

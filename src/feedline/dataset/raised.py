@@ -1,0 +1,65 @@
+"""What comes home from a worker instead of a batch, or with one: exceptions, samples left out."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Raised", "SkippedBatch"]
+
+
+@dataclass(frozen=True)
+class SkippedBatch:
+    """A batch, and the samples that were left out of it: their names and why."""
+
+    batch: Any
+    skipped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception on its way between processes, as torch's own workers send it.
+
+    Args:
+        kind: its class; RuntimeError for one that cannot be sent.
+        message: what it shall say: where it was caught, the notes on it, the traceback there.
+    """
+
+    kind: type[BaseException]
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException, place: str) -> Raised:
+        """Catch an exception; `place` says where, as in "in DataLoader worker process 0"."""
+        # These two would end the program, or the epoch, without a word.
+        unfit = isinstance(error, (SystemExit, StopIteration))
+        kind = RuntimeError if unfit else type(error)
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        error.__notes__ = []  # type: ignore[attr-defined]  # said already
+        trace = "".join(traceback.format_exception(error))
+        message = f"Caught {type(error).__name__} {place}.{notes}\nOriginal {trace}"
+        try:
+            pickle.loads(pickle.dumps(kind))
+        except Exception:
+            kind = RuntimeError  # its class is known in the worker only
+        return cls(kind, message)
+
+    def error(self) -> BaseException:
+        """The exception to raise here."""
+        if issubclass(self.kind, KeyError):
+            return self.kind(_Text(self.message))
+        try:
+            return self.kind(self.message)
+        except Exception:  # its class wants other arguments
+            return RuntimeError(self.message)
+
+
+class _Text(str):
+    """KeyError shows the repr of what it holds: this one's is the text itself."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -1,0 +1,162 @@
+"""A worker's side of any torch Dataset: samples, collated, as whole batches.
+
+Guarantees: what torch's own worker would make of the same keys: `__getitems__` where there is one,
+`collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception comes home with its type,
+its traceback and the sample's index. The random states are seeded from the batch's seed, so a
+batch is the same whichever worker makes it, unless `worker_init_fn` seeds them itself.
+Relies on: being used in one worker, from its main thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import default_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from feedline.dataset.codec import lay
+from feedline.dataset.collate import collate_into, odd_one_out
+from feedline.dataset.raised import Raised, SkippedBatch
+from feedline.dataset.seeds import fingerprint, seed_all
+from feedline.dataset.size import sized
+from feedline.engine.messages import Order, said
+from feedline.engine.space import Space
+
+__all__ = ["DatasetSource", "Told"]
+
+Told = Callable[[int], None]
+"""Called with the position of the sample, within its batch, that is about to be made."""
+
+
+class DatasetSource:
+    """Makes batches of a Dataset.
+
+    Args:
+        dataset: anything with `__getitem__`.
+        collate_fn: makes a batch of samples.
+        batched: keys are lists, of which each makes a sample; else a key makes what is collated.
+        worker_init_fn: called once in each worker, with its number.
+        seed: of the workers; worker n is seeded with seed + n before `worker_init_fn`.
+        skip_errors: leave samples out that raise.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        worker_init_fn: Callable[[int], None] | None = None,
+        seed: int = 0,
+        skip_errors: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate_fn
+        self._batched = batched
+        self._init = worker_init_fn
+        self._seed = seed
+        self._skip = skip_errors
+        self._worker: int | None = None
+        self._seeds_itself = False
+        self._broken: Raised | None = None
+
+    def open(self, worker: int, workers: int) -> None:
+        """Become a worker, as torch's workers do."""
+        self._worker = worker
+        seed = self._seed + worker
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=worker, num_workers=workers, seed=seed, dataset=self.dataset
+        )
+        seed_all(seed)
+        if self._init is not None:
+            before = fingerprint()
+            try:
+                self._init(worker)
+            except (Exception, SystemExit) as error:
+                self._broken = Raised.of(error, self._place)
+            self._seeds_itself = fingerprint() != before
+
+    @property
+    def _place(self) -> str:
+        return f"in DataLoader worker process {self._worker}"
+
+    def pack(self, keys: bytes, order: Order, space: Space, at: Told) -> int:
+        """Make a batch, or what was raised instead, and lay it into memory."""
+        if self._broken is not None:
+            return lay(self._broken, space)
+        if not self._seeds_itself:
+            seed_all(order.seed)
+        try:
+            return lay(self.make(pickle.loads(keys), order.image_size or None, space, at), space)
+        except (Exception, SystemExit) as error:
+            return lay(Raised.of(error, self._place), space)
+
+    def make(self, keys: Any, image_size: int | None, space: Space | None, at: Told) -> Any:
+        """Make a batch.
+
+        Args:
+            keys: what the sampler gave.
+            image_size: what `feedline.image_size()` shall answer; None for nothing.
+            space: where tensors may go at once; None leaves everything to `collate_fn`.
+            at: see `Told`.
+        """
+        with sized(image_size):
+            if not self._batched:
+                at(0)
+                return self._collate(self._sample(keys))
+            skipped: list[tuple[str, str]] = []
+            samples, keys = self._samples(keys, skipped, at)
+            try:
+                if space is not None and self._collate is default_collate:
+                    batch = collate_into(samples, space)
+                else:
+                    batch = self._collate(samples)
+            except Exception as error:
+                odd = odd_one_out(samples) if isinstance(samples, Sequence) and samples else None
+                if odd is not None:
+                    where, how = odd
+                    _note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
+                raise
+        return SkippedBatch(batch, tuple(skipped)) if skipped else batch
+
+    def _samples(self, keys: Any, skipped: list[tuple[str, str]], at: Told) -> tuple[Any, Any]:
+        together = getattr(self.dataset, "__getitems__", None)
+        if together and not self._skip:
+            return together(keys), keys
+        samples, made = [], []
+        for k, key in enumerate(keys):
+            at(k)
+            try:
+                samples.append(self._sample(key))
+                made.append(key)
+            except Exception as error:
+                if not self._skip or (not samples and k == len(keys) - 1):
+                    raise
+                skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
+        return samples, made
+
+    def _sample(self, key: Any) -> Any:
+        try:
+            return self.dataset[key]
+        except (Exception, SystemExit) as error:
+            note = f"Raised for the sample with index {key!r} of {type(self.dataset).__name__}."
+            if isinstance(error, IndexError) and isinstance(self.dataset, Sized):
+                note += f" Its len() is {len(self.dataset)}: does that promise samples it has not?"
+            elif isinstance(error, SystemExit):
+                note += " It asked the whole process to exit: raise an ordinary exception instead."
+            _note(error, note)
+            raise
+
+    def name(self, sample: int) -> str:
+        """A sample's index."""
+        return f"index {sample}"
+
+
+def _note(error: BaseException, text: str) -> None:
+    """Add a line to what an exception says of itself."""
+    notes = getattr(error, "__notes__", None)
+    if notes is None:
+        notes = error.__notes__ = []  # type: ignore[attr-defined]
+    notes.append(text)

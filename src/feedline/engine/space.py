@@ -1,0 +1,64 @@
+"""Memory for one batch, taken bit by bit by whoever packs it.
+
+Guarantees: what is taken stays where it is until `close`; there is always more. What fits into
+the memory at hand is written there once; only what does not is copied at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.layout import PAGE_BYTES, align
+
+__all__ = ["Space"]
+
+_LINE_BYTES = 64
+_HEADROOM = 8  # batches that vary in size get an eighth more, so that few of them must move
+
+
+class Space:
+    """A batch's memory while it is being packed.
+
+    Args:
+        memory: what is there, shape (bytes,); may be empty.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._beyond: list[tuple[int, NDArray[np.uint8]]] = []
+        self.used = 0
+
+    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """So many bytes, on cache lines of their own: where they begin, and the bytes."""
+        start = align(self.used, _LINE_BYTES)
+        self.used = start + nbytes
+        if self.used <= len(self._memory):
+            return start, self._memory[start : self.used]
+        part = np.empty(nbytes, np.uint8)
+        self._beyond.append((start, part))
+        return start, part
+
+    def where(self, address: int) -> int | None:
+        """Where an address lies in what was taken; None for memory of anybody else's."""
+        for start, part in [(0, self._memory[: self.used]), *self._beyond]:
+            within = address - part.ctypes.data
+            if 0 <= within < len(part):
+                return start + within
+        return None
+
+    @property
+    def fits(self) -> bool:
+        """Whether all that was taken lies in the memory that was there."""
+        return not self._beyond
+
+    def move(self, make: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Lay all that was taken into larger memory, made by `make(bytes)`."""
+        larger = make(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
+        first = min(self._beyond[0][0], len(self._memory)) if self._beyond else self.used
+        larger[:first] = self._memory[:first]
+        for start, part in self._beyond:
+            larger[start : start + len(part)] = part
+        return larger

@@ -1,0 +1,154 @@
+"""What workers are asked for: pieces of rows, or orders for whole batches.
+
+The feed queues and counts tasks; what a task is, and what its end means for a batch, is said
+here. `PieceTasks` are for a `Source` of rows, `OrderTasks` for a `BatchSource`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from feedline.engine.flight import Flight
+from feedline.engine.memory import Memfd
+from feedline.engine.messages import MAX_KEY_BYTES, Order, Piece, Report, Task
+from feedline.engine.parcels import Parcels
+from feedline.engine.ring import Ring
+from feedline.plan.pieces import divide, rows_per_piece
+from feedline.plan.row import Field
+
+__all__ = ["OrderTasks", "PieceTasks", "Span", "Tasks"]
+
+Span: TypeAlias = tuple[int, int]
+"""Rows of a batch that one task is for: the first, and how many."""
+
+
+class Tasks(Protocol):
+    """How batches are asked for."""
+
+    @property
+    def slots(self) -> Ring | Parcels:
+        """Where they are made."""
+        ...
+
+    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+        """Divide a new flight."""
+        ...
+
+    def task(self, id: int, flight: Flight, span: Span) -> Task:
+        """What is sent to a worker."""
+        ...
+
+    def done(self, flight: Flight, report: Report) -> None:
+        """Take what a report says about a batch, besides its failures."""
+        ...
+
+    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
+        """What to ask for after a worker died on a row of a span.
+
+        `hopeless`: that row is given up.
+        """
+        ...
+
+
+class PieceTasks:
+    """Pieces of rows.
+
+    Args:
+        ring: the slots.
+        fields: the arrays of a row at an image size.
+    """
+
+    def __init__(self, ring: Ring, fields: Callable[[int], tuple[Field, ...]]) -> None:
+        self.slots = ring
+        self._fields = fields
+
+    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+        """As many pieces as `rows_per_piece` finds right."""
+        batch = flight.batch
+        flight.fields = self._fields(batch.image_size)
+        # One slot is with the user; the others are under way.
+        rows = rows_per_piece(batch.rows, workers, row_ns, self.slots.slots - 1)
+        return divide(batch.rows, rows)
+
+    def task(self, id: int, flight: Flight, span: Span) -> Piece:
+        """A piece."""
+        batch = flight.batch
+        start, count = span
+        return Piece(
+            id=id,
+            offset=self.slots.offset(flight.slot),
+            slot_bytes=self.slots.slot_bytes,
+            batch_rows=batch.rows,
+            start=start,
+            image_size=batch.image_size,
+            seed=batch.seed,
+            strength=batch.phase.strength,
+            samples=batch.samples[start : start + count],
+        )
+
+    def done(self, flight: Flight, report: Report) -> None:
+        """The rows lie where they belong."""
+
+    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
+        """The row by itself, so that nothing else dies with it, and the rest apart."""
+        start, count = span
+        parts = [
+            (start, row - start),
+            (row, 0 if hopeless else 1),
+            (row + 1, start + count - row - 1),
+        ]
+        return [part for part in parts if part[1]]
+
+
+class OrderTasks:
+    """Orders, one for each batch.
+
+    Args:
+        parcels: the slots.
+        shares_memory: whether workers can read and write them; else all goes by messages.
+    """
+
+    def __init__(self, parcels: Parcels, *, shares_memory: bool) -> None:
+        self.slots = parcels
+        self._shares_memory = shares_memory
+
+    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+        """One."""
+        return [(0, flight.batch.rows)]
+
+    def task(self, id: int, flight: Flight, span: Span) -> Order:
+        """An order."""
+        batch = flight.batch
+        # Pickled by this process for its own workers.
+        keys = pickle.dumps(batch.samples.tolist() if batch.keys is None else batch.keys)
+        kept = len(keys) if self._shares_memory and len(keys) > MAX_KEY_BYTES else 0
+        if kept:
+            self.slots.write(flight.slot, keys)
+        memory, memory_bytes = self.slots.memory(flight.slot)
+        return Order(
+            id=id,
+            slot=flight.slot,
+            image_size=batch.image_size,
+            seed=batch.seed,
+            strength=batch.phase.strength,
+            keys=b"" if kept else keys,
+            kept=kept,
+            memory=memory,
+            memory_bytes=memory_bytes,
+        )
+
+    def done(self, flight: Flight, report: Report) -> None:
+        """The batch is in the slot's memory, in new memory, or in the report."""
+        flight.used, flight.shell = report.used, report.shell
+        if report.memory >= 0:
+            memory = Memfd(report.memory, os.fstat(report.memory).st_size)
+            self.slots.adopt(flight.slot, memory)
+        elif report.data is not None:
+            self.slots.put(flight.slot, report.data)
+
+    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
+        """All of it, or nothing: who collates wants every sample."""
+        return [] if hopeless else [span]

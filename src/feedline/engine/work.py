@@ -1,0 +1,48 @@
+"""What a worker does about a message, whatever road it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.fill import fill
+from feedline.engine.messages import Order, Piece, Report
+from feedline.engine.pack import Memories, Packer
+from feedline.engine.source import AnySource, BatchSource, Source, packs
+
+__all__ = ["Work", "work_for"]
+
+Work: TypeAlias = Callable[[bytes, int], Report]
+"""Takes a message and the descriptor that came with it, -1 for none."""
+
+
+def work_for(
+    source: AnySource,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    memories: Memories,
+    seat: int,
+    workers: int,
+) -> Work:
+    """Begin as a worker.
+
+    Args:
+        source: makes what is asked for.
+        block: the crew's memory, shape (bytes,): where rows go.
+        line: this worker's line of the board.
+        memories: where whole batches go.
+        seat: this worker's number.
+        workers: how many there are to be.
+    """
+    if not packs(source):
+        rows = cast(Source, source)
+        return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
+    whole = cast(BatchSource, source)
+    whole.open(seat, workers)
+    packer = Packer(whole, memories, line, seat)
+
+    return lambda message, fd: packer.pack(replace(Order.unpack(message), memory=fd))

@@ -1,0 +1,137 @@
+"""The engine, put together: a crew, slots, a feed, a carrier and a delivery.
+
+For rows of a known size, which workers write side by side into one ring; for whole batches, one
+worker each; and for a process that makes its batches itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feedline.dataset.carrier import ParcelCarrier
+from feedline.dataset.gather import gatherer
+from feedline.dataset.source import DatasetSource
+from feedline.device.carrier import Carrier
+from feedline.device.cuda import CudaCarrier
+from feedline.device.host import HostCarrier
+from feedline.device.normalise import Normalise
+from feedline.device.pinning import Pinned
+from feedline.engine.feed import Feed
+from feedline.engine.parcels import Parcels
+from feedline.engine.ring import Ring
+from feedline.engine.roads import start_crew
+from feedline.engine.source import Source
+from feedline.engine.tasks import OrderTasks, PieceTasks
+from feedline.loader.delivery import Delivery
+from feedline.loader.direct import Direct
+from feedline.loader.judge import RowJudge
+from feedline.loader.way import Way
+from feedline.plan.batches import Batch
+
+__all__ = ["direct_maker", "row_maker", "whole_maker"]
+
+# The fork server imports these once, so that every worker starts with them in no time.
+_PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
+_PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.source")
+
+_KEPT_BY_USER = 2
+"""Batches that a user may hold without a copy, besides those that are made ahead."""
+
+
+def row_maker(
+    source: Source,
+    way: Way,
+    *,
+    slot_bytes: int,
+    prefetch: int,
+    workers: int,
+    start_method: str,
+    timeout_s: float,
+    on_error: str,
+    device: torch.device | None,
+    normalise: Normalise,
+    pin: bool,
+    form: Callable[..., Any],
+) -> Delivery:
+    """Workers that write rows into one ring, begun now."""
+    slots = prefetch + 1
+    crew = start_crew(
+        source,
+        slots_bytes=slots * slot_bytes,
+        workers=workers,
+        method=start_method,
+        preload=_PRELOAD,
+    )
+    ring = Ring(crew.block, slot_bytes, slots)
+    feed = Feed(PieceTasks(ring, source.fields), crew, workers=workers, timeout_s=timeout_s)
+    carrier: Carrier
+    if device is not None and device.type == "cuda":
+        with torch.cuda.device(device):
+            carrier = CudaCarrier(ring, normalise, device, Pinned(crew.block))
+    else:
+        pinned = Pinned(crew.block) if pin and torch.cuda.is_available() else None
+        carrier = HostCarrier(ring, normalise if device else None, form, pinned)
+    delivery = Delivery(feed, carrier, way, RowJudge(source, ring, on_error))
+    delivery.aim()
+    return delivery
+
+
+def whole_maker(
+    source: DatasetSource,
+    way: Way,
+    *,
+    ahead: int,
+    workers: int,
+    start_method: str,
+    deadline_s: float,
+    pin: bool,
+) -> Delivery:
+    """Workers that make whole batches, begun now.
+
+    Args:
+        source: makes the batches.
+        way: where the loader stands.
+        ahead: batches that are made ahead by each worker.
+        workers: how many.
+        start_method: "fork", "forkserver" or "spawn".
+        deadline_s: how long a batch may take; 0 for ever.
+        pin: page-lock the tensors.
+    """
+    crew = start_crew(
+        source, slots_bytes=0, workers=workers, method=start_method, preload=_PRELOAD_WHOLE
+    )
+    parcels = Parcels(max(1, ahead) * workers + _KEPT_BY_USER)
+    feed = Feed(
+        OrderTasks(parcels, shares_memory=start_method != "spawn"),
+        crew,
+        workers=workers,
+        timeout_s=inf,  # a user's sample may take as long as it likes
+        deadline_s=deadline_s or inf,
+    )
+    carrier = ParcelCarrier(parcels, spare=_KEPT_BY_USER, pin=pin)
+    delivery = Delivery(feed, carrier, way, judge=lambda flight: [])
+    delivery.aim()
+    return delivery
+
+
+def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bool) -> Direct:
+    """Batches made in this process: nobody else is quicker, or nobody else is there."""
+    gather = gatherer(source.dataset, collate_fn)
+    pins = pin and torch.accelerator.is_available()
+
+    def make(batch: Batch) -> Any:
+        made = fetch(batch)
+        return pin_memory(made) if pins else made
+
+    def fetch(batch: Batch) -> Any:
+        keys = batch.samples.tolist() if batch.keys is None else batch.keys
+        if gather is not None and type(keys) is list and all(type(key) is int for key in keys):
+            return gather(keys)
+        return source.make(keys, batch.image_size or None, None, at=lambda row: None)
+
+    return Direct(make, way)

@@ -1,0 +1,88 @@
+"""Batches made in this process, when they are asked for: num_workers=0.
+
+Guarantees: nothing is made ahead; what is raised is raised here, as it is, and the next call comes
+to the next batch, as torch's does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feedline.dataset.raised import SkippedBatch
+from feedline.errors import UsageError
+from feedline.loader.maker import Skipped
+from feedline.loader.way import Way
+from feedline.plan.batches import Batch
+from feedline.trace.split import Timing
+
+__all__ = ["Direct"]
+
+
+class Direct:
+    """No workers.
+
+    Args:
+        make: makes a batch.
+        way: where the loader stands.
+    """
+
+    def __init__(self, make: Callable[[Batch], Any], way: Way) -> None:
+        self._make = make
+        self._way = way
+        self.skipped: list[Skipped] = []
+        self.batch: Batch | None = None
+        self.timing = Timing()
+        self._handed_out_s = 0.0
+
+    pids: list[int] = []  # noqa: RUF012  # there is never one in it
+    deaths: list[str] = []  # noqa: RUF012
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._way.begin()
+        self._handed_out_s = 0.0
+
+    def next(self) -> Any:
+        """Make the batch at the position.
+
+        Raises:
+            StopIteration: the epoch has none left.
+            Exception: whatever a user's dataset raises.
+        """
+        asked_s = time.perf_counter()
+        self._way.moved()
+        if self._way.at_end():
+            self._way.finish()
+            raise StopIteration
+        self.batch = batch = next(self._way.ahead())
+        try:
+            made = self._make(batch)
+        except StopIteration as error:
+            raise RuntimeError("the dataset raised StopIteration for a sample") from error
+        finally:
+            self._way.delivered(batch)
+        now_s = time.perf_counter()
+        if self._handed_out_s:
+            waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
+            self.timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
+        self._handed_out_s = now_s
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        return made
+
+    def aim(self) -> None:
+        """Nothing was made ahead."""
+
+    def resize(self, workers: int) -> None:
+        """There are none, and there will be none.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("this loader has no workers; build one with num_workers")
+
+    def close(self) -> None:
+        """There is nothing to end."""

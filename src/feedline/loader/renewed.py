@@ -1,0 +1,138 @@
+"""Workers for any Dataset: begun with the first iteration, and anew when the dataset changed.
+
+Guarantees: batches are made of the dataset as it is when an iteration begins. Where it cannot be
+told whether it changed, or telling takes longer than new workers do, there are new workers for
+each iteration, as torch has them; `persistent_workers=True` keeps those that there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feedline.errors import UsageError
+from feedline.loader.maker import Maker, Skipped
+from feedline.plan.batches import Batch
+from feedline.trace.split import Timing
+
+__all__ = ["Renewed"]
+
+_LOOKING_S = 0.05
+"""What a fork and two workers take, about, on a training process of some gigabytes."""
+
+
+class Renewed:
+    """A maker that is begun anew when need be.
+
+    Args:
+        start: begins with the dataset as it is now, and so many workers.
+        look: gives what differs where the dataset is no more what it was; None where that
+            cannot be told.
+        workers: how many.
+        persistent: keep workers where it cannot be told whether they are up to date.
+        forks: new workers cost a fork, not seconds.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Maker],
+        look: Callable[[], object],
+        workers: int,
+        *,
+        persistent: bool,
+        forks: bool,
+    ) -> None:
+        self._start = start
+        self._look = look
+        self._workers = workers
+        self._persistent = persistent
+        self._forks = forks
+        self._maker: Maker | None = None
+        self._seen: object = None
+        self._looking_s = 0.0
+        self._skipped: list[Skipped] = []  # of makers that are over
+        self._deaths: list[str] = []
+        self._timing = Timing()
+
+    @property
+    def renews_always(self) -> bool:
+        """Whether each iteration has new workers."""
+        unknown = self._seen is None or (self._forks and self._looking_s > _LOOKING_S)
+        return self._maker is not None and unknown and not self._persistent
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self._maker is None:
+            self._maker = self._start(self._workers)
+            self._maker.begin()
+            self._note()  # the workers are at work meanwhile
+            return
+        if self.renews_always:
+            self._renew()
+        else:
+            before = self._seen
+            self._note()
+            if self._seen != before:
+                self._renew()
+        self._maker.begin()
+
+    def _note(self) -> None:
+        before_s = time.perf_counter()
+        self._seen = self._look()
+        self._looking_s = time.perf_counter() - before_s
+
+    def _renew(self) -> None:
+        old, self._maker = self._maker, None
+        assert old is not None
+        self._skipped += old.skipped
+        self._deaths += old.deaths
+        old.close()
+        self._maker = self._start(self._workers)
+
+    def next(self) -> Any:
+        """Hand out the batch at the position."""
+        if self._maker is None:
+            raise UsageError("a batch was asked for before an iteration was begun")
+        return self._maker.next()
+
+    def aim(self) -> None:
+        """Go on from the position: it is not where it was."""
+        if self._maker is not None:
+            self._maker.aim()
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers."""
+        self._workers = workers
+        if self._maker is not None:
+            self._maker.resize(workers)
+
+    def close(self) -> None:
+        """End the workers and let go of all memory."""
+        if self._maker is not None:
+            self._maker.close()
+
+    @property
+    def batch(self) -> Batch | None:
+        """What was planned for the batch handed out last."""
+        return None if self._maker is None else self._maker.batch
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples left out so far."""
+        return [*self._skipped, *(self._maker.skipped if self._maker else ())]
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of the steps goes."""
+        return self._timing if self._maker is None else self._maker.timing
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [] if self._maker is None else self._maker.pids
+
+    @property
+    def deaths(self) -> list[str]:
+        """How each worker died that had to be replaced."""
+        return [*self._deaths, *(self._maker.deaths if self._maker else ())]

@@ -1,0 +1,245 @@
+"""torch's own engine, for IterableDataset: its rules for workers and for sharding, its iterator.
+
+Guarantees: what torch's DataLoader gives, and where it stands. A state goes on by drawing again
+what was handed out, from the random states of then, and throwing it away: exact for a dataset that
+does the same again, at the price of its work. Without workers a dataset or iterator with
+`state_dict` and `load_state_dict` is asked for its own state instead.
+Relies on: the loader calling `begin` for each iteration.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.dataset.randomness import Randomness
+from feedline.errors import StateError, UsageError
+from feedline.loader.maker import Skipped
+from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase
+from feedline.plan.state import Position, differences, is_count
+from feedline.trace.split import Timing
+
+__all__ = ["Stock"]
+
+_VERSION = 1
+_ITERATOR, _DATASET = "iterator_state", "dataset_state"
+
+
+class Stock:
+    """Way and maker in one: torch knows neither without the other.
+
+    Args:
+        loader: the loader whose attributes torch's engine reads; not kept alive.
+        dataset: its fingerprint.
+    """
+
+    batch: Batch | None = None
+
+    def __init__(self, loader: TorchDataLoader[Any], dataset: str) -> None:
+        self._of = weakref.ref(loader)
+        self._fingerprint = dataset
+        self.position = Position()
+        self.skipped: list[Skipped] = []
+        self.deaths: list[str] = []
+        self.timing = Timing()
+        self._iterator: Any = None
+        self._start: Randomness | None = None
+        self._restored: Mapping[str, Any] | None = None
+
+    @property
+    def _loader(self) -> TorchDataLoader[Any]:
+        loader = self._of()
+        assert loader is not None, "an iteration keeps its loader alive"
+        return loader
+
+    @property
+    def phase(self) -> Phase:
+        """There is none to speak of."""
+        return Phase(size=1, epochs=1)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.pid for worker in getattr(self._iterator, "_workers", ())]
+
+    def begin(self) -> Any:
+        """An iteration begins."""
+        if self._restored is None and self._iterator is not None and self.position.step:
+            self._next_epoch()
+        self._open()
+        return True
+
+    def _now(self) -> Randomness:
+        return Randomness.now(None, self._loader.generator)
+
+    def _open(self) -> None:
+        restored, self._restored = self._restored, None
+        if restored is None:
+            self._start = self._now()
+            self._iterator = TorchDataLoader.__iter__(self._loader)
+            return
+        dataset: Any = self._loader.dataset
+        if restored.get(_DATASET) is not None:
+            dataset.load_state_dict(restored[_DATASET])
+        self._start = Randomness.from_json(restored["random"], None, self._loader.generator)
+        with self._start.again():
+            self._iterator = TorchDataLoader.__iter__(self._loader)
+            own = restored.get(_ITERATOR)
+            if own is not None:
+                self._samples().load_state_dict(own)
+            if own is None and restored.get(_DATASET) is None:
+                for _ in range(self.position.step):
+                    if next(self._iterator, None) is None:
+                        break
+
+    def _samples(self) -> Any:
+        """The iterator over the dataset itself, where there are no workers."""
+        return getattr(getattr(self._iterator, "_dataset_fetcher", None), "dataset_iter", None)
+
+    def next(self) -> Any:
+        """Hand out the next batch."""
+        if self._restored is not None:
+            self._open()
+        if self._iterator is None:
+            raise UsageError("a batch was asked for before an iteration was begun")
+        try:
+            made = next(self._iterator)
+        except StopIteration:
+            self._next_epoch()
+            raise
+        self.position = replace(self.position, step=self.position.step + 1)
+        return made
+
+    def _next_epoch(self) -> None:
+        self._iterator = None
+        self._start = None
+        self.position = Position(epoch=self.position.epoch + 1)
+
+    def aim(self) -> None:
+        """Whatever was restored is opened when the next batch is asked for."""
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands."""
+        if self._restored is not None:
+            return dict(self._restored)
+        start = self._start or self._now()
+        state: dict[str, Any] = {
+            "version": _VERSION,
+            "epoch": self.position.epoch,
+            "step": self.position.step,
+            **self._mine(),
+            "random": start.as_json(),
+        }
+        if self._loader.num_workers == 0:
+            dataset: Any = self._loader.dataset
+            samples = self._samples()
+            if samples is not dataset and _keeps_state(samples):
+                state[_ITERATOR] = samples.state_dict()
+            elif _keeps_state(dataset):
+                state[_DATASET] = dataset.state_dict()
+        return state
+
+    def _mine(self) -> dict[str, Any]:
+        loader = self._loader
+        # Each worker has a share of its own: another number of them is another order.
+        return {
+            "dataset": self._fingerprint,
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            "num_workers": loader.num_workers,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on as a state says, with the next batch.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise StateError(
+                "cannot resume: that is no state of this loader's; pass what "
+                "DataLoader.state_dict() returned"
+            )
+        found = differences(state, self._mine())
+        if found:
+            raise StateError(
+                "cannot resume: the state belongs to another run (" + "; ".join(found) + "). An "
+                "IterableDataset shares itself out among its workers, so their number counts"
+            )
+        epoch, step = state.get("epoch"), state.get("step")
+        if not (is_count(epoch) and is_count(step) and isinstance(state.get("random"), Mapping)):
+            raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
+        self._restored = dict(state)
+        self.position = Position(epoch=epoch, step=step)  # type: ignore[arg-type]
+
+    # What a way has besides
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch, as far as the dataset tells."""
+        return TorchDataLoader.__len__(self._loader)
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`; a dataset with `set_epoch` is told."""
+        tell = getattr(self._loader.dataset, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+        if epoch == self.position.epoch:
+            return False
+        self._iterator = self._start = self._restored = None
+        self.position = Position(epoch=epoch)
+        return True
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Batches come from torch's workers, which know of no size.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "an IterableDataset cannot be given an image size: torch's engine makes its batches "
+            "ahead, without one. A map-style Dataset can"
+        )
+
+    def resize(self, workers: int) -> None:
+        """The number of workers decides how the dataset is shared out.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
+
+    def close(self) -> None:
+        """Let torch's workers end."""
+        iterator, self._iterator = self._iterator, None
+        del iterator
+
+    # These are the feed's questions, and there is no feed here
+
+    def moved(self) -> bool:
+        """Noticed by nobody."""
+        return False
+
+    def at_end(self) -> bool:
+        """Nobody knows before the next batch was asked for."""
+        return False
+
+    def delivered(self, batch: Batch) -> None:
+        """Counted by `next`."""
+
+    def finish(self) -> None:
+        """Noticed by `next`."""
+
+    def ahead(self) -> Iterator[Batch]:
+        """Nothing is planned."""
+        return iter(())
+
+
+def _keeps_state(thing: object) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    )

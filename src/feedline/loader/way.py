@@ -1,0 +1,78 @@
+"""The way of a loader: its batches in order, and where it stands among them.
+
+Two ways keep this protocol: `plan.journey.Journey`, a pure plan from a seed, and
+`dataset.epochs.SampledEpochs`, which draws from torch's samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase
+from feedline.plan.state import Position
+
+__all__ = ["Way"]
+
+
+class Way(Protocol):
+    """What a loader asks of its way."""
+
+    @property
+    def position(self) -> Position:
+        """The next batch to hand out."""
+        ...
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the position."""
+        ...
+
+    def begin(self) -> bool:
+        """An iteration begins. Whether what lies ahead is other than was given out."""
+        ...
+
+    def moved(self) -> bool:
+        """Whether somebody else has changed what lies ahead since it was given out."""
+        ...
+
+    def at_end(self) -> bool:
+        """Whether the epoch has no batch left."""
+        ...
+
+    def delivered(self, batch: Batch) -> None:
+        """A batch was handed out."""
+        ...
+
+    def finish(self) -> None:
+        """The epoch's last batch was handed out and the iteration ended."""
+        ...
+
+    def ahead(self) -> Iterator[Batch]:
+        """The batches from the position on, in order."""
+        ...
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        ...
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration with `epoch`; whether that changes what lies ahead."""
+        ...
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Make all batches from here on of one size; whether that changes what lies ahead."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands, small and JSON-able."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to where a state says.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        ...
