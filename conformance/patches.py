@@ -134,7 +134,7 @@ _WHOLE = Patch(
 def _read_only(attribute: str) -> Patch:
     return Patch(
         "test_dataloader.py",
-        f"let WorkerInfo refuse a new {attribute!r} as any torch does (a frozen dataclass today)",
+        f"let WorkerInfo refuse {attribute!r} as torch does today: a frozen dataclass with slots",
         f"""\
         worker_info.{attribute}
     except RuntimeError as e:
@@ -142,7 +142,7 @@ def _read_only(attribute: str) -> Patch:
 """,
         f"""\
         worker_info.{attribute}
-    except AttributeError:
+    except (AttributeError, TypeError):  # TypeError up to Python 3.11
         pass
     except RuntimeError as e:
         assert str(e) == "Cannot assign attributes to WorkerInfo objects"

@@ -100,7 +100,7 @@ def _environment(folder: Path, loader: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return {
         **kept,
-        "PYTHONPATH": ":".join([str(folder), *paths]),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTORCH_TEST_WITH_SLOW": "1",  # test_proper_exit is marked slow
         "TMPDIR": str(folder / "tmp"),

@@ -42,7 +42,8 @@ def show(console: Console, verdict: Verdict, whole: bool) -> None:
 
 
 def _counts(verdict: Verdict) -> Table:
-    table = Table("file", *(f"[bold]{column}[/]" for column in _COLUMNS), title="Tests")
+    table = Table("", *(f"[bold]{column}[/]" for column in _COLUMNS), title="Tests")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for name in FILES:
@@ -58,14 +59,22 @@ def _by_reason(
 ) -> None:
     groups = defaultdict(list)
     for test in tests:
-        groups[reason(test)].append(test.outcome.test.partition("::")[2] or test.outcome.test)
+        groups[reason(test)].append(test.outcome.test)
     if not groups:
         return
     table = Table("tests", "why", title=title, show_lines=True)
-    table.columns[0].overflow = table.columns[1].overflow = "fold"
+    table.columns[0].no_wrap = True
     for why, names in groups.items():
-        table.add_row(escape("\n".join(names)), escape(why))
+        table.add_row(escape(_by_class(names)), escape(why))
     console.print(table)
+
+
+def _by_class(names: Iterable[str]) -> str:
+    classes = defaultdict(list)
+    for name in names:
+        *above, test = name.split("::")
+        classes[above[-1] if above else ""].append(f"  {test}")
+    return "\n".join("\n".join([above, *tests]) for above, tests in classes.items())
 
 
 def _reason(test: Judged) -> str:
