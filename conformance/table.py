@@ -13,6 +13,7 @@ from suite import FILES
 
 __all__ = ["show"]
 
+_REPEAT = "To execute this test, run"  # from here on torch's TestCase tells how to repeat it
 _COLUMNS = ("passed", "skipped", "deviation", "not applicable", "unexpected")
 
 
@@ -84,5 +85,6 @@ def _reason(test: Judged) -> str:
 def _failure(test: Judged) -> str:
     if test.outcome.result == "no result":
         return "its process died before there was a result"
-    lines = [line for line in test.outcome.message.splitlines() if line.strip()]
+    said = test.outcome.message.partition(_REPEAT)[0]
+    lines = [line for line in said.splitlines() if line.strip()]
     return "\n".join(lines[:3])
