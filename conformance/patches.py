@@ -117,7 +117,7 @@ _WHOLE = Patch(
     "expect a whole epoch, in order, after worker_kill",
     """\
     if not hold_iter_reference:
-        # Tries to trigger the __del__ clean-up
+        # Tries to trigger the __del__ clean-up rather than the automatic
 """,
     """\
     if exit_method == "worker_kill":
@@ -126,7 +126,7 @@ _WHOLE = Patch(
             raise RuntimeError(f"after worker_kill the epoch was {seen}")
 
     if not hold_iter_reference:
-        # Tries to trigger the __del__ clean-up
+        # Tries to trigger the __del__ clean-up rather than the automatic
 """,
 )
 
