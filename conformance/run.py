@@ -28,6 +28,7 @@ from table import show
 
 _LIST = Path(__file__).parent / "deviations.toml"
 _EVERY = 25
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXAMPLE = """\
 example:
   git clone --depth 1 https://github.com/pytorch/data /tmp/ptdata
@@ -79,8 +80,9 @@ def main() -> int:
     """Runs a suite and says what came of it."""
     arguments = _arguments()
     _check(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    for number in _ENDINGS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         with tempfile.TemporaryDirectory(
             prefix="conformance-", ignore_cleanup_errors=True
@@ -91,6 +93,12 @@ def main() -> int:
         return 130
     except (NoSuite, SuiteChanged, BadLoader, BadList) as error:
         _wrong(str(error))
+
+
+def _interrupt(*_: Any) -> None:
+    for number in _ENDINGS:  # a second one would cut the cleaning short
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -127,12 +135,12 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
     verdict = judged(report.outcomes, entries)
     if arguments.json:
         arguments.json.write_text(json.dumps(_record(subject, verdict), indent=1) + "\n")
-    if report.status not in (0, 1) or not report.outcomes:
+    broken = report.status not in (0, 1) or not report.outcomes
+    if broken:
         print(report.log[-6000:], file=sys.stderr)
         print(f"run.py: pytest ended with status {report.status}, see above", file=sys.stderr)
-        return 1
     show(console, verdict, not arguments.keyword)
-    return 0 if verdict.good else 1
+    return 0 if verdict.good and not broken else 1
 
 
 def _record(subject: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
