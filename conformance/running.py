@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import psutil
 __all__ = ["BadLoader", "Outcome", "Report", "about", "missing", "run"]
 
 _MARK = "CONFORMANCE_RUN"
+_PATIENCE = 20.0  # seconds
 _NEEDED = {
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
@@ -187,15 +187,22 @@ def _lines(path: Path, process: subprocess.Popen) -> Iterator[dict]:
 
 
 def _end(process: subprocess.Popen, folder: Path) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    end = time.monotonic() + 10
-    while (left := _marked(folder)) and time.monotonic() < end:
-        for one in left:
+    """Kills what is left, multiprocessing's trackers last: they remove what the others shared."""
+    start = time.monotonic()
+    while (left := _marked(folder)) and (past := time.monotonic() - start) < _PATIENCE:
+        others = [one for one in left if not _is_tracker(one)]
+        for one in others or (left if past > _PATIENCE / 2 else ()):
             with contextlib.suppress(psutil.Error):
                 one.kill()
-        time.sleep(0.1)
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return False
 
 
 def _marked(folder: Path) -> list[psutil.Process]:
