@@ -1,0 +1,176 @@
+"""What is changed in the copy of a suite, and why.
+
+Each patch names a text that must be in the suite exactly once. When it is not, the suite has
+changed and the run stops: a patch is never skipped in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Patch", "SuiteChanged", "applied", "patches"]
+
+
+class SuiteChanged(Exception):
+    """The suite lacks a text that a patch replaces."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A text of a suite's file and what replaces it.
+
+    Args:
+        file: the file's name.
+        why: what the patch is for.
+        old: the text, there exactly once.
+        new: what replaces it.
+    """
+
+    file: str
+    why: str
+    old: str
+    new: str
+
+
+_LOADER_KILL = Patch(
+    "test_dataloader.py",
+    "run loader_kill with workers as well",
+    'exit_methods = [None, "loader_error", "worker_error", "worker_kill"]',
+    'exit_methods = [None, "loader_error", "worker_error", "worker_kill", "loader_kill"]',
+)
+
+_WORKER_KILL = Patch(
+    "test_dataloader.py",
+    "run worker_kill, which the suite passes over",
+    """\
+                if exit_method == "worker_kill":
+                    # FIXME: This sometimes hangs. See #16608.
+                    continue
+""",
+    "",
+)
+
+_MARK = Patch(
+    "test_dataloader.py",
+    "mark the processes of a case",
+    """\
+                loader_p.start()
+                loader_psutil_p = psutil.Process(loader_p.pid)
+""",
+    """\
+                import conformance_plugin
+
+                conformance_plugin.new_case(str(exit_method))
+                loader_p.start()
+                loader_psutil_p = psutil.Process(loader_p.pid)
+""",
+)
+
+_NONE_LEFT = Patch(
+    "test_dataloader.py",
+    "see that no process of a case is left, a replaced worker's successor included",
+    """\
+                    if exit_method is None:
+                        if loader_p.exitcode != 0:
+""",
+    """\
+                    left = conformance_plugin.left_behind(JOIN_TIMEOUT)
+                    if left:
+                        fail("processes were left behind: " + "; ".join(left))
+                    if exit_method is None:
+                        if loader_p.exitcode != 0:
+""",
+)
+
+_HEALS = Patch(
+    "test_dataloader.py",
+    "expect exit code 0 after worker_kill",
+    """\
+                    if exit_method is None:
+                        if loader_p.exitcode != 0:
+""",
+    """\
+                    if exit_method is None or exit_method == "worker_kill":
+                        if loader_p.exitcode != 0:
+""",
+)
+
+_KEEP = Patch(
+    "test_dataloader.py",
+    "keep what test_proper_exit's loader yields",
+    """\
+    for i, _ in enumerate(it):
+        if i == 0:
+            if not hold_iter_reference:
+""",
+    """\
+    seen = []
+    for i, _ in enumerate(it):
+        seen.append(int(_))
+        if i == 0:
+            if not hold_iter_reference:
+""",
+)
+
+_WHOLE = Patch(
+    "test_dataloader.py",
+    "expect a whole epoch, in order, after worker_kill",
+    """\
+    if not hold_iter_reference:
+        # Tries to trigger the __del__ clean-up rather than the automatic
+""",
+    """\
+    if exit_method == "worker_kill":
+        whole = [-1000] * len(ds) * num_workers if is_iterable_dataset else list(range(len(ds)))
+        if seen != whole:
+            raise RuntimeError(f"after worker_kill the epoch was {seen}")
+
+    if not hold_iter_reference:
+        # Tries to trigger the __del__ clean-up rather than the automatic
+""",
+)
+
+
+def _read_only(attribute: str) -> Patch:
+    return Patch(
+        "test_dataloader.py",
+        f"let WorkerInfo refuse {attribute!r} as torch does today: a frozen dataclass with slots",
+        f"""\
+        worker_info.{attribute}
+    except RuntimeError as e:
+        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
+""",
+        f"""\
+        worker_info.{attribute}
+    except (AttributeError, TypeError):  # TypeError up to Python 3.11
+        pass
+    except RuntimeError as e:
+        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
+""",
+    )
+
+
+def patches(heals: bool) -> list[Patch]:
+    """All patches, in order.
+
+    Args:
+        heals: whether a killed worker is to be replaced; else the loader is to raise.
+    """
+    always = [_LOADER_KILL, _WORKER_KILL, _MARK, _NONE_LEFT]
+    always += [_read_only("id = 3999"), _read_only("a = 3")]
+    return [*always, _HEALS, _KEEP, _WHOLE] if heals else always
+
+
+def applied(text: str, patch: Patch) -> str:
+    """The text, patched.
+
+    Raises:
+        SuiteChanged: the text to be replaced is not there exactly once.
+    """
+    count = text.count(patch.old)
+    if count != 1:
+        raise SuiteChanged(
+            f"the suite changed: to {patch.why}, {patch.file} was expected to hold this text "
+            f"once, and holds it {count} times:\n{patch.old}"
+        )
+    return text.replace(patch.old, patch.new)

@@ -1,0 +1,190 @@
+"""Holds a DataLoader against the tests of torchdata's StatefulDataLoader.
+
+The suite is copied to a temporary folder, the class is swapped, pytest runs the copy, and the
+outcome is compared with deviations.toml. torchdata is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from outcome import BadList, Verdict, judged, listed
+from patches import SuiteChanged
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from running import BadLoader, about, missing, run
+from suite import NoSuite, copied, found
+from table import show
+
+_LIST = Path(__file__).parent / "deviations.toml"
+_EVERY = 25
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EXAMPLE = """\
+example:
+  git clone --depth 1 https://github.com/pytorch/data /tmp/ptdata
+  python conformance/run.py /tmp/ptdata/test/stateful_dataloader
+  python conformance/run.py /tmp/ptdata/test/stateful_dataloader -k test_proper_exit
+  python conformance/run.py /tmp/ptdata/test/stateful_dataloader \\
+      --loader torch.utils.data:DataLoader --worker-kill raises
+
+exit status: 0 no test failed unexpectedly and at least 98% of the applicable passed; 1 otherwise;
+2 wrong use.
+"""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suite", type=Path, metavar="SUITE_FOLDER", help="where the tests lie")
+    parser.add_argument(
+        "--loader",
+        default="feedline:DataLoader",
+        metavar="MODULE:CLASS",
+        help="the class under test (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each outcome there")
+    parser.add_argument(
+        "-n", type=int, default=2, metavar="WORKERS", dest="workers",
+        help="processes that run tests, by pytest-xdist; 0 for none (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("-k", default="", metavar="EXPR", dest="keyword", help="as pytest's -k")
+    parser.add_argument(
+        "--timeout", type=float, default=300, metavar="SECONDS",
+        help="limit of a test; test_proper_exit gets six times as long (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--worker-kill", choices=("heals", "raises"), default="heals",
+        help="what is expected when a worker is killed: that another takes its place and the "
+        "epoch ends whole, or that the loader raises as torch's does (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def _wrong(message: str) -> NoReturn:
+    print(f"run.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> int:
+    """Runs a suite and says what came of it."""
+    arguments = _arguments()
+    _check(arguments)
+    for number in _ENDINGS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="conformance-", ignore_cleanup_errors=True
+        ) as folder:
+            return _run(arguments, Path(folder).resolve())
+    except KeyboardInterrupt:
+        print("run.py: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except (NoSuite, SuiteChanged, BadLoader, BadList) as error:
+        _wrong(str(error))
+
+
+def _interrupt(*_: Any) -> None:
+    for number in _ENDINGS:  # a second one would cut the cleaning short
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    module, _, name = arguments.loader.partition(":")
+    if not module or not name.isidentifier():
+        _wrong(f"--loader takes module:Class, such as feedline:DataLoader; got {arguments.loader}")
+    if lacking := missing():
+        _wrong(f"the suites need more: pip install {' '.join(lacking)}")
+    if arguments.workers and not importlib.util.find_spec("xdist"):
+        print("run.py: one test at a time; for more, pip install pytest-xdist", file=sys.stderr)
+        arguments.workers = 0
+    if arguments.json and not arguments.json.parent.is_dir():
+        _wrong(f"--json: there is no folder {arguments.json.parent}")
+
+
+def _run(arguments: argparse.Namespace, folder: Path) -> int:
+    entries = listed(_LIST)
+    copied(found(arguments.suite), folder, arguments.worker_kill == "heals")
+    subject = about(folder, arguments.loader)
+    console = Console()
+    console.print(f"{subject['class']} ({subject['file']})", highlight=False, soft_wrap=True)
+    console.print(f"torch {subject['torch']}, Python {subject['python']}", highlight=False)
+    with _progress() as progress:
+        report = run(
+            folder,
+            arguments.loader,
+            arguments.workers,
+            arguments.keyword,
+            arguments.timeout,
+            progress,
+        )
+    if not report.outcomes and report.status == 5:
+        _wrong(f"no test matches -k {arguments.keyword!r}")
+    verdict = judged(report.outcomes, entries)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_record(subject, verdict), indent=1) + "\n")
+    broken = report.status not in (0, 1) or not report.outcomes
+    if broken:
+        print(report.log[-6000:], file=sys.stderr)
+        print(f"run.py: pytest ended with status {report.status}, see above", file=sys.stderr)
+    show(console, verdict, not arguments.keyword)
+    return 0 if verdict.good and not broken else 1
+
+
+def _record(subject: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
+    tests = [
+        {
+            **asdict(test.outcome),
+            "verdict": test.verdict,
+            "entry": test.entry and asdict(test.entry),
+        }
+        for test in verdict.tests
+    ]
+    return {
+        "subject": subject,
+        "passed": verdict.passed,
+        "applicable": verdict.applicable,
+        "share": verdict.share,
+        "good": verdict.good,
+        "tests": tests,
+    }
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("tests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, failed=0)
+        told = 0
+
+        def progress(done: int, total: int, failed: int) -> None:
+            nonlocal told
+            bar.update(task, completed=done, total=total, failed=failed)
+            if not console.is_terminal and done >= told + _EVERY:
+                told = done
+                print(f"{done} of {total} tests, {failed} failed", file=sys.stderr, flush=True)
+
+        yield progress
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
