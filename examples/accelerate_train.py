@@ -1,7 +1,6 @@
 """Hugging Face Accelerate: save_state and load_state keep the loader's place in the epoch.
 
-`prepare` gives the same loader back. Needs `pip install accelerate`; on several GPUs,
-`accelerate launch examples/accelerate_train.py`.
+`prepare` gives the same loader back. Needs `pip install accelerate`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def over_all_ranks(seen: list[list[int]]) -> list[list[int]]:
     """The samples of each step, of all ranks together."""
     shares: list[list[list[int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(shares, seen)
-    return [sorted(sum(step, [])) for step in zip(*shares, strict=True)]
+    return [sorted(chain(*step)) for step in zip(*shares, strict=True)]
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ def main() -> None:
         assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
         steps = over_all_ranks(whole)
     for epoch in (steps[:6], steps[6:]):
-        assert sorted(sum(epoch, [])) == list(range(96)), epoch
+        assert sorted(chain(*epoch)) == list(range(96)), epoch
     if dist.get_rank() == 0:
         print(f"ddp: went on after step {STOPPED} with the {len(rest)} batches that were left")
     dist.destroy_process_group()
