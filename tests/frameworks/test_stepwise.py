@@ -38,11 +38,6 @@ class Loader:
         self.place = (state["epoch"], state["step"])
         self.sent.append(self.place)
 
-    def set_epoch(self, epoch: int) -> None:
-        if self.place != (epoch, 0):
-            self.place = (epoch, 0)
-            self.sent.append(self.place)
-
 
 class Skipping(list[Any]):
     """A batch sampler without the first places, as skip_first_batches makes one."""

@@ -91,10 +91,9 @@ class _Made:
         loader = self._loader
         if self._next == (epoch - 1, len(loader)):
             next(self._batches, None)  # ends the epoch: what was made ahead stays
-        if step == 0:
-            loader.set_epoch(epoch)
-        else:
-            loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "step": step})
+        state = loader.state_dict()
+        if step or (state["epoch"], state["step"]) != (epoch, step):
+            loader.load_state_dict({**state, "epoch": epoch, "step": step})
         self._batches = iter(loader)
 
 
