@@ -18,8 +18,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks conformance examples
+	$(BIN)/ruff format --check src tests benchmarks conformance examples
 	$(BIN)/mypy
 
 # An environment with what feedline is compared with, apart from feedline's own.

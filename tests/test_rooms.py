@@ -18,6 +18,7 @@ ROOMS = (
     "train",
     "bench",
     "loader",
+    "frameworks",
     "dataset",
     "device",
     "engine",

@@ -24,6 +24,7 @@ from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.engine.roads import default_start_method
 from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
+from feedline.frameworks.accelerate import Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
 from feedline.loader.build import row_maker
 from feedline.loader.explain import explain
@@ -47,7 +48,7 @@ _T = TypeVar("_T", covariant=True)
 _PATIENCE_S = 120.0
 
 
-class DataLoader(TorchDataLoader[_T]):
+class DataLoader(Accelerated, TorchDataLoader[_T]):
     """A torch DataLoader whose workers start once and live through epochs and image sizes.
 
     It takes every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
@@ -94,9 +95,9 @@ class DataLoader(TorchDataLoader[_T]):
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
             Linux; for any other Dataset what multiprocessing would take.
-        rank, world_size: this process's share, where feedline makes the order. None asks
-            torch.distributed, else the environment that torchrun sets, else takes everything; for
-            any other Dataset None takes everything.
+        rank, world_size: this process's share, where feedline makes the order: of its own
+            sources, and with a seed or a schedule. None asks torch.distributed, else the
+            environment that torchrun sets, else takes everything.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -165,7 +166,7 @@ class DataLoader(TorchDataLoader[_T]):
         ordered = sampler is None and batch_sampler is None and batch_size is not None
         planned = own or seed is not None or schedule is not None
         if ordered and planned and not isinstance(dataset, IterableDataset):
-            found = rank_and_world() if own else (0, 1)
+            found = rank_and_world()
             self.plan = Plan(
                 length=len(dataset),  # type: ignore[arg-type]
                 schedule=phases or Schedule((Phase(size=1, epochs=1),)),
@@ -285,9 +286,15 @@ class DataLoader(TorchDataLoader[_T]):
         self._maker.begin()
         self._iteration += 1
         self._given = False
-        return Iteration(
+        iteration = Iteration(
             self, partial(self._advance, self._iteration), self._pids, self.num_workers
         )
+        return self.watched(iteration, self._left)
+
+    def _left(self) -> int:
+        """Batches that the epoch under way still has."""
+        position = self._way.position
+        return self._way.steps(position.epoch) - position.step
 
     def _advance(self, iteration: int) -> Any:
         self._check_usable()
@@ -415,6 +422,11 @@ class DataLoader(TorchDataLoader[_T]):
 
     def _pids(self) -> list[int]:
         return self._maker.pids
+
+    @property
+    def ranks(self) -> int:
+        """How many processes the samples are shared among."""
+        return self.plan.world_size if self.plan else share_of(self._index_sampler)[1]
 
     @property
     def worker_pids(self) -> list[int]:

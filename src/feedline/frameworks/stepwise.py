@@ -1,0 +1,101 @@
+"""A loader behind the face of a stock one, for frameworks that take stock loaders apart.
+
+Guarantees: whoever builds another torch DataLoader from this one's dataset and batch sampler,
+as skip_first_batches of Accelerate does, still gets the inner loader's own batches, each asked
+for by epoch and step.
+Relies on: those who take it apart passing on what the batch sampler yields, in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data
+
+__all__ = ["Stepwise"]
+
+Place = tuple[int, int]  # epoch, step
+
+
+class Stepwise(torch.utils.data.DataLoader[Any]):
+    """A loader whose batches can be skipped without being made.
+
+    For `transformers.Trainer`: let `get_train_dataloader` return `Stepwise(loader)`, and a run
+    that resumes in the middle of an epoch goes on with the batch that comes next.
+
+    Args:
+        loader: a feedline.DataLoader.
+    """
+
+    _is_accelerate_prepared = True  # a feedline loader shares its samples among ranks itself
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(
+            _Made(loader),  # type: ignore[arg-type]
+            batch_sampler=_Places(loader),  # type: ignore[arg-type]
+            collate_fn=_as_it_is,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` what the next iteration runs."""
+        assert isinstance(self.batch_sampler, _Places)
+        self.batch_sampler.set_epoch(epoch)
+
+
+class _Places:
+    """The places of an epoch's batches, in order; every iteration is an epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._epoch: int = loader.state_dict()["epoch"]
+
+    @property
+    def batch_sampler(self) -> _Places:
+        """Itself: transformers looks for set_epoch one level below what it was given."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Place]:
+        epoch = self._epoch
+        self._epoch += 1
+        yield from ((epoch, step) for step in range(len(self)))
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+
+class _Made:
+    """The batches of a loader by their places; cheap in order, at the cost of a seek elsewhere."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] = iter(())
+        self._next: Place | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader.dataset)
+
+    def __getitems__(self, place: Place) -> Any:
+        epoch, step = place
+        if place != self._next:
+            self._go_to(epoch, step)
+        self._next = None  # until the batch is there
+        batch = next(self._batches)
+        self._next = (epoch, step + 1)
+        return batch
+
+    def _go_to(self, epoch: int, step: int) -> None:
+        loader = self._loader
+        if self._next == (epoch - 1, len(loader)):
+            next(self._batches, None)  # ends the epoch: what was made ahead stays
+        state = loader.state_dict()
+        if step or (state["epoch"], state["step"]) != (epoch, step):
+            loader.load_state_dict({**state, "epoch": epoch, "step": step})
+        self._batches = iter(loader)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

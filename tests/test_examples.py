@@ -1,0 +1,49 @@
+"""Each example trains, resumes in the middle of an epoch, and says so in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NEEDS = {  # an example, and what must be installed for it
+    "accelerate_train": ("accelerate",),
+    "ddp_torchrun": ("torch",),
+    "fastai_train": ("fastai",),
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning_resume": ("lightning",),
+    "timm_train": ("timm",),
+}
+
+
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
+
+
+@pytest.mark.timeout(180)  # importing a framework may take most of it on a busy machine
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_resumes(name: str, tmp_path: Path) -> None:
+    missing = [package for package in NEEDS[name] if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}")
+    alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=tmp_path,
+        env=alone,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = r"\w+: went on after step \d+ with the \d+ batches that were left\n"
+    assert re.fullmatch(said, done.stdout), done.stdout + done.stderr
+    assert not list(tmp_path.iterdir()), "an example leaves files behind"
