@@ -49,6 +49,17 @@ class ParcelCarrier(CpuCarrier):
         batch = load(memory, flight.shell)
         return pin_memory(batch) if self._pin else batch
 
+    def look(self, flight: Flight) -> None:
+        """Raise what a worker raised when it began, if that is all that came of a batch.
+
+        Raises:
+            Exception: a user's own, of `worker_init_fn`.
+        """
+        if flight.shell and flight.used == flight.shell:  # no tensor in it
+            found = load(self._parcels.view(flight.slot, flight.used).copy(), flight.shell)
+            if isinstance(found, Raised) and found.opening:
+                raise found.error()
+
     def _release(self, slot: int) -> None:
         self._parcels.release(slot)
 

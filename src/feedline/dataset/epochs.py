@@ -74,6 +74,7 @@ class SampledEpochs:
         self._open: _Epoch | None = None
         self._ready = False  # what is open waits for an iteration to begin
         self._digest = 0
+        self._early: set[int] = set()  # steps handed out before their turn: in_order=False
 
     # The way
 
@@ -105,14 +106,23 @@ class SampledEpochs:
 
     def at_end(self) -> bool:
         """Whether the epoch has no batch left; asks the sampler where nobody knows."""
-        return self._open is not None and self._open.draws.peek() is None
+        next_step = self.position.step
+        while next_step in self._early:
+            next_step += 1
+        epoch = self._open
+        return epoch is not None and epoch.draws.at(next_step - self.position.step) is None
 
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out, or what was raised in its place."""
         assert self._open is not None, "a batch of an epoch that was never opened"
         self._begun = True
-        self._digest = self._open.draws.deliver(self._digest)
-        self.position = replace(self.position, step=batch.step + 1)
+        self._early.add(batch.step)
+        step = self.position.step
+        while step in self._early:
+            self._early.remove(step)
+            self._digest = self._open.draws.deliver(self._digest)
+            step += 1
+        self.position = replace(self.position, step=step)
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
@@ -123,6 +133,7 @@ class SampledEpochs:
         self._open = None
         self._ready = False
         self._digest = 0
+        self._early.clear()
         self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
 
     def set_epoch(self, epoch: int) -> bool:
@@ -167,7 +178,8 @@ class SampledEpochs:
             draw = epoch.draws.at(step - self.position.step)
             if draw is None:
                 return
-            yield self._batch(epoch, step, draw)
+            if step not in self._early:
+                yield self._batch(epoch, step, draw)
             step += 1
 
     @property
@@ -223,6 +235,7 @@ class SampledEpochs:
             "version": _VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
+            "early": sorted(self._early),
             "image_size": self.position.image_size,
             **self._mine(),
             "rank": self._rank,
@@ -262,12 +275,15 @@ class SampledEpochs:
                 "batch_size times their number must stay the same), or start anew"
             )
         epoch, step, size, seed = (state.get(k) for k in ("epoch", "step", "image_size", "seed"))
+        early = state.get("early", [])
         whole = is_count(epoch) and is_count(step) and isinstance(seed, int)
+        whole = whole and isinstance(early, list) and all(is_count(each) for each in early)
         if not (whole and (size is None or is_size(size)) and isinstance(state["start"], Mapping)):
             raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
         assert isinstance(epoch, int)
         assert isinstance(step, int)
         self._open, self._digest = self._replayed(state, step)
+        self._early = set(early)
         self._ready = True
         self._begun = False
         self.position = Position(epoch=epoch, step=step, image_size=size)

@@ -75,7 +75,7 @@ class DatasetSource:
             try:
                 self._init(worker)
             except (Exception, SystemExit) as error:
-                self._broken = Raised.of(error, self._place)
+                self._broken = Raised.of(error, self._place, opening=True)
             self._seeds_itself = fingerprint() != before
 
     @property

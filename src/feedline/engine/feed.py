@@ -15,6 +15,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 
 from feedline.engine.crew import Crew, Death
@@ -42,6 +43,7 @@ class Feed:
         workers: how many the crew has; decides the size of pieces.
         timeout_s: how long a worker may stay on one row before it is taken for hung.
         deadline_s: how long `take` may wait for one batch.
+        in_order: batches come in the order they were planned; else as soon as they are made.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Feed:
         workers: int,
         timeout_s: float,
         deadline_s: float = inf,
+        in_order: bool = True,
     ) -> None:
+        self._in_order = in_order
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._crew = crew
@@ -111,9 +115,14 @@ class Feed:
     def ready(self) -> bool:
         """Whether `take` would not block."""
         self._pump()
-        if self._flights and self._flights[0].unmade:
+        if self._flights and self._made() is None:
             self._hear(0.0)
-        return bool(self._flights) and not self._flights[0].unmade
+        return self._made() is not None
+
+    def _made(self) -> Flight | None:
+        """The flight to hand out next, if it is made."""
+        candidates = islice(self._flights, 1 if self._in_order else None)
+        return next((flight for flight in candidates if not flight.unmade), None)
 
     def take(self) -> Flight | None:
         """The next batch, made as far as it can be; None when no batch is left.
@@ -130,21 +139,28 @@ class Feed:
             self._pump()
         if not self._flights:
             return None
-        flight = self._flights[0]
         patience_s = self._deadline_s
-        while flight.unmade:
+        while (flight := self._made()) is None:
             before = time.monotonic()
             self._hear(min(_TICK_S, patience_s))
             self._pump()
             patience_s -= time.monotonic() - before
-            if patience_s <= 0 and flight.unmade:
+            if patience_s <= 0 and self._made() is None:
                 raise WorkerError(
                     f"DataLoader timed out after {self._deadline_s:g} seconds: that long no batch "
                     "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
                 )
-        self._flights.popleft()
+        self._flights.remove(flight)
         self._pump()
         return flight
+
+    def wait(self) -> Flight | None:
+        """The batch that `take` would give, made, and still to be taken; None for none."""
+        self._pump()
+        while self._flights and self._made() is None:
+            self._hear(_TICK_S)
+            self._pump()
+        return self._made()
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""

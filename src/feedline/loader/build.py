@@ -15,6 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.carrier import ParcelCarrier
 from feedline.dataset.gather import gatherer
+from feedline.dataset.seeds import kept, seed_all
 from feedline.dataset.source import DatasetSource
 from feedline.device.carrier import Carrier
 from feedline.device.cuda import CudaCarrier
@@ -30,10 +31,11 @@ from feedline.engine.tasks import OrderTasks, PieceTasks
 from feedline.loader.delivery import Delivery
 from feedline.loader.direct import Direct
 from feedline.loader.judge import RowJudge
+from feedline.loader.maker import Maker
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
 
-__all__ = ["direct_maker", "row_maker", "whole_maker"]
+__all__ = ["direct_maker", "look_at_first", "row_maker", "whole_maker"]
 
 # The fork server imports these once, so that every worker starts with them in no time.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
@@ -89,6 +91,7 @@ def whole_maker(
     workers: int,
     start_method: str,
     deadline_s: float,
+    in_order: bool,
     pin: bool,
 ) -> Delivery:
     """Workers that make whole batches, begun now.
@@ -100,6 +103,7 @@ def whole_maker(
         workers: how many.
         start_method: "fork", "forkserver" or "spawn".
         deadline_s: how long a batch may take; 0 for ever.
+        in_order: hand batches out in order, not as soon as they are made.
         pin: page-lock the tensors.
     """
     crew = start_crew(
@@ -112,11 +116,24 @@ def whole_maker(
         workers=workers,
         timeout_s=inf,  # a user's sample may take as long as it likes
         deadline_s=deadline_s or inf,
+        in_order=in_order,
     )
     carrier = ParcelCarrier(parcels, spare=_KEPT_BY_USER, pin=pin)
     delivery = Delivery(feed, carrier, way, judge=lambda flight: [])
     delivery.aim()
     return delivery
+
+
+def look_at_first(maker: Maker) -> None:
+    """Wait for the first batch, and raise what `worker_init_fn` raised.
+
+    Raises:
+        Exception: a user's own.
+    """
+    if isinstance(maker, Delivery) and isinstance(maker.carrier, ParcelCarrier):
+        flight = maker.feed.wait()
+        if flight is not None:
+            maker.carrier.look(flight)
 
 
 def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bool) -> Direct:
@@ -125,13 +142,14 @@ def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bo
     pins = pin and torch.accelerator.is_available()
 
     def make(batch: Batch) -> Any:
-        made = fetch(batch)
-        return pin_memory(made) if pins else made
-
-    def fetch(batch: Batch) -> Any:
         keys = batch.samples.tolist() if batch.keys is None else batch.keys
         if gather is not None and type(keys) is list and all(type(key) is int for key in keys):
-            return gather(keys)
-        return source.make(keys, batch.image_size or None, None, at=lambda row: None)
+            made = gather(keys)
+        else:
+            # What a worker would make, and without a trace in the user's own random states.
+            with kept():
+                seed_all(batch.seed)
+                made = source.make(keys, batch.image_size or None, None, at=lambda row: None)
+        return pin_memory(made) if pins else made
 
     return Direct(make, way)

@@ -39,7 +39,7 @@ class Delivery:
         self, feed: Feed, carrier: Carrier, way: Way, judge: Callable[[Flight], list[Skipped]]
     ) -> None:
         self.feed = feed
-        self._carrier = carrier
+        self.carrier = carrier
         self._way = way
         self._judge = judge
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
@@ -50,7 +50,7 @@ class Delivery:
     @property
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
-        return self._carrier.timing
+        return self.carrier.timing
 
     @property
     def pids(self) -> list[int]:
@@ -66,7 +66,7 @@ class Delivery:
         """An iteration begins."""
         if self._way.begin():
             self.aim()
-        self._carrier.pause()
+        self.carrier.pause()
 
     def next(self) -> Any:
         """Hand out the batch at the position.
@@ -84,10 +84,10 @@ class Delivery:
         self.recover()
         self._disturbed = True
         try:
-            self._carrier.asked()
+            self.carrier.asked()
             if not self._ahead:
                 self._send(self._take())
-            made = self._carrier.receive()
+            made = self.carrier.receive()
             self.batch, skipped = self._ahead.pop(0)
             self.skipped += skipped
             self._way.delivered(self.batch)
@@ -129,27 +129,27 @@ class Delivery:
 
     def close(self) -> None:
         """End the workers and let go of all memory."""
-        self._carrier.close()
+        self.carrier.close()
         self.feed.close()
 
     def _forget_ahead(self) -> None:
-        self._carrier.drop()
+        self.carrier.drop()
         self._ahead.clear()
 
     def _take(self) -> Flight:
-        self._carrier.reclaim(wait=False)
+        self.carrier.reclaim(wait=False)
         while (flight := self.feed.take()) is None:
-            self._carrier.reclaim(wait=True)
+            self.carrier.reclaim(wait=True)
         return flight
 
     def _send(self, flight: Flight) -> None:
         skipped = self._judge(flight) if flight.failures else []
-        self._carrier.send(flight)
+        self.carrier.send(flight)
         self._ahead.append((flight.batch, skipped))
 
     def _send_ahead(self) -> None:
         """Start the next batch on its way to the device if it is made, across epoch edges too."""
-        if self._carrier.ahead and self.feed.ready():
+        if self.carrier.ahead and self.feed.ready():
             try:
                 self._send(self._take())
             except SampleError:

@@ -26,7 +26,7 @@ from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
 from feedline.frameworks.accelerate import Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.build import row_maker
+from feedline.loader.build import look_at_first, row_maker
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
@@ -75,7 +75,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
         persistent_workers: workers live on in any case; True keeps them also where it cannot be
             told whether the dataset has changed since they began.
-        pin_memory_device, in_order: as torch's; batches come in order in any case.
+        pin_memory_device: as torch's, which no longer heeds it.
+        in_order: as torch's. Where feedline makes the order, batches come in order in any case.
         seed: all order and randomness follows from it: the same batches on any number of workers,
             exact resume over all epochs, epochs that are prefetched into one another. None: drawn
             from `generator` or torch's random state at each epoch, in torch's way; 0 for
@@ -267,6 +268,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             ahead=2 if self.prefetch_factor is None else self.prefetch_factor,
             start_method=self.road,
             deadline_s=self.timeout,
+            in_order=self.in_order or self.plan is not None,
             skip_errors=self.on_error == "skip",
             pin=self.pin_memory,
         )
@@ -275,6 +277,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             user.look,
             self.num_workers,
             persistent=self.persistent_workers or self.num_workers == 0,
+            first=None if self.worker_init_fn is None else look_at_first,
             forks=self.road == "fork",
         )
 

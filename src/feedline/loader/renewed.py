@@ -32,6 +32,8 @@ class Renewed:
         workers: how many.
         persistent: keep workers where it cannot be told whether they are up to date.
         forks: new workers cost a fork, not seconds.
+        first: looks at the first batch of all, so that what fails when the workers begin fails
+            when the iteration begins.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Renewed:
         *,
         persistent: bool,
         forks: bool,
+        first: Callable[[Maker], None] | None = None,
     ) -> None:
+        self._first = first
         self._start = start
         self._look = look
         self._workers = workers
@@ -67,6 +71,8 @@ class Renewed:
             self._maker = self._start(self._workers)
             self._maker.begin()
             self._note()  # the workers are at work meanwhile
+            if self._first is not None:
+                self._first(self._maker)
             return
         if self.renews_always:
             self._renew()

@@ -84,6 +84,7 @@ class Stock:
             self._iterator = TorchDataLoader.__iter__(self._loader)
             return
         dataset: Any = self._loader.dataset
+        self._loader._iterator = None  # workers that persist have gone on from where they began
         if restored.get(_DATASET) is not None:
             dataset.load_state_dict(restored[_DATASET])
         self._start = Randomness.from_json(restored["random"], None, self._loader.generator)
@@ -138,7 +139,7 @@ class Stock:
         if self._loader.num_workers == 0:
             dataset: Any = self._loader.dataset
             samples = self._samples()
-            if samples is not dataset and _keeps_state(samples):
+            if _keeps_state(samples):
                 state[_ITERATOR] = samples.state_dict()
             elif _keeps_state(dataset):
                 state[_DATASET] = dataset.state_dict()

@@ -66,6 +66,7 @@ class UserData:
         ahead: batches that are made ahead by each worker.
         start_method: "fork", "forkserver" or "spawn".
         deadline_s: how long a batch may take; 0 for ever.
+        in_order: hand batches out in order, not as soon as they are made.
         skip_errors: leave samples out that raise.
         pin: page-lock the tensors.
     """
@@ -78,6 +79,7 @@ class UserData:
     ahead: int
     start_method: str
     deadline_s: float
+    in_order: bool
     skip_errors: bool
     pin: bool
 
@@ -100,6 +102,7 @@ class UserData:
             workers=workers,
             start_method=self.start_method,
             deadline_s=self.deadline_s,
+            in_order=self.in_order,
             pin=self.pin,
         )
 
