@@ -11,6 +11,7 @@ samplers' own affair, as it is torch's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -339,7 +340,9 @@ def _fits(epoch: _Epoch, state: Mapping[str, Any]) -> bool:
 
 def _numbers(keys: Any) -> NDArray[np.int64]:
     """The sample numbers among a batch's keys; -1 for keys that are none."""
-    listed = list(keys) if isinstance(keys, (list, tuple)) else [keys]
-    if all(isinstance(key, (int, np.integer)) for key in listed):
-        return np.array(listed, np.int64)
+    listed = keys if isinstance(keys, (list, tuple)) else [keys]
+    with contextlib.suppress(ValueError):  # keys that are themselves of several lengths
+        found = np.array(listed)
+        if found.ndim == 1 and found.dtype.kind in "iu":
+            return found.astype(np.int64, copy=False)
     return np.full(len(listed), -1, np.int64)

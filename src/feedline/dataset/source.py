@@ -93,18 +93,19 @@ class DatasetSource:
         except (Exception, SystemExit) as error:
             return lay(Raised.of(error, self._place), space)
 
-    def make(self, keys: Any, image_size: int | None, space: Space | None, at: Told) -> Any:
+    def make(self, keys: Any, image_size: int | None, space: Space | None, at: Told | None) -> Any:
         """Make a batch.
 
         Args:
             keys: what the sampler gave.
             image_size: what `feedline.image_size()` shall answer; None for nothing.
             space: where tensors may go at once; None leaves everything to `collate_fn`.
-            at: see `Told`.
+            at: see `Told`; None for nobody.
         """
         with sized(image_size):
             if not self._batched:
-                at(0)
+                if at is not None:
+                    at(0)
                 return self._collate(self._sample(keys))
             skipped: list[tuple[str, str]] = []
             samples, keys = self._samples(keys, skipped, at)
@@ -121,18 +122,41 @@ class DatasetSource:
                 raise
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
-    def _samples(self, keys: Any, skipped: list[tuple[str, str]], at: Told) -> tuple[Any, Any]:
+    def _samples(
+        self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
+    ) -> tuple[Any, Any]:
         together = getattr(self.dataset, "__getitems__", None)
         if together and not self._skip:
             return together(keys), keys
+        if self._skip:
+            return self._those_that_can_be_made(keys, skipped, at)
+        samples: list[Any] = []
+        dataset = self.dataset
+        try:
+            if at is None:
+                for key in keys:
+                    samples.append(dataset[key])
+            else:
+                for k, key in enumerate(keys):
+                    at(k)
+                    samples.append(dataset[key])
+        except (Exception, SystemExit) as error:
+            self._blame(error, key)
+            raise
+        return samples, keys
+
+    def _those_that_can_be_made(
+        self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
+    ) -> tuple[Any, Any]:
         samples, made = [], []
         for k, key in enumerate(keys):
-            at(k)
+            if at is not None:
+                at(k)
             try:
                 samples.append(self._sample(key))
                 made.append(key)
             except Exception as error:
-                if not self._skip or (not samples and k == len(keys) - 1):
+                if not samples and k == len(keys) - 1:
                     raise
                 skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
         return samples, made
@@ -141,13 +165,17 @@ class DatasetSource:
         try:
             return self.dataset[key]
         except (Exception, SystemExit) as error:
-            note = f"Raised for the sample with index {key!r} of {type(self.dataset).__name__}."
-            if isinstance(error, IndexError) and isinstance(self.dataset, Sized):
-                note += f" Its len() is {len(self.dataset)}: does that promise samples it has not?"
-            elif isinstance(error, SystemExit):
-                note += " It asked the whole process to exit: raise an ordinary exception instead."
-            _note(error, note)
+            self._blame(error, key)
             raise
+
+    def _blame(self, error: BaseException, key: Any) -> None:
+        """Add to an exception which sample it is about."""
+        note = f"Raised for the sample with index {key!r} of {type(self.dataset).__name__}."
+        if isinstance(error, IndexError) and isinstance(self.dataset, Sized):
+            note += f" Its len() is {len(self.dataset)}: does that promise samples it has not?"
+        elif isinstance(error, SystemExit):
+            note += " It asked the whole process to exit: raise an ordinary exception instead."
+        _note(error, note)
 
     def name(self, sample: int) -> str:
         """A sample's index."""

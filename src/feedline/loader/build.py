@@ -149,7 +149,7 @@ def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bo
             # What a worker would make, and without a trace in the user's own random states.
             with kept():
                 seed_all(batch.seed)
-                made = source.make(keys, batch.image_size or None, None, at=lambda row: None)
+                made = source.make(keys, batch.image_size or None, None, at=None)
         return pin_memory(made) if pins else made
 
     return Direct(make, way)

@@ -274,11 +274,10 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         )
         self._maker = Renewed(
             user.start,
-            user.look,
+            user.look if self.num_workers else _nothing_to_see,
             self.num_workers,
             persistent=self.persistent_workers or self.num_workers == 0,
             first=None if self.worker_init_fn is None else look_at_first,
-            forks=self.road == "fork",
         )
 
     # Iteration
@@ -494,6 +493,10 @@ def _phases(schedule: Any, image_size: int | None, own: bool) -> Schedule | None
     if image_size is None and not own:
         return None
     return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
+
+
+def _nothing_to_see() -> None:
+    """For a dataset that is used as it is: nobody has a copy."""
 
 
 def _identity(

@@ -1,13 +1,11 @@
 """Workers for any Dataset: begun with the first iteration, and anew when the dataset changed.
 
 Guarantees: batches are made of the dataset as it is when an iteration begins. Where it cannot be
-told whether it changed, or telling takes longer than new workers do, there are new workers for
-each iteration, as torch has them; `persistent_workers=True` keeps those that there are.
+told (in time) whether it changed, there are new workers for each iteration, as torch has them; `persistent_workers=True` keeps those that there are.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +15,6 @@ from feedline.plan.batches import Batch
 from feedline.trace.split import Timing
 
 __all__ = ["Renewed"]
-
-_LOOKING_S = 0.05
-"""What a fork and two workers take, about, on a training process of some gigabytes."""
 
 
 class Renewed:
@@ -31,7 +26,6 @@ class Renewed:
             cannot be told.
         workers: how many.
         persistent: keep workers where it cannot be told whether they are up to date.
-        forks: new workers cost a fork, not seconds.
         first: looks at the first batch of all, so that what fails when the workers begin fails
             when the iteration begins.
     """
@@ -43,7 +37,6 @@ class Renewed:
         workers: int,
         *,
         persistent: bool,
-        forks: bool,
         first: Callable[[Maker], None] | None = None,
     ) -> None:
         self._first = first
@@ -51,10 +44,8 @@ class Renewed:
         self._look = look
         self._workers = workers
         self._persistent = persistent
-        self._forks = forks
         self._maker: Maker | None = None
         self._seen: object = None
-        self._looking_s = 0.0
         self._skipped: list[Skipped] = []  # of makers that are over
         self._deaths: list[str] = []
         self._timing = Timing()
@@ -62,15 +53,14 @@ class Renewed:
     @property
     def renews_always(self) -> bool:
         """Whether each iteration has new workers."""
-        unknown = self._seen is None or (self._forks and self._looking_s > _LOOKING_S)
-        return self._maker is not None and unknown and not self._persistent
+        return self._maker is not None and self._seen is None and not self._persistent
 
     def begin(self) -> None:
         """An iteration begins."""
         if self._maker is None:
             self._maker = self._start(self._workers)
             self._maker.begin()
-            self._note()  # the workers are at work meanwhile
+            self._seen = self._look()  # the workers are at work meanwhile
             if self._first is not None:
                 self._first(self._maker)
             return
@@ -78,15 +68,10 @@ class Renewed:
             self._renew()
         else:
             before = self._seen
-            self._note()
+            self._seen = self._look()
             if self._seen != before:
                 self._renew()
         self._maker.begin()
-
-    def _note(self) -> None:
-        before_s = time.perf_counter()
-        self._seen = self._look()
-        self._looking_s = time.perf_counter() - before_s
 
     def _renew(self) -> None:
         old, self._maker = self._maker, None

@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ from feedline.dataset.source import DatasetSource
 from feedline.loader.build import direct_maker, whole_maker
 from feedline.loader.maker import Maker
 from feedline.loader.way import Way
+
+_TELLING_S = 0.02
+"""How long it may take to tell whether a dataset has changed, where new workers cost a fork: what
+that takes, about, for a training process of some gigabytes."""
 
 __all__ = ["UserData", "fingerprint_of", "is_source", "usual_road"]
 
@@ -108,4 +113,6 @@ class UserData:
 
     def look(self) -> object:
         """What differs where the dataset is no more what it was; None where that is unknown."""
-        return digest(self.dataset, self.collate_fn, self.worker_init_fn)
+        forks = self.start_method == "fork"
+        contents = self.dataset, self.collate_fn, self.worker_init_fn
+        return digest(*contents, within_s=_TELLING_S if forks else inf)
