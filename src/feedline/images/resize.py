@@ -51,16 +51,14 @@ def fill(row: Pixels, image: Pixels, placement: Placement) -> None:
         if _quick and compiled.resample(image, row, 0, 0, height, width, size, size, 0, 0, flip):
             return
         _resize(image, row)
-        if flip:
-            mirrored = torch.from_numpy(row)
-            mirrored.copy_(mirrored.flip(1))
+        _mirror(row, flip)
         return
-    height, width, top, left = placement
+    height, width, top, left, flip = placement
     from_height, from_width = image.shape[:2]
     if (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + size, left : left + size])
     elif _quick and compiled.resample(
-        image, row, 0, 0, from_height, from_width, height, width, top, left, False
+        image, row, 0, 0, from_height, from_width, height, width, top, left, flip
     ):
         return
     elif height * width <= _WHOLE_LIMIT * size * size:
@@ -70,6 +68,13 @@ def fill(row: Pixels, image: Pixels, placement: Placement) -> None:
         np.copyto(row, whole[top : top + size, left : left + size])
     else:
         _resize_window(image, placement, row)
+    _mirror(row, flip)
+
+
+def _mirror(row: Pixels, flip: bool) -> None:
+    if flip:
+        mirrored = torch.from_numpy(row)
+        mirrored.copy_(mirrored.flip(1))
 
 
 def _resize(source: Pixels, target: Pixels) -> None:
@@ -92,7 +97,7 @@ def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
     Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image has one
     of 256 x 768,000 pixels.
     """
-    height, width, top, left = window
+    height, width, top, left, _ = window
     size = len(row)
     down, rows = _triangles(image.shape[0], height, top, size)
     across, columns = _triangles(image.shape[1], width, left, size)
