@@ -36,8 +36,12 @@ def look_up(image: Pixels, tables: np.ndarray[Any, Any], target: np.ndarray[Any,
     if compiled is not None:
         compiled.look_up(image, tables, target)
         return
-    if image.dtype != np.uint8 or image.shape != (*target.shape[1:], 3):
-        raise ValueError(f"image and target do not fit: {image.shape}, {target.shape}")
+    height, width = target.shape[-2:]
+    if image.dtype != np.uint8 or (image.shape, target.shape) != (
+        (height, width, 3),
+        (3, height, width),
+    ):
+        raise ValueError(f"{image.dtype} {image.shape} and {target.shape} do not fit")
     if tables.shape != (3, 256) or tables.dtype != target.dtype:
         raise ValueError(f"tables of {tables.shape}, {tables.dtype} for {target.dtype}")
     if not (image.flags.c_contiguous and tables.flags.c_contiguous and target.flags.c_contiguous):

@@ -5,7 +5,7 @@ pipeline makes of the image, for one of its random draws; a file that torchvisio
 read; what cannot be decoded is an ImageError that names the file; several threads may load at once;
 a pickle carries the paths out of band and no buffers.
 
-Relies on: `recipe` for what the pipeline means, `paths` for the files, `decode` and `resize` for
+Relies on: `recipe` for what the pipeline means, `paths` for the files, `decode` and `ways` for
 the pixels, `finish` for what follows them.
 """
 
@@ -25,7 +25,7 @@ from feedline.images.files import read_file
 from feedline.images.paths import LabelledPaths
 from feedline.images.pillow_reading import PillowSettings, read_with_pillow
 from feedline.images.recipe import Recipe
-from feedline.images.resize import fill
+from feedline.images.ways import fill_as
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 
@@ -116,7 +116,7 @@ class ImagePipeline:
             placement = crop.place(whole.shape[0], whole.shape[1], item)
             image = cut(whole, placement.part)
         pixels = self._threads.square(item.image_size)
-        fill(pixels, image, placement)
+        fill_as(self.recipe.way, pixels, image, placement)
         return pixels
 
     def name(self, sample: int) -> str:

@@ -21,6 +21,7 @@ from feedline.images.crops import TrainCrop, Transform
 from feedline.images.finish import Finish, Step, learnt
 from feedline.images.greys import Greys
 from feedline.images.steps import NotRecognised, flattened, origin, words
+from feedline.images.ways import Way
 from feedline.images.window_crop import WindowCrop
 
 __all__ = ["Recipe", "read"]
@@ -39,6 +40,7 @@ class Recipe:
 
     Args:
         crop: which part of the image it shows.
+        way: how that is resized.
         image_size: the side of the pipeline's own output, in pixels.
         finish: what becomes of the part's pixels.
         fast: the steps that these stand for, as words.
@@ -47,6 +49,7 @@ class Recipe:
     """
 
     crop: Transform
+    way: Way
     image_size: int
     finish: Finish
     fast: tuple[str, ...]
@@ -85,7 +88,7 @@ def read(transform: object) -> Recipe:
     if isinstance(finish, str):
         raise NotRecognised(finish)
     fast = tuple(map(words, steps[:taken]))
-    return Recipe(crop, side, finish, fast, tuple(map(words, rest)), tuple(notes))
+    return Recipe(crop, reader.way, side, finish, fast, tuple(map(words, rest)), tuple(notes))
 
 
 class _Reader:
@@ -101,6 +104,7 @@ class _Reader:
         self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
         self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
         self._side = 0
+        self.way: Way = "pillow"
         self._flip: float | None = None
         self._flip_first = False
 
@@ -177,6 +181,8 @@ class _Reader:
             raise NotRecognised(
                 f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
             )
+        if self.greys.form != "pil":
+            self.way = "bytes" if ".v2." in type(step).__module__ else "floats"
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:
         if not self._resized or self._cut:
