@@ -21,7 +21,7 @@ from PIL import Image
 from feedline.errors import SampleError
 from feedline.images.crops import Pixels
 from feedline.images.lookup import look_up
-from feedline.images.randomness import Borrowed, draw_from_torch_only
+from feedline.images.randomness import Borrowed, well_behaved
 from feedline.images.steps import said, words
 
 __all__ = ["Finish", "Form", "Step", "learnt", "unfit"]
@@ -50,10 +50,10 @@ class Finish:
     rest: tuple[Step, ...]
     dtype: str
     channels: int
-    _torch_only: bool = field(init=False)
+    _well_behaved: bool = field(init=False)  # the rest is well behaved
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_torch_only", draw_from_torch_only(self.rest))
+        object.__setattr__(self, "_well_behaved", well_behaved(self.rest))
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
         """Write the row.
@@ -86,7 +86,7 @@ class Finish:
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the steps that run as they are make of the pixels; in `row`, if that can be."""
         value = self._begun(pixels, row)
-        with Borrowed(seed, torch_only=self._torch_only):
+        with Borrowed(seed, torch_only=self._well_behaved):
             for step in self.rest:
                 value = step(value)
         return value
@@ -100,7 +100,7 @@ class Finish:
         else:
             shape = (3, *pixels.shape[:2])
             dtype = self.table.dtype
-            if row is None or row.shape != shape or row.dtype != dtype:
+            if row is None or not self._well_behaved or (row.shape, row.dtype) != (shape, dtype):
                 row = np.empty(shape, dtype)
             look_up(pixels, self.table, row)
             tensor = torch.from_numpy(row)

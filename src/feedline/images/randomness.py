@@ -21,7 +21,7 @@ import torch
 
 from feedline.images.steps import origin
 
-__all__ = ["Borrowed", "draw_from_torch_only"]
+__all__ = ["Borrowed", "well_behaved"]
 
 # They hold steps of which nothing is known, or draw from Python's generator.
 _ANYTHING = frozenset(("Compose", "Lambda", "RandomApply", "RandomChoice", "RandomOrder"))
@@ -29,8 +29,8 @@ _ANYTHING = frozenset(("Compose", "Lambda", "RandomApply", "RandomChoice", "Rand
 _turn = threading.RLock()
 
 
-def draw_from_torch_only(steps: Sequence[Callable[[Any], Any]]) -> bool:
-    """Whether these steps surely draw from no other global generator than torch's."""
+def well_behaved(steps: Sequence[Callable[[Any], Any]]) -> bool:
+    """Whether these steps surely draw from torch's global generator only, and keep no input."""
     names = [origin(step) for step in steps]
     return all(name is not None and name not in _ANYTHING for name in names)
 

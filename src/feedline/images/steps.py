@@ -67,8 +67,8 @@ def flattened(transform: Any) -> Iterator[Callable[[Any], Any]]:
 
 def words(step: object) -> str:
     """A step as a user would write it, on one line."""
-    name = getattr(step, "__qualname__", None)
     try:
+        name = getattr(step, "__qualname__", None)
         text = name if isinstance(name, str) else " ".join(repr(step).split())
     except Exception:
         text = type(step).__name__
