@@ -4,8 +4,8 @@ Guarantees: never raises and changes nothing, whatever the object; torchvision i
 object of it can only come from where it was); what is not surely understood is not recognised, and
 why is said. Steps that run as they are run once, on a made-up image, to see what they give.
 
-Relies on: torchvision's ImageFolder and DatasetFolder being what they are since 0.2: a list of
-(path, label), a loader and a transform.
+Relies on: torchvision's ImageFolder and DatasetFolder being no more than a list of (path, label), a
+loader and a transform, as long as nobody put another method into them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feedline.images.paths import LabelledPaths, starts_of
 from feedline.images.pillow_reading import PillowSettings
 from feedline.images.pipeline import ImagePipeline
 from feedline.images.recipe import read
-from feedline.images.steps import NotRecognised, unaltered, words
+from feedline.images.steps import NotRecognised, said, unaltered, words
 
 __all__ = ["Recognition", "recognise"]
 
@@ -58,10 +58,8 @@ def recognise(dataset: object) -> Recognition:
     except NotRecognised as why:
         return Recognition(None, refused=(str(why),))
     except Exception as error:
-        kind = type(error).__name__
-        return Recognition(
-            None, refused=(f"{type(dataset).__name__} cannot be looked into: {kind}.",)
-        )
+        kind = type(dataset).__name__
+        return Recognition(None, refused=(f"{kind} cannot be looked into: {said(error)}.",))
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
@@ -87,8 +85,9 @@ def _chosen(folder: Any, subsets: list[Any]) -> np.ndarray[Any, np.dtype[np.int6
         length = len(folder.samples) if chosen is None else len(chosen)
         if indices.size and not (-length <= indices.min() and indices.max() < length):
             raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
-        indices = np.where(indices < 0, indices + length, indices).astype(np.int64)
-        chosen = indices if chosen is None else chosen[indices]
+        # Negative ones count from the end of what they choose from.
+        own = indices.astype(np.int64) % max(length, 1)
+        chosen = own if chosen is None else chosen[own]
     return chosen
 
 
@@ -104,7 +103,7 @@ def _check(dataset: Any) -> None:
         )
     if not unaltered(dataset) or hasattr(dataset, "__getitems__"):
         raise NotRecognised(f"A method of {kind.__name__} was replaced.")
-    if dataset.loader not in (module.default_loader, module.pil_loader):
+    if not any(dataset.loader is own for own in (module.default_loader, module.pil_loader)):
         raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
