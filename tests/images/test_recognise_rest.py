@@ -284,6 +284,22 @@ def test_the_rows_dtype_and_shape_are_those_that_come_out(root, step, field):
         assert pixel_error(ours, theirs) * 255 <= 0.06
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        *(v1.RandomHorizontalFlip(), v1.CenterCrop(32), v1.RandomCrop(32), v1.Resize((32, 32))),
+        v1.RandomResizedCrop(32),
+    ],
+)
+def test_what_is_done_a_second_time_runs_as_it_is(root, second):
+    steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
+    _, recognition = recognised(root, *steps, second, v1.ToTensor())
+    assert len(recognition.fast) == 3
+    assert [step.partition("(")[0] for step in recognition.as_is] == [
+        *(type(second).__name__, "ToTensor")
+    ]
+
+
 class Fickle:
     """What it learns on an image of one size does not hold for others."""
 
