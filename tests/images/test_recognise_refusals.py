@@ -118,7 +118,6 @@ PIPELINES = {
     "oblong resize": ([v1.Resize((32, 40)), FLOATS], r"Resize\(.* is not square"),
     "oblong centre": ([v1.Resize(50), v1.CenterCrop((32, 40)), FLOATS], "CenterCrop.* not square"),
     "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "no whole number of pixels"),
-    "a truth for a size": ([v1.RandomResizedCrop(True), FLOATS], "no whole number of pixels"),
     "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "no whole number of pixels above 0"),
     "a centre alone": ([v1.CenterCrop(32), FLOATS], "CenterCrop.*only once, after a Resize"),
     "a larger centre": ([v1.Resize(32), v1.CenterCrop(40), FLOATS], "larger than the 32 px.*pads"),

@@ -213,6 +213,6 @@ def _side(step: object, size: Any) -> int:
         side = operator.index(sides[0])
     except TypeError:
         side = 0
-    if side < 1 or isinstance(sides[0], bool):
+    if side < 1:
         raise NotRecognised(f"{words(step)} has no whole number of pixels above 0 for its size.")
     return side
