@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from feedline.errors import SampleError
+from feedline.images.finish import Finish
 from feedline.images.randomness import Borrowed, well_behaved
 from feedline.images.recognise import recognise
 from feedline.plan.row import Field
@@ -298,6 +299,15 @@ def test_what_is_done_a_second_time_runs_as_it_is(root, second):
     assert [step.partition("(")[0] for step in recognition.as_is] == [
         *(type(second).__name__, "ToTensor")
     ]
+
+
+def test_a_view_of_the_row_is_copied_as_it_shows():
+    finish = Finish(np.tile(np.arange(256.0), (3, 1)), "tensor", (lambda x: x.mT,), "float64", 3)
+    object.__setattr__(finish, "_well_behaved", True)
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    row = np.zeros((3, 4, 4))
+    finish.write(pixels, 1, row)
+    assert np.array_equal(row, pixels.transpose(2, 1, 0))
 
 
 class Fickle:
