@@ -81,6 +81,10 @@ PIPELINES = {
         "^asarray is no step of the fast path. It wou",
     ),
     "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* is no step of the fast path"),
+    "a subclass of that name": (
+        [type("RandomResizedCrop", (v1.RandomResizedCrop,), {})(32), FLOATS],
+        "RandomResizedCrop.* is no step of the fast path",
+    ),
     "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "is no step of the fast path"),
     "own forward": (
         [with_own_method(v1.RandomResizedCrop(32), "forward"), FLOATS],
@@ -266,6 +270,10 @@ DATASETS = {
     "a method put in": (
         lambda root: changed(root, __getitem__=len),
         "method of ImageFolder was re",
+    ),
+    "whole batches": (
+        lambda root: changed(root, __getitems__=lambda indices: []),
+        "method of ImageFolder was replaced",
     ),
     "fractions for labels": (
         lambda root: changed(root, samples=[(root + "/cats/a.jpg", 0.5)]),
