@@ -43,7 +43,10 @@ PIPELINES = {
     ),
     "v1, testing": v1.Compose([v1.Resize(256), v1.CenterCrop(224), *FLOATS]),
     "v2, training": v2.Compose(
-        [v2.ToImage(), *TRAIN, v2.ToDtype(torch.float32, scale=True), NORMALIZE]
+        [
+            *(v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomHorizontalFlip()),
+            *(v2.ToDtype(torch.float32, scale=True), v2.Normalize(NORMALIZE.mean, NORMALIZE.std)),
+        ]
     ),
 }
 
