@@ -1,6 +1,6 @@
 """The compiled parts; everything else about the build is in pyproject.toml.
 
-Both are optional: without a compiler libraries do their work, slower, to the same bytes
+All are optional: without a compiler libraries do their work, slower, to the same bytes
 (ARCHITECTURE.md says where that makes a difference to broken files).
 """
 
@@ -15,6 +15,12 @@ setup(
             ["src/feedline/images/_resample.c"],
             # No contraction: the weights are torch's to the bit.
             extra_compile_args=["-O3", "-ffp-contract=off"],
+            optional=True,
+        ),
+        Extension(
+            "feedline.images._lookup",
+            ["src/feedline/images/_lookup.c"],
+            extra_compile_args=["-O3"],
             optional=True,
         ),
         Extension(

@@ -68,6 +68,29 @@ def test_every_part_and_window_has_torchs_bytes(task):
     assert np.array_equal(row, torchs(image, part, whole, corner, size, flip))
 
 
+def down_first(image, part, whole, corner, size, flip):
+    """The transposed of what torch makes of the transposed image; the mirroring is kept apart."""
+    turned = [pair[::-1] for pair in (part[:2], part[2:], whole, corner)]
+    made = torchs(image.transpose(1, 0, 2), (*turned[0], *turned[1]), *turned[2:], size, False)
+    return made.transpose(1, 0, 2)[:, ::-1] if flip else made.transpose(1, 0, 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tasks())
+@example(((120, 120), (0, 0, 120, 120), (15, 15), (0, 0), 15, True))
+@example(((90, 11), (0, 0, 90, 11), (30, 60), (0, 3), 29, True))
+@example(((90, 90), (3, 4, 80, 11), (120, 90), (0, 0), 90, False))
+def test_the_vertical_pass_may_come_first(task):
+    shape, part, whole, corner, size, flip = task
+    image = noise(*shape)
+    row = np.zeros((size, size, 3), np.uint8)
+    assert resample(image, row, *part, *whole, *corner, flip, True) == (part[3] >= 11)
+    if part[3] >= 11:
+        assert np.array_equal(row, down_first(image, part, whole, corner, size, flip))
+    else:
+        assert not row.any()
+
+
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (896, 600)])
 @pytest.mark.parametrize("size", [224, 160])
 def test_photographs_of_usual_sizes_have_torchs_bytes(height, width, size):
@@ -110,6 +133,10 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
                 whole = (size + more, size + more)
                 assert resample(image, row, *part, *whole, more, more, flip)
                 assert np.array_equal(row, torchs(expected, part, whole, (more, more), size, flip))
+                if w >= 11:
+                    assert resample(image, row, *part, *whole, more, more, flip, True)
+                    other = down_first(expected, part, whole, (more, more), size, flip)
+                    assert np.array_equal(row, other)
 
 
 def test_what_it_does_not_take_is_left_as_it_was():

@@ -15,6 +15,7 @@ import numpy as np
 
 from feedline.images.folder import ImageFolder
 from feedline.images.index import FolderIndex
+from feedline.images.paths import starts_of
 from feedline.plan.row import Field, Item
 
 __all__ = ["MOST_IMAGES", "Sample", "draw"]
@@ -34,11 +35,9 @@ def draw(folder: ImageFolder, seed: int, most: int = MOST_IMAGES) -> ImageFolder
     numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
     index = folder._index
     names = [index.name(number) + b"\0" for number in numbers.tolist()]
-    starts = np.zeros(len(names) + 1, np.int64)
-    np.cumsum([len(name) for name in names], out=starts[1:])
     blob = np.frombuffer(b"".join(names), np.uint8)
     drawn = copy.copy(folder)
-    drawn._adopt(FolderIndex(index.classes, blob, starts, index.labels[numbers]))
+    drawn._adopt(FolderIndex(blob, starts_of(blob), index.labels[numbers], index.classes))
     return drawn
 
 

@@ -1,7 +1,8 @@
 /* A part of an image, resized into a row of a batch, in one pass.
 
 Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
-with 16-bit weights: horizontally first, rounded to bytes, then vertically. No byte outside the
+with 16-bit weights: horizontally first, rounded to bytes, then vertically; or the other way round,
+as newer Pillows do it with some images. No byte outside the
 part counts, none before the part or behind the image's last is read, none outside the row is
 written. Python's lock is not held meanwhile.
 
@@ -69,7 +70,7 @@ typedef struct {
     int height, width;       /* of the part */
     int to_height, to_width; /* of the whole */
     int top, left, size;     /* of the window */
-    int flip;
+    int flip, down_first;
     uint8_t *row;
 } Task;
 
@@ -310,6 +311,33 @@ AVX2 static void resize(
 #undef ACROSS_4
 #undef DOWN
 
+/* The passes the other way round, rounded to bytes between them all the same. */
+AVX2 static void resize_down_first(
+    const Task *task, const Blocks *plan, Axis horizontal, const Pixel *lines, Axis vertical,
+    uint8_t *made, uint8_t *blended)
+{
+    const int bytes = 3 * task->size, wide = 3 * task->width;
+    for (int y = 0; y < task->size; y += 2) {
+        uint8_t *to[2];
+        const uint8_t *from[2];
+        for (int k = 0; k < 2; k++) { /* beyond the last row the last once more */
+            const int at = task->top + (y + k < task->size ? y + k : y);
+            const uint8_t *rows[MOST_TAPS];
+            for (int tap = 0; tap < 2 * vertical.pairs; tap++) {
+                const int row = lines[at].start + tap; /* beyond the last the weight is 0 */
+                rows[tap] = task->image + (row < task->height ? row : lines[at].start) * task->stride;
+            }
+            to[k] = made + k * (bytes + SLACK);
+            from[k] = blended + k * (wide + SLACK);
+            down((uint8_t *)from[k], rows, lines + at, wide, vertical.pairs, vertical.precision);
+        }
+        across(
+            to, from, plan, task->size, plan->vectors, horizontal.pairs, horizontal.precision);
+        for (int k = 0; k < 2 && y + k < task->size; k++)
+            memcpy(task->row + (Py_ssize_t)(y + k) * bytes, to[k], (size_t)bytes);
+    }
+}
+
 /* Do a task; 0, or -1 where memory is missing. */
 static int run(const Task *task)
 {
@@ -335,7 +363,10 @@ static int run(const Task *task)
     const Axis horizontal = weigh(columns, share, task->width, task->to_width);
     const Axis vertical = weigh(lines, share, task->height, task->to_height);
     divide(&plan, columns, task, horizontal.pairs);
-    resize(task, &plan, horizontal, lines, vertical, kept, kept + ring);
+    if (task->down_first)
+        resize_down_first(task, &plan, horizontal, lines, vertical, kept, kept + ring);
+    else
+        resize(task, &plan, horizontal, lines, vertical, kept, kept + ring);
     PyMem_RawFree(memory);
     return 0;
 }
@@ -357,15 +388,16 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
     long number[NUMBERS];
     PyObject *answer = NULL;
     (void)module;
-    if (count != 3 + NUMBERS)
-        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 3 + NUMBERS);
+    if (count != 3 + NUMBERS && count != 4 + NUMBERS)
+        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 4 + NUMBERS);
     for (int k = 0; k < NUMBERS; k++) {
         number[k] = PyLong_AsLong(args[2 + k]);
         if (number[k] == -1 && PyErr_Occurred())
             return NULL;
     }
     const int flip = PyObject_IsTrue(args[2 + NUMBERS]);
-    if (flip < 0)
+    const int down_first = count > 3 + NUMBERS ? PyObject_IsTrue(args[3 + NUMBERS]) : 0;
+    if (flip < 0 || down_first < 0)
         return NULL;
     const long top = number[0], left = number[1], height = number[2], width = number[3];
     const long to_height = number[4], to_width = number[5], to_top = number[6], to_left = number[7];
@@ -388,7 +420,8 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
     } else if (
         !supported() || image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
         || to_height > LARGEST || to_width > LARGEST
-        || height > STEEPEST * to_height || width > STEEPEST * to_width) {
+        || height > STEEPEST * to_height || width > STEEPEST * to_width
+        || (down_first && 3 * width < 2 * WIDE)) { /* so many of a row are read at once */
         answer = Py_NewRef(Py_False);
     } else {
         const uint8_t *first = image.buf;
@@ -399,7 +432,7 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
             .height = (int)height, .width = (int)width,
             .to_height = (int)to_height, .to_width = (int)to_width,
             .top = (int)to_top, .left = (int)to_left, .size = (int)size,
-            .flip = flip,
+            .flip = flip, .down_first = down_first,
             .row = row.buf,
         };
         int failed;
@@ -414,7 +447,8 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
 }
 
 PyDoc_STRVAR(resample_doc,
-"resample(image, row, top, left, height, width, to_height, to_width, to_top, to_left, flip)\n"
+"resample(image, row, top, left, height, width, to_height, to_width, to_top, to_left, flip,\n"
+"    down_first=False)\n"
 "\n"
 "Resize the part (top, left, height, width) of an image to (to_height, to_width), and write the\n"
 "square at (to_top, to_left) of that, mirrored if `flip`, over the row.\n"

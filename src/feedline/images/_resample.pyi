@@ -19,6 +19,7 @@ def resample(
     to_top: int,
     to_left: int,
     flip: bool,
+    down_first: bool = False,
     /,
 ) -> bool:
     """Resize the part (top, left, height, width) of an image to (to_height, to_width).
@@ -28,6 +29,7 @@ def resample(
     Args:
         image: uint8 (h, w, 3).
         row: uint8 (n, n, 3), C-contiguous.
+        down_first: the vertical pass comes before the horizontal one, not after it.
 
     Returns:
         False, with nothing written, where the resize is steeper, larger or laid out otherwise

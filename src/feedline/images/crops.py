@@ -28,8 +28,10 @@ __all__ = [
     "TrainCrop",
     "Transform",
     "Window",
+    "centred",
     "checked_transform",
     "cut",
+    "resized",
 ]
 
 Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -95,6 +97,7 @@ class Window(NamedTuple):
     width: int
     top: int
     left: int
+    flip: bool = False
 
     def shrink(self, height: int, width: int, size: int) -> int:
         """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
@@ -222,18 +225,22 @@ class EvalCrop:
 
         The resized image is never smaller than the square, so nothing is padded.
         """
-        # As torchvision rounds: the longer side is cut, the corner goes to the even neighbour.
-        short = round(size / self.fraction)
-        if width <= height:
-            resized_height, resized_width = int(short * height / width), short
-        else:
-            resized_height, resized_width = short, int(short * width / height)
-        return Window(
-            resized_height,
-            resized_width,
-            round((resized_height - size) / 2.0),
-            round((resized_width - size) / 2.0),
-        )
+        whole = resized(height, width, round(size / self.fraction))
+        return Window(*whole, *centred(*whole, size))
+
+
+def resized(height: int, width: int, short: int) -> tuple[int, int]:
+    """The height and width of an image when its shorter side is resized to `short` px."""
+    # As torchvision rounds: the longer side is cut.
+    if width <= height:
+        return int(short * height / width), short
+    return short, int(short * width / height)
+
+
+def centred(height: int, width: int, size: int) -> tuple[int, int]:
+    """The top and left of a central square of `size` px in (height, width) pixels."""
+    # As torchvision rounds: the corner goes to the even neighbour.
+    return round((height - size) / 2.0), round((width - size) / 2.0)
 
 
 def checked_transform(transform: object) -> Transform:

@@ -1,9 +1,7 @@
 """Which files a folder of images holds, and their classes, in a few numpy arrays.
 
-Guarantees: the samples and class numbers of torchvision.datasets.ImageFolder, in its order; no
-Python object per file, whatever their number; the arrays go out of band in pickle protocol 5
-and may be read-only afterwards, so that any number of processes share one copy; scanning ends,
-also where links lead in circles.
+Guarantees: the samples and class numbers of torchvision.datasets.ImageFolder, in its order, kept
+as `paths` keeps them; scanning ends, also where links lead in circles.
 
 Relies on: os.scandir telling files from folders without a stat of each. Needs no torch.
 """
@@ -14,11 +12,11 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
+from feedline.images.paths import LabelledPaths, starts_of
 
 __all__ = ["IMAGE_EXTENSIONS", "FolderIndex", "scan_folder"]
 
@@ -29,40 +27,14 @@ _NAMED_IN_ERRORS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class FolderIndex:
-    """The files of a folder with one sub-folder a class.
+class FolderIndex(LabelledPaths):
+    """The files of a folder with one sub-folder a class: paths are relative to the class's folder.
 
     Args:
-        classes: the names of the classes, sorted.
-        blob: uint8, the path of each sample within its class's folder, in the bytes of the file
-            system (os.fsencode), each ended by a zero byte.
-        starts: int64 (n + 1), where each path begins in `blob`, and its length.
-        labels: int32 (n), the class number of each sample.
+        classes: the names of the classes, sorted; labels, int32, number them.
     """
 
     classes: list[str]
-    blob: np.ndarray[Any, np.dtype[np.uint8]]
-    starts: np.ndarray[Any, np.dtype[np.int64]]
-    labels: np.ndarray[Any, np.dtype[np.int32]]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the arrays, in bytes."""
-        return self.blob.nbytes + self.starts.nbytes + self.labels.nbytes
-
-    def name(self, sample: int) -> bytes:
-        """The path of a sample within its class's folder, in the file system's bytes.
-
-        Raises:
-            IndexError: there is no such sample; negative numbers do not count from the end.
-        """
-        if not 0 <= sample < len(self.labels):
-            raise IndexError(f"sample {sample} of {len(self.labels)}")
-        starts = self.starts
-        return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
 
     def fingerprint(self) -> str:
         """A short hash of the number of samples, their relative paths and the class names.
@@ -114,10 +86,8 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
     if empty:
         raise DatasetError(_without_images(root, classes, empty, endings))
     blob = np.frombuffer(b"".join(parts), np.uint8)
-    starts = np.zeros(sum(counts) + 1, np.int64)
-    np.add(np.flatnonzero(blob == 0), 1, out=starts[1:])
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    return FolderIndex(classes=classes, blob=blob, starts=starts, labels=labels)
+    return FolderIndex(blob=blob, starts=starts_of(blob), labels=labels, classes=classes)
 
 
 def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:

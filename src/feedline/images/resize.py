@@ -35,7 +35,7 @@ _antialiased: Any = torch._C._nn._upsample_bilinear2d_aa
 _WHOLE_LIMIT = 16
 
 
-def fill(row: Pixels, image: Pixels, placement: Placement) -> None:
+def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool = False) -> None:
     """Resize a part of an image into a row.
 
     Args:
@@ -43,37 +43,47 @@ def fill(row: Pixels, image: Pixels, placement: Placement) -> None:
         image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an
             image, so the whole for a window.
         placement: what is to be made of it.
+        down_first: the vertical pass comes before the horizontal one, not after it as in torch:
+            the bytes between them are rounded, so a fifth of the row's are 1 more or 1 less.
     """
     size = len(row)
-    if isinstance(placement, Box):
-        flip = placement.flip
-        height, width = image.shape[:2]
-        if _quick and compiled.resample(image, row, 0, 0, height, width, size, size, 0, 0, flip):
-            return
-        _resize(image, row)
-        if flip:
-            mirrored = torch.from_numpy(row)
-            mirrored.copy_(mirrored.flip(1))
-        return
-    height, width, top, left = placement
     from_height, from_width = image.shape[:2]
+    if isinstance(placement, Box):
+        height, width, top, left, flip = size, size, 0, 0, placement.flip
+    else:
+        height, width, top, left, flip = placement
+    window = slice(top, top + size), slice(left, left + size)
     if (from_height, from_width) == (height, width):
-        np.copyto(row, image[top : top + size, left : left + size])
+        np.copyto(row, image[window])
     elif _quick and compiled.resample(
-        image, row, 0, 0, from_height, from_width, height, width, top, left, False
+        *(image, row, 0, 0, from_height, from_width, height, width, top, left, flip, down_first)
     ):
         return
+    elif height == width == size:
+        _resize(image, row, down_first)
     elif height * width <= _WHOLE_LIMIT * size * size:
         # The filter looks beyond the window's edge, so the whole is resized first.
         whole = np.empty((height, width, 3), np.uint8)
-        _resize(image, whole)
-        np.copyto(row, whole[top : top + size, left : left + size])
+        _resize(image, whole, down_first)
+        np.copyto(row, whole[window])
     else:
-        _resize_window(image, placement, row)
+        _resize_window(image, Window(height, width, top, left), row)
+    _mirror(row, flip)
 
 
-def _resize(source: Pixels, target: Pixels) -> None:
+def _mirror(row: Pixels, flip: bool) -> None:
+    if flip:
+        mirrored = torch.from_numpy(row)
+        mirrored.copy_(mirrored.flip(1))
+
+
+def _resize(source: Pixels, target: Pixels, down_first: bool) -> None:
     """Resize all of `source` (h, w, 3) to all of `target` (H, W, 3)."""
+    if down_first:
+        turned = np.empty(target.transpose(1, 0, 2).shape, np.uint8)
+        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, False)
+        np.copyto(target, turned.transpose(1, 0, 2))
+        return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
     _antialiased(
@@ -92,7 +102,7 @@ def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
     Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image has one
     of 256 x 768,000 pixels.
     """
-    height, width, top, left = window
+    height, width, top, left, _ = window
     size = len(row)
     down, rows = _triangles(image.shape[0], height, top, size)
     across, columns = _triangles(image.shape[1], width, left, size)

@@ -1,0 +1,59 @@
+"""Many files and their labels in three numpy arrays.
+
+Guarantees: no Python object per file, whatever their number; the arrays go out of band in pickle
+protocol 5 and may be read-only afterwards, so that any number of processes share one copy.
+
+Relies on: no path containing a zero byte, which no file system allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["LabelledPaths", "starts_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPaths:
+    """The paths and labels of samples.
+
+    Args:
+        blob: uint8, the path of each sample, relative to whatever its owner knows, in the bytes of
+            the file system (os.fsencode), each ended by a zero byte.
+        starts: int64 (n + 1), where each path begins in `blob`, and its length.
+        labels: whole numbers (n), of any dtype.
+    """
+
+    blob: np.ndarray[Any, np.dtype[np.uint8]]
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    labels: np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the arrays, in bytes."""
+        return self.blob.nbytes + self.starts.nbytes + self.labels.nbytes
+
+    def name(self, sample: int) -> bytes:
+        """The path of a sample as `blob` has it, without the zero byte.
+
+        Raises:
+            IndexError: there is no such sample; negative numbers do not count from the end.
+        """
+        if not 0 <= sample < len(self.labels):
+            raise IndexError(f"sample {sample} of {len(self.labels)}")
+        starts = self.starts
+        return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
+
+
+def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where each path begins in a blob of paths that end by a zero byte, and the blob's length."""
+    ends = np.flatnonzero(blob == 0)
+    starts = np.zeros(len(ends) + 1, np.int64)
+    np.add(ends, 1, out=starts[1:])
+    return starts

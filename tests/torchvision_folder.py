@@ -1,0 +1,54 @@
+"""A folder of images of all sorts, as torchvision's datasets read it, and rows of sources."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from feedline.plan.row import Item
+
+__all__ = ["IMAGES", "image", "item_row", "pixel_error", "write_images"]
+
+
+def image(seed: int, width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """A gradient with some noise on it."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    noisy = smooth + rng.integers(-20, 21, smooth.shape)
+    pixels = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    return pixels.convert(mode) if mode != "RGB" else pixels
+
+
+IMAGES = {
+    "cats/a.jpg": (120, 90, "RGB"),
+    "cats/b.png": (97, 131, "RGB"),
+    "cats/grey.jpg": (75, 101, "L"),
+    "dogs/deep/wide.jpg": (300, 81, "RGB"),
+    "dogs/palette.png": (80, 80, "P"),
+    "dogs/see-through.png": (64, 112, "RGBA"),
+    "dogs/small.png": (33, 29, "RGB"),
+}
+
+
+def write_images(root):
+    """Write them below `root`, and give it."""
+    for number, (name, (width, height, mode)) in enumerate(IMAGES.items()):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = {"quality": 92} if name.endswith("jpg") else {}
+        image(number, width, height, mode).save(path, **options)
+    return root
+
+
+def item_row(source, sample, size=None, seed=1, strength=1.0):
+    """A row of a source: its image and its label."""
+    size = size or source.image_size
+    row = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(size))
+    source.load(Item(sample, size, seed, strength), row)
+    return row
+
+
+def pixel_error(ours, theirs):
+    """How far two arrays of grey levels are apart on average."""
+    return np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)).mean()
