@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feedline.dataset.size import image_size, per_size
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
@@ -26,6 +27,8 @@ __all__ = [
     "Schedule",
     "TrainCrop",
     "__version__",
+    "image_size",
+    "per_size",
 ]
 
 __version__ = "0.1.0"
@@ -39,6 +42,8 @@ _HOMES = {
     "Phase": "feedline.plan.schedule",
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
+    "image_size": "feedline.dataset.size",
+    "per_size": "feedline.dataset.size",
 }
 
 

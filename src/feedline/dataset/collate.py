@@ -7,6 +7,7 @@ samples do not go together the error is torch's, with the index of a sample that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,9 +33,9 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
             type(tensor) is torch.Tensor
             and tensor.layout is torch.strided
             and tensor.device.type == "cpu"
-            and tensor.shape == first.shape
-            and tensor.dtype is first.dtype
             and not (tensor.is_nested or tensor.requires_grad or tensor.is_quantized)
+            and tensor.dtype is first.dtype
+            and tensor.shape == first.shape
             for tensor in tensors
         )
         if not plain:
@@ -56,11 +57,12 @@ def odd_one_out(samples: Sequence[Any]) -> tuple[int, str] | None:
     Returns:
         Its position and a sentence's end in words; None where all are alike.
     """
-    wanted = _outline(samples[0])
-    for k, sample in enumerate(samples):
-        found = _outline(sample)
-        if found != wanted:
-            return k, f"is {found}, where the first is {wanted}"
+    with contextlib.suppress(Exception):  # a sample may be anything, and fail when looked at
+        wanted = _outline(samples[0])
+        for k, sample in enumerate(samples):
+            found = _outline(sample)
+            if found != wanted:
+                return k, f"is {found}, where the first is {wanted}"
     return None
 
 

@@ -28,7 +28,8 @@ _numpy_bits = np.random.MT19937(0)
 def seed_all(seed: int) -> None:
     """Seed the three global generators from 64 bits."""
     # Not torch.manual_seed: that would also seed CUDA, with a stack trace for each call.
-    torch.default_generator.manual_seed(seed)
+    # 63 bits, as torch's own: `torch.initial_seed()` then fits into an int64 tensor.
+    torch.default_generator.manual_seed(seed & (1 << 63) - 1)
     np.random.seed(extend(seed, _NUMPY) & 0xFFFFFFFF)
     random.seed(extend(seed, _PYTHON))
 

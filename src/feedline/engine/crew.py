@@ -32,7 +32,8 @@ class Death:
     """A worker died.
 
     Args:
-        how: what ended it, for a message, e.g. "killed by SIGKILL".
+        how: what ended it, for a message, e.g. "DataLoader worker (pid 7) is killed by signal:
+            SIGKILL".
         lost: ids of the pieces it held, not made.
         piece: the one of them that it was working on; 0 where none is to blame.
         row: the row of that piece that it was on, counted from 0.
@@ -46,6 +47,9 @@ class Death:
 
 class Crew(Protocol):
     """A set of workers that fill pieces in one block of memory."""
+
+    shares_memory: bool
+    """Whether workers can be handed memory by its descriptor."""
 
     @property
     def block(self) -> NDArray[np.uint8]:
@@ -90,16 +94,16 @@ class Crew(Protocol):
         ...
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words; negative is a signal."""
+def how_it_ended(pid: int, status: int) -> str:
+    """An exit status in words, those that torch's DataLoader uses; negative is a signal."""
     if status < 0:
         try:
             name = signal.Signals(-status).name
         except ValueError:
             name = f"signal {-status}"
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
-    return f"exited with status {status}"
+        return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"
+    return f"DataLoader worker (pid {pid}) exited with status {status}"
 
 
 def check_started(report: Report) -> Report:

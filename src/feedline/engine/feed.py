@@ -245,7 +245,7 @@ class Feed:
                     hopeless = flight.deaths[row] >= _DEATHS_PER_ROW
                     spans = self._tasks.again(span, row, hopeless)
                     if hopeless:
-                        said = f"ended its worker {_DEATHS_PER_ROW} times; the last was {death.how}"
+                        said = f"ended its worker {_DEATHS_PER_ROW} times; the last: {death.how}"
                         flight.failures.append(Failure(row, "WorkerDied", said))
                 for again in spans:
                     self._add(flight, again)

@@ -24,6 +24,8 @@ class InlineCrew:
         slots_bytes: memory for all slots.
     """
 
+    shares_memory = False
+
     def __init__(self, source: Source, slots_bytes: int) -> None:
         self._source = source
         self.block: NDArray[np.uint8] = np.zeros(BOARD_BYTES + slots_bytes, np.uint8)

@@ -2,7 +2,7 @@
 
 Guarantees: as every crew. Since the trainer deals pieces out, it knows what each worker holds.
 Costs: workers start as slowly as spawn is (seconds), each has its own copy of the libraries and
-of the source, and pieces are dealt while the trainer is inside `wait`, a few ahead.
+of the source, and tasks are dealt while the trainer is inside `wait`, a few ahead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +41,30 @@ class _Worker:
 
 
 class PipeCrew:
-    """A crew on the spawn road.
+    """A crew whose workers multiprocessing starts.
 
     Args:
         source: makes the rows; pickled here, once.
         slots_bytes: memory for all slots.
+        method: "spawn" or multiprocessing's "forkserver".
 
     Raises:
-        UsageError: the source cannot be pickled.
         ResourceError: the memory cannot be had.
+        UsageError: from `resize`: the source cannot be pickled.
     """
 
-    def __init__(self, source: AnySource, slots_bytes: int, preload: Sequence[str] = ()) -> None:
-        parts = shipment.pack(source)
+    shares_memory = False
+
+    def __init__(self, source: AnySource, slots_bytes: int, method: str = "spawn") -> None:
+        self._context: Any = multiprocessing.get_context(method)
+        self._argument: AnySource | None = None
+        self._refused: UsageError | None = None
+        parts: Sequence[memoryview | bytes] = []
+        try:
+            parts = shipment.pack(source)
+        except UsageError as refused:
+            # multiprocessing's own locks, values and queues pickle as arguments of a process only.
+            self._argument, self._refused = source, refused
         self._batches_follow = packs(source)
         self._memory = Named(None, BOARD_BYTES + slots_bytes)
         self._shipment = Named(None, shipment.size_bytes(parts))
@@ -87,25 +99,29 @@ class PipeCrew:
         self._spawn_missing()
 
     def _spawn_missing(self) -> None:
-        context = multiprocessing.get_context("spawn")
         staying = sum(not worker.leaving for worker in self._workers.values())
         free = (seat for seat in range(MAX_SEATS) if seat not in self._workers)
         for _ in range(self._target - staying):
             seat = next(free)
             self._board[seat] = 0
-            ours, theirs = context.Pipe()
-            process = context.Process(
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
                 target=pipe_worker.run,
                 args=(
                     theirs,
                     (self._memory.name, self._memory.nbytes),
-                    (self._shipment.name, self._shipment.nbytes),
+                    self._argument or (self._shipment.name, self._shipment.nbytes),
                     seat,
                     self._target,
                 ),
                 daemon=True,
             )
-            process.start()
+            try:
+                process.start()
+            except Exception:  # a pickle calls the user's own code: anything may come
+                if self._refused is not None:
+                    raise self._refused from None
+                raise
             theirs.close()  # so that the pipe ends with the worker
             self._workers[seat] = _Worker(process, ours)
 
@@ -151,11 +167,11 @@ class PipeCrew:
         worker = self._workers.pop(seat)
         worker.process.join()  # its pipe has ended: it is dead or dying
         worker.pipe.close()
-        status = worker.process.exitcode or 0
+        pid, status = worker.process.pid or 0, worker.process.exitcode or 0
         worker.process.close()
         if worker.leaving and not worker.held:
             return []
-        how = self._killed.pop(seat, None) or how_it_ended(status)
+        how = self._killed.pop(seat, None) or how_it_ended(pid, status)
         piece, row = self._board[seat, [PIECE, ROW]].tolist()
         self._fruitless.death(how)
         self._spawn_missing()

@@ -17,30 +17,34 @@ from feedline.engine.memory import Named
 from feedline.engine.messages import Report, task_id
 from feedline.engine.pack import Heap
 from feedline.engine.process import limit_threads, settle
+from feedline.engine.source import AnySource
 from feedline.engine.work import work_for
 
 __all__ = ["run"]
 
 
 def run(
-    pipe: Connection, block: tuple[str, int], parcel: tuple[str, int], seat: int, workers: int
+    pipe: Connection,
+    block: tuple[str, int],
+    parcel: tuple[str, int] | AnySource,
+    seat: int,
+    workers: int,
 ) -> None:
     """Serve until asked to leave or until the trainer is gone.
 
     Args:
         pipe: pieces or orders come; reports go, and behind a report its batch, if it has one.
         block: name and size in bytes of the memory for batches.
-        parcel: name and size in bytes of the shipped source.
+        parcel: name and size in bytes of the shipped source, or the source itself.
         seat: this worker's number.
         workers: how many there are to be.
     """
     settle()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    memory, shipped = Named(*block), Named(*parcel)
+    memory = Named(*block)
     line = board_of(memory.array)[seat]
     try:
-        # A private copy: named memory cannot be mapped copy-on-write through Python's interface.
-        source = shipment.unpack(shipped.array.copy())
+        source = _shipped(*parcel) if isinstance(parcel, tuple) else parcel
         limit_threads()  # of whatever came with the source
         work = work_for(source, memory.array, line, Heap(), seat, workers)
     except BaseException as error:
@@ -60,6 +64,11 @@ def run(
             line[PIECE] = 0
     except (EOFError, ConnectionError):
         return  # the trainer is gone
+
+
+def _shipped(name: str, nbytes: int) -> AnySource:
+    # A private copy: named memory cannot be mapped copy-on-write through Python's interface.
+    return shipment.unpack(Named(name, nbytes).array.copy())
 
 
 def _end_with_parent() -> None:

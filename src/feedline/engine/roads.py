@@ -12,6 +12,7 @@ from feedline.engine.board import BOARD_BYTES, MAX_SEATS
 from feedline.engine.crew import Crew
 from feedline.engine.inline_crew import InlineCrew
 from feedline.engine.memory import require_memory
+from feedline.engine.pipe_crew import PipeCrew
 from feedline.engine.process import in_worker
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
@@ -72,10 +73,12 @@ def start_crew(
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
         from feedline.engine.socket_crew import SocketCrew
 
-        crew = SocketCrew(source, slots_bytes, preload, forked=method == "fork")
+        try:
+            crew = SocketCrew(source, slots_bytes, preload, forked=method == "fork")
+        except UsageError:
+            # What holds multiprocessing's locks or queues can only be sent by its own means.
+            crew = PipeCrew(source, slots_bytes, method)
     else:
-        from feedline.engine.pipe_crew import PipeCrew
-
         crew = PipeCrew(source, slots_bytes)
     try:
         crew.resize(workers)

@@ -50,6 +50,8 @@ class SocketCrew:
         ResourceError: the memory cannot be had.
     """
 
+    shares_memory = True
+
     def __init__(
         self, source: AnySource, slots_bytes: int, preload: Sequence[str], *, forked: bool = False
     ) -> None:
@@ -206,7 +208,7 @@ class SocketCrew:
             self._leaving -= lost
             self._killed.pop(seat, None)
         else:
-            how = self._killed.pop(seat, None) or how_it_ended(status)
+            how = self._killed.pop(seat, None) or how_it_ended(pid, status)
             self._news.append(Death(how, tuple(lost), piece if piece in lost else 0, row))
             self._fruitless.death(how)
         self._fork_missing()

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from feedline.engine.flight import Flight
+from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, Order, Piece, Report, Task
 from feedline.engine.parcels import Parcels
 from feedline.engine.ring import Ring
+from feedline.errors import UsageError
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
 
@@ -66,9 +68,19 @@ class PieceTasks:
         self._fields = fields
 
     def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
-        """As many pieces as `rows_per_piece` finds right."""
+        """As many pieces as `rows_per_piece` finds right.
+
+        Raises:
+            UsageError: the batch is larger than a slot.
+        """
         batch = flight.batch
         flight.fields = self._fields(batch.image_size)
+        if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
+            raise UsageError(
+                f"a batch of {batch.rows} rows at {batch.image_size} px does not fit into the "
+                f"{self.slots.slot_bytes / 2**20:.1f} MiB that were allocated for one; build the "
+                "loader with the largest batch_size that its sampler gives, and max_image_size"
+            )
         # One slot is with the user; the others are under way.
         rows = rows_per_piece(batch.rows, workers, row_ns, self.slots.slots - 1)
         return divide(batch.rows, rows)

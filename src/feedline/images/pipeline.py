@@ -59,15 +59,16 @@ class ImagePipeline:
 
     @property
     def image_size(self) -> int:
-        """The side of the pipeline's own output, in pixels; an item may ask for another one."""
+        """The side of the pipeline's own output, in pixels: what an item gets that asks for 0."""
         return self.recipe.image_size
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels."""
+        """The arrays of a row at this image size, in pixels; 0 for the pipeline's own."""
         finish = self.recipe.finish
+        image_size = image_size or self.image_size
         return (
             Field("image", finish.dtype, (finish.channels, image_size, image_size)),
             Field("label", "int64", ()),
@@ -86,6 +87,8 @@ class ImagePipeline:
             Exception: whatever a step that runs as it is raises.
         """
         sample = item.sample
+        if not item.image_size:
+            item = item._replace(image_size=self.image_size)
         name = self._paths.name(sample)
         try:
             data = read_file(self._folder + name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,28 +21,12 @@ from feedline.images.paths import LabelledPaths, starts_of
 from feedline.images.pillow_reading import PillowSettings
 from feedline.images.pipeline import ImagePipeline
 from feedline.images.recipe import read
+from feedline.images.recognition import Recognition
 from feedline.images.steps import NotRecognised, said, unaltered, words
 
-__all__ = ["Recognition", "recognise"]
+__all__ = ["recognise"]
 
 _DEEPEST = 100  # subsets of subsets
-
-
-@dataclass(frozen=True)
-class Recognition:
-    """What was made of a dataset.
-
-    Args:
-        source: makes its rows; None: everything has to run as it is, elsewhere.
-        fast: the steps of its pipeline that run on the fast path.
-        as_is: those that run unchanged after them, in the same place.
-        refused: why it, or a part of it, was not recognised, each a sentence.
-    """
-
-    source: ImagePipeline | None
-    fast: tuple[str, ...] = ()
-    as_is: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
 
 
 def recognise(dataset: object) -> Recognition:

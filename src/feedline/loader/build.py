@@ -6,7 +6,7 @@ worker each; and for a process that makes its batches itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -32,10 +32,15 @@ from feedline.loader.delivery import Delivery
 from feedline.loader.direct import Direct
 from feedline.loader.judge import RowJudge
 from feedline.loader.maker import Maker
+from feedline.loader.slots import slot_size
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase
 
-__all__ = ["direct_maker", "look_at_first", "row_maker", "whole_maker"]
+PATIENCE_S = 120.0
+"""How long a worker may stay on one row of a known kind before it is replaced."""
+
+__all__ = ["PATIENCE_S", "direct_maker", "look_at_first", "row_maker", "whole_maker"]
 
 # The fork server imports these once, so that every worker starts with them in no time.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
@@ -49,19 +54,43 @@ def row_maker(
     source: Source,
     way: Way,
     *,
-    slot_bytes: int,
+    phases: Sequence[Phase],
+    batch_size: int,
+    max_image_size: int | None,
     prefetch: int,
     workers: int,
     start_method: str,
-    timeout_s: float,
+    deadline_s: float = inf,
+    timeout_s: float = PATIENCE_S,
     on_error: str,
-    device: torch.device | None,
-    normalise: Normalise,
+    device: torch.device | None = None,
+    normalise: Normalise | None = None,
     pin: bool,
-    form: Callable[..., Any],
+    moves_on: bool = False,
+    form: Callable[..., Any] = tuple,
 ) -> Delivery:
-    """Workers that write rows into one ring, begun now."""
+    """Workers that write rows into one ring, begun now.
+
+    Args:
+        source: makes the rows.
+        way: where the loader stands.
+        phases: their sizes decide how much memory there is,
+        batch_size: with the rows of a batch where a phase names none,
+        max_image_size: and the largest size that may be asked for; see `slot_size`.
+        prefetch: batches that are made ahead.
+        workers: how many; 0 for this process.
+        start_method: "fork", "forkserver" or "spawn".
+        deadline_s: how long a batch may take.
+        timeout_s: how long a worker may stay on one row.
+        on_error: "raise" or "skip".
+        device: where batches go; None for the CPU, as they are.
+        normalise: makes floats of pixels for a device.
+        pin: page-lock the ring.
+        moves_on: after an error the next batch comes.
+        form: what the tensors of a batch are put into.
+    """
     slots = prefetch + 1
+    slot_bytes, largest = slot_size(source, phases, batch_size, max_image_size)
     crew = start_crew(
         source,
         slots_bytes=slots * slot_bytes,
@@ -70,15 +99,29 @@ def row_maker(
         preload=_PRELOAD,
     )
     ring = Ring(crew.block, slot_bytes, slots)
-    feed = Feed(PieceTasks(ring, source.fields), crew, workers=workers, timeout_s=timeout_s)
+    feed = Feed(
+        PieceTasks(ring, source.fields),
+        crew,
+        workers=workers,
+        timeout_s=timeout_s,
+        deadline_s=deadline_s,
+    )
     carrier: Carrier
     if device is not None and device.type == "cuda":
+        assert normalise is not None, "batches on a device are normalised"
         with torch.cuda.device(device):
             carrier = CudaCarrier(ring, normalise, device, Pinned(crew.block))
     else:
         pinned = Pinned(crew.block) if pin and torch.cuda.is_available() else None
         carrier = HostCarrier(ring, normalise if device else None, form, pinned)
-    delivery = Delivery(feed, carrier, way, RowJudge(source, ring, on_error))
+    delivery = Delivery(
+        feed,
+        carrier,
+        way,
+        RowJudge(source, ring, on_error),
+        max_image_size=largest,
+        moves_on=moves_on,
+    )
     delivery.aim()
     return delivery
 
@@ -111,7 +154,7 @@ def whole_maker(
     )
     parcels = Parcels(max(1, ahead) * workers + _KEPT_BY_USER)
     feed = Feed(
-        OrderTasks(parcels, shares_memory=start_method != "spawn"),
+        OrderTasks(parcels, shares_memory=crew.shares_memory),
         crew,
         workers=workers,
         timeout_s=inf,  # a user's sample may take as long as it likes

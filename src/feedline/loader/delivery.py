@@ -2,9 +2,10 @@
 
 Guarantees: the position moves when a batch is handed out, and only then; whatever was prepared
 for another position, size or epoch is never handed out. After an error of a row the next call
-comes to the same batch again; after a user's own exception, which stands for its whole batch, it
-comes to the next, as torch's does. After an exception in mid-work, Ctrl-C above all, the books are
-not believed and the next call starts with new workers from the position.
+comes to the same batch again; after a user's own exception, which stands for its whole batch, and
+for a user's Dataset in any case, it comes to the next, as torch's does. After an exception in
+mid-work, Ctrl-C above all, the books are not believed and the next call starts with new workers
+from the position.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from feedline.dataset.raised import Raised, SkippedBatch
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.flight import Flight
+from feedline.engine.ring import Ring
 from feedline.errors import SampleError
 from feedline.loader.maker import Skipped
 from feedline.loader.way import Way
@@ -33,11 +35,22 @@ class Delivery:
         carrier: brings them to the device.
         way: where the loader stands.
         judge: says which samples of a batch with failures are left out, or raises.
+        max_image_size: the largest in pixels that there is memory for; None for any.
+        moves_on: after an error of a row, too, the next call comes to the next batch.
     """
 
     def __init__(
-        self, feed: Feed, carrier: Carrier, way: Way, judge: Callable[[Flight], list[Skipped]]
+        self,
+        feed: Feed,
+        carrier: Carrier,
+        way: Way,
+        judge: Callable[[Flight], list[Skipped]],
+        *,
+        max_image_size: int | None = None,
+        moves_on: bool = False,
     ) -> None:
+        self.max_image_size = max_image_size
+        self._moves_on = moves_on
         self.feed = feed
         self.carrier = carrier
         self._way = way
@@ -61,6 +74,12 @@ class Delivery:
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
         return list(self.feed.deaths)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is allocated for batches of rows."""
+        slots = self.feed.slots
+        return slots.slots * slots.slot_bytes if isinstance(slots, Ring) else 0
 
     def begin(self) -> None:
         """An iteration begins."""
@@ -143,7 +162,13 @@ class Delivery:
         return flight
 
     def _send(self, flight: Flight) -> None:
-        skipped = self._judge(flight) if flight.failures else []
+        try:
+            skipped = self._judge(flight) if flight.failures else []
+        except SampleError:
+            if self._moves_on:
+                self.batch = flight.batch
+                self._way.delivered(flight.batch)
+            raise
         self.carrier.send(flight)
         self._ahead.append((flight.batch, skipped))
 

@@ -6,22 +6,25 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.dataset.gather import gatherer
 from feedline.dataset.samplers import describe
+from feedline.images.recognition import Recognition
 from feedline.loader.user import is_source
 
 __all__ = ["explain"]
 
 
-def explain(loader: Any) -> str:
+def explain(loader: Any, found: Recognition | None, gathers: bool) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
     Args:
         loader: a feedline DataLoader, whose own attributes are the facts.
+        found: what was made of its dataset; None where that is feedline's own, or iterable.
+        gathers: its dataset is tensors in memory.
     """
     facts = {
         "samples": _samples(loader),
-        "engine": _engine(loader),
+        "engine": _engine(loader, found, gathers),
+        **_recognised(found),
         "schedule": _schedule(loader),
         "order": _order(loader),
         "workers": _workers(loader),
@@ -37,16 +40,27 @@ def _samples(loader: Any) -> str:
     return f"{count}{dataset!r}"
 
 
-def _engine(loader: Any) -> str:
+def _recognised(found: Recognition | None) -> dict[str, str]:
+    if found is None:
+        return {}
+    said = {
+        "recognised": ", ".join(found.fast),
+        "as it is": ", ".join(found.as_is),
+        "because": " ".join(found.refused),
+    }
+    return {name: words for name, words in said.items() if words}
+
+
+def _engine(loader: Any, found: Recognition | None, gathers: bool) -> str:
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
         return (
             "torch's own: an IterableDataset shares itself out among torch's workers, and only it "
             "knows what comes next"
         )
-    if is_source(dataset):
+    if is_source(dataset) or (found is not None and found.source is not None):
         return "rows, written by all workers side by side into one batch"
-    if gatherer(dataset, loader.collate_fn) is not None:
+    if gathers:
         return "tensors in memory, indexed a batch at a time in this process: no worker is quicker"
     if loader.num_workers == 0:
         return "samples made and collated in this process"

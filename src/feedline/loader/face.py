@@ -26,13 +26,12 @@ from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
 from feedline.frameworks.accelerate import Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.build import look_at_first, row_maker
+from feedline.loader.build import PATIENCE_S, look_at_first, row_maker
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
 from feedline.loader.planned import PlannedBatches, PlannedSampler
 from feedline.loader.renewed import Renewed
-from feedline.loader.slots import slot_size
 from feedline.loader.stock import Stock
 from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
 from feedline.loader.way import Way
@@ -45,7 +44,6 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
-_PATIENCE_S = 120.0
 
 
 class DataLoader(Accelerated, TorchDataLoader[_T]):
@@ -177,6 +175,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
                 seed=0 if seed is None else seed,
                 rank=found[0] if rank is None else rank,
                 world_size=found[1] if world_size is None else world_size,
+                sized=phases is not None,
             )
             order = PlannedSampler(self.plan, dataset)
             order.belongs_to(self)
@@ -224,6 +223,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self.road = self.start_method or usual
         self._way: Way
         self._maker: Maker
+        self._user: UserData | None = None
         if isinstance(dataset, IterableDataset):
             self._way = self._maker = Stock(self, fingerprint)
             return
@@ -237,27 +237,25 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             self._way = SampledEpochs(
                 self._index_sampler, self.generator, identity, phases, (rank, ranks)
             )
+        rows: int = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 0
         if own:
-            rows: int = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 0
             assert phases is not None, "feedline's own sources have a size"
-            slot_bytes, self.max_image_size = slot_size(
-                dataset, phases.phases, rows, self.max_image_size
-            )
-            self.memory_bytes = (self.prefetch + 1) * slot_bytes
             self._maker = row_maker(
                 dataset,
                 self._way,
-                slot_bytes=slot_bytes,
+                phases=phases.phases,
+                batch_size=rows,
+                max_image_size=self.max_image_size,
                 prefetch=self.prefetch,
                 workers=self.num_workers,
                 start_method=self.road,
-                timeout_s=self.timeout or _PATIENCE_S,
+                timeout_s=self.timeout or PATIENCE_S,
                 on_error=self.on_error,
                 device=self.device,
                 normalise=normalise,
                 pin=self.pin_memory,
-                form=tuple,
             )
+            self.max_image_size = self._maker.max_image_size
             return
         user = UserData(
             dataset,
@@ -265,18 +263,24 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             batched=self._auto_collation,
             worker_init_fn=self.worker_init_fn,
             way=self._way,
+            phases=phases,
+            max_rows=rows,
+            max_image_size=self.max_image_size,
+            prefetch=self.prefetch,
             ahead=2 if self.prefetch_factor is None else self.prefetch_factor,
             start_method=self.road,
             deadline_s=self.timeout,
             in_order=self.in_order or self.plan is not None,
-            skip_errors=self.on_error == "skip",
+            in_process=self.num_workers == 0,
+            on_error=self.on_error,
             pin=self.pin_memory,
         )
+        self._user = user
         self._maker = Renewed(
             user.start,
-            user.look if self.num_workers else _nothing_to_see,
+            user.look,
             self.num_workers,
-            persistent=self.persistent_workers or self.num_workers == 0,
+            persistent=self.persistent_workers,
             first=None if self.worker_init_fn is None else look_at_first,
         )
 
@@ -365,10 +369,11 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._check_usable()
         if size is not None:
             Phase(size=size, epochs=1)  # checks the range
-            if self.max_image_size is not None and size > self.max_image_size:
+            largest = self._maker.max_image_size
+            if largest is not None and size > largest:
                 raise UsageError(
-                    f"image size {size} is above {self.max_image_size}, for which memory was "
-                    f"allocated; build the loader with max_image_size={size}"
+                    f"image size {size} is above {largest}, for which memory was allocated; build "
+                    f"the loader with max_image_size={size}"
                 )
         if self._way.set_image_size(size):
             self._maker.aim()
@@ -387,11 +392,12 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         size = state.get("image_size") if isinstance(state, Mapping) else None
         before = self._way.position.image_size
         self._way.load(state)
-        if isinstance(size, int) and self.max_image_size and size > self.max_image_size:
+        largest = self._maker.max_image_size
+        if isinstance(size, int) and largest is not None and size > largest:
             self._way.set_image_size(before)
             raise UsageError(
-                f"the state's image size {size} is above {self.max_image_size}; "
-                f"build the loader with max_image_size={size}"
+                f"the state's image size {size} is above {largest}; build the loader with "
+                f"max_image_size={size}"
             )
         self._maker.aim()
 
@@ -456,8 +462,14 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             super().check_worker_number_rationality()
 
     def explain(self) -> str:
-        """What will run, in words: one fact a line."""
-        return explain(self)
+        """What will run, in words: one fact a line; looks at the dataset as it is now."""
+        user = self._user
+        return explain(self, user.recognised() if user else None, bool(user and user.gathers))
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is allocated for batches of rows; whole batches take what they need."""
+        return getattr(self._maker, "memory_bytes", 0)
 
     # Life
 
@@ -493,10 +505,6 @@ def _phases(schedule: Any, image_size: int | None, own: bool) -> Schedule | None
     if image_size is None and not own:
         return None
     return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
-
-
-def _nothing_to_see() -> None:
-    """For a dataset that is used as it is: nobody has a copy."""
 
 
 def _identity(

@@ -34,6 +34,11 @@ class Maker(Protocol):
         ...
 
     @property
+    def max_image_size(self) -> int | None:
+        """The largest image size in pixels that there is memory for; None for any."""
+        ...
+
+    @property
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
         ...

@@ -1,7 +1,8 @@
 """Workers for any Dataset: begun with the first iteration, and anew when the dataset changed.
 
 Guarantees: batches are made of the dataset as it is when an iteration begins. Where it cannot be
-told (in time) whether it changed, there are new workers for each iteration, as torch has them; `persistent_workers=True` keeps those that there are.
+told (in time) whether it changed, there are new workers for each iteration, as torch has them;
+`persistent_workers=True` keeps those that there are.
 """
 
 from __future__ import annotations
@@ -107,6 +108,11 @@ class Renewed:
     def batch(self) -> Batch | None:
         """What was planned for the batch handed out last."""
         return None if self._maker is None else self._maker.batch
+
+    @property
+    def max_image_size(self) -> int | None:
+        """The largest image size in pixels that there is memory for; None for any."""
+        return None if self._maker is None else self._maker.max_image_size
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -39,6 +39,7 @@ class Stock:
     """
 
     batch: Batch | None = None
+    max_image_size: int | None = None
 
     def __init__(self, loader: TorchDataLoader[Any], dataset: str) -> None:
         self._of = weakref.ref(loader)

@@ -14,14 +14,17 @@ from math import inf
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from feedline.dataset.gather import gatherer
 from feedline.dataset.renewal import digest
 from feedline.dataset.source import DatasetSource
-from feedline.loader.build import direct_maker, whole_maker
+from feedline.engine.source import Source
+from feedline.images.recognition import Recognition
+from feedline.loader.build import direct_maker, row_maker, whole_maker
 from feedline.loader.maker import Maker
 from feedline.loader.way import Way
+from feedline.plan.schedule import Phase, Schedule
 
 _TELLING_S = 0.02
 """How long it may take to tell whether a dataset has changed, where new workers cost a fork: what
@@ -68,11 +71,16 @@ class UserData:
         batched: keys are lists, of which each makes a sample.
         worker_init_fn: called once in each worker.
         way: where the loader stands.
-        ahead: batches that are made ahead by each worker.
+        phases: of image size; None where the dataset is told none.
+        max_rows: of a batch; 0 where nobody knows.
+        max_image_size: the largest that may be asked for, in pixels.
+        prefetch: batches of rows that are made ahead.
+        ahead: whole batches that are made ahead by each worker.
         start_method: "fork", "forkserver" or "spawn".
         deadline_s: how long a batch may take; 0 for ever.
         in_order: hand batches out in order, not as soon as they are made.
-        skip_errors: leave samples out that raise.
+        in_process: there are no workers.
+        on_error: "raise", or "skip" to leave samples out that raise.
         pin: page-lock the tensors.
     """
 
@@ -81,24 +89,32 @@ class UserData:
     batched: bool
     worker_init_fn: Callable[[int], None] | None
     way: Way
+    phases: Schedule | None
+    max_rows: int
+    max_image_size: int | None
+    prefetch: int
     ahead: int
     start_method: str
     deadline_s: float
     in_order: bool
-    skip_errors: bool
+    in_process: bool
+    on_error: str
     pin: bool
 
     def start(self, workers: int) -> Maker:
         """Begin with the dataset as it is now."""
+        found = self.recognised()
+        if found.source is not None:
+            return self._rows(found.source, found.source.image_size, workers)
         source = DatasetSource(
             self.dataset,
             self.collate_fn,
             batched=self.batched,
             worker_init_fn=self.worker_init_fn,
             seed=torch.initial_seed() & (1 << 62) - 1,
-            skip_errors=self.skip_errors,
+            skip_errors=self.on_error == "skip",
         )
-        if workers == 0 or gatherer(self.dataset, self.collate_fn) is not None:
+        if workers == 0 or self.gathers:
             return direct_maker(source, self.way, self.collate_fn, pin=self.pin)
         return whole_maker(
             source,
@@ -111,8 +127,71 @@ class UserData:
             pin=self.pin,
         )
 
+    def recognised(self) -> Recognition:
+        """Whether it is a torchvision pipeline that goes by rows, and why not."""
+        for holds, why in (
+            (self.batched and self.max_rows > 0, "Nobody knows how large its batches are."),
+            (self.collate_fn is default_collate, "A collate_fn of its own wants single samples."),
+            (self.worker_init_fn is None, "A worker_init_fn may change what a worker does."),
+            (self.in_order, "Rows come in order, and in_order=False was asked for."),
+        ):
+            if not holds:
+                return Recognition(None, refused=(why,))
+        if "torchvision" not in sys.modules:
+            return Recognition(None, refused=("It is no dataset of torchvision's.",))
+        # Only here: decoders are nothing to load for those who have no images.
+        from feedline.images.recognise import recognise
+
+        return recognise(self.dataset)
+
+    def _rows(self, source: Source, image_size: int, workers: int) -> Maker:
+        own = Schedule((Phase(size=image_size, epochs=1),))
+        return row_maker(
+            source,
+            self.way,
+            phases=(self.phases or own).phases,
+            batch_size=self.max_rows,
+            max_image_size=self.max_image_size,
+            prefetch=self.prefetch,
+            workers=workers,
+            start_method=self.start_method,
+            deadline_s=self.deadline_s or inf,
+            on_error=self.on_error,
+            pin=self.pin,
+            moves_on=True,
+            form=list,  # torch's default collate makes lists of tuples
+        )
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches are quicker taken from memory here than asked for."""
+        indexed = self.batched and gatherer(self.dataset, self.collate_fn) is not None
+        return indexed and self.worker_init_fn is None
+
     def look(self) -> object:
         """What differs where the dataset is no more what it was; None where that is unknown."""
+        if (folder := _folder(self.dataset)) is not None:
+            return folder
+        if self.in_process or self.gathers:
+            return object()  # begun anew each time, which costs nothing
         forks = self.start_method == "fork"
         contents = self.dataset, self.collate_fn, self.worker_init_fn
         return digest(*contents, within_s=_TELLING_S if forks else inf)
+
+
+def _folder(dataset: Any) -> object:
+    """What differs where a torchvision folder, or Subsets of one, changed; None for others.
+
+    Its samples are compared one by one, most of them by identity: milliseconds for a million,
+    which would take seconds to pickle.
+    """
+    chosen = []
+    while type(dataset) is Subset:
+        chosen.append(list(dataset.indices))
+        dataset = dataset.dataset
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list):
+        return None
+    rest = {key: value for key, value in vars(dataset).items() if value is not samples}
+    told = digest(type(dataset), {**rest, "imgs": None}, within_s=_TELLING_S)
+    return None if told is None else (told, list(samples), chosen)

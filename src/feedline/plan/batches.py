@@ -29,7 +29,7 @@ class Batch:
         epoch: counted from 0.
         step: counted from 0 within the epoch; the same on every rank.
         phase: the phase it belongs to.
-        image_size: side of its images, in pixels.
+        image_size: side of its images, in pixels; 0 where nobody asked for any.
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
         seed: 64 bits from (seed, epoch); a row's own seed is mix(seed, sample).
@@ -65,6 +65,7 @@ class Plan:
         seed: what all randomness follows from.
         rank: this process among world_size.
         world_size: how many processes share each epoch.
+        sized: batches have their phase's image size; else 0, for a dataset that knows its own.
 
     Raises:
         UsageError: a value is out of range, or no epoch would hold a batch.
@@ -78,6 +79,7 @@ class Plan:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
+    sized: bool = True
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "world_size"):
@@ -133,7 +135,7 @@ class Plan:
             epoch=epoch,
             step=step,
             phase=phase,
-            image_size=phase.size,
+            image_size=phase.size if self.sized else 0,
             samples=share(order, start, stop, self.rank, self.world_size),
             # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
             padding=_padding_of(self.rank, stop - start, missing, self.world_size),
