@@ -8,11 +8,19 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Draw", "Draws", "Stateful"]
+__all__ = ["Draw", "Draws", "Stateful", "draws_for_feedline"]
+
+_drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
+
+
+def draws_for_feedline() -> bool:
+    """Whether it is a feedline loader that asks a sampler now."""
+    return _drawing.get()
 
 
 class Stateful(Protocol):
@@ -43,12 +51,16 @@ class Draws:
     """One pass.
 
     Args:
-        keys: gives one batch's keys after another.
+        keys: gives one batch's keys after another; the pass begins with the first `at`.
         sampler: is asked for its state after each; None for one that has none.
     """
 
-    def __init__(self, keys: Iterator[Any], sampler: Stateful | None) -> None:
-        self._keys = keys
+    def __init__(self, keys: Iterable[Any], sampler: Stateful | None) -> None:
+        token = _drawing.set(True)
+        try:
+            self._keys = iter(keys)
+        finally:
+            _drawing.reset(token)
         self._sampler = sampler
         self._waiting: deque[Draw] = deque()
         self._ended = False
@@ -58,6 +70,7 @@ class Draws:
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position and not self._ended:
+            token = _drawing.set(True)
             try:
                 keys = next(self._keys)
             except StopIteration:
@@ -65,6 +78,8 @@ class Draws:
             else:
                 state = None if self._sampler is None else self._sampler.state_dict()
                 self._waiting.append(Draw(keys, state))
+            finally:
+                _drawing.reset(token)
         return self._waiting[position] if position < len(self._waiting) else None
 
     def peek(self) -> Draw | None:

@@ -213,7 +213,7 @@ class SampledEpochs:
 
     def _start(self, seed: int, before: Randomness) -> _Epoch:
         start: dict[str, Any] = {"epoch": epoch_mark(self._sampler)}
-        draws = Draws(iter(self._sampler), stateful_part(self._sampler))
+        draws = Draws(self._sampler, stateful_part(self._sampler))
         draws.peek()
         effects = before.differs(Randomness.now(self._sampler, self._generator))
         if effects:
@@ -327,7 +327,7 @@ class SampledEpochs:
             epoch = self._start(int(state["seed"]), Randomness.now(self._sampler, self._generator))
         else:
             then = Randomness.from_json(random, self._sampler, self._generator)
-            draws = Draws(then.replay(iter(self._sampler)), stateful_part(self._sampler))
+            draws = Draws(then.replay(self._sampler), stateful_part(self._sampler))
             epoch = _Epoch(draws, int(state["seed"]), {}, epoch_mark(self._sampler), True)
         epoch.start = dict(state["start"])
         return epoch

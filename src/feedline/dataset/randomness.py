@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +85,9 @@ class Randomness:
         finally:
             torch.default_generator.set_state(here)
 
-    def replay(self, keys: Iterator[Any]) -> Iterator[Any]:
+    def replay(self, sampler: Iterable[Any]) -> Iterator[Any]:
         """Draw with the global state as it was; between draws it is as it is."""
+        keys = iter(sampler)
         then = self.everywhere
         while True:
             here = torch.default_generator.get_state()

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from feedline.dataset.epochs import SampledEpochs
 from feedline.dataset.samplers import share_of
@@ -30,7 +30,7 @@ from feedline.loader.build import PATIENCE_S, look_at_first, row_maker
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
-from feedline.loader.planned import PlannedBatches, PlannedSampler
+from feedline.loader.planned import PlannedSampler, ShownBatches
 from feedline.loader.renewed import Renewed
 from feedline.loader.stock import Stock
 from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
@@ -179,7 +179,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             )
             order = PlannedSampler(self.plan, dataset)
             order.belongs_to(self)
-            shown = {"batch_sampler": PlannedBatches(order, self.plan.batch_size, drop_last)}
+            shown = {"batch_sampler": ShownBatches(order, self.plan.batch_size, drop_last)}
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if self.plan else batch_size,
@@ -202,6 +202,9 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
             shown = {"batch_size": batch_size, "drop_last": drop_last, "sampler": order}
             self.__dict__.update(shown)
+        elif batch_sampler is None and isinstance(self.batch_sampler, BatchSampler):
+            assert batch_size is not None, "there are batches"
+            self.__dict__["batch_sampler"] = ShownBatches(self.sampler, batch_size, drop_last)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch = max_image_size, prefetch

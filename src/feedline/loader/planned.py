@@ -1,21 +1,24 @@
-"""The samplers that a loader shows which makes its order itself.
+"""The samplers that a loader shows.
 
 Frameworks look at a loader's `sampler` and `batch_sampler`: they ask for a length, tell them the
 epoch, and put one of their own in the place of a sampler that does not share samples out among
-ranks (which is told by its being a DistributedSampler).
+ranks (which is told by its being a DistributedSampler). Some build a stock DataLoader of the parts;
+it asks these samplers for batches, and so is noticed.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from feedline.dataset.draws import draws_for_feedline
 from feedline.plan.batches import Plan
 
-__all__ = ["PlannedBatches", "PlannedSampler"]
+__all__ = ["PlannedSampler", "ShownBatches"]
 
 
 class PlannedSampler(DistributedSampler[Any]):
@@ -69,11 +72,26 @@ class PlannedSampler(DistributedSampler[Any]):
         return last * rows + self._plan.batch(epoch, last).rows
 
 
-class PlannedBatches(BatchSampler):
-    """The batches of a plan, for those who look at `batch_sampler`."""
+class ShownBatches(BatchSampler):
+    """A loader's batch sampler, with no constructor of its own: frameworks call BatchSampler's."""
 
     even_batches = True  # Accelerate reads and sets it: every rank has equally many batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on."""
-        self.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        """Pass the epoch on to a sampler that has epochs."""
+        tell = getattr(self.sampler, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The keys of each batch; says so where it is not feedline that asks."""
+        if not draws_for_feedline():
+            warnings.warn(
+                "another loader draws from the batch sampler of a feedline.DataLoader: has a "
+                "framework put a stock DataLoader in its place? Then nothing of feedline's engine "
+                "is at work. With Accelerate use prepare and load_state, not skip_first_batches; "
+                "with transformers return feedline.frameworks.stepwise.Stepwise(loader)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return super().__iter__()
