@@ -28,17 +28,15 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
     """
 
     def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+        # Only the first is looked at, as by torch's workers: where another one does not go with
+        # it, stacking into memory of the first one's kind is an error.
         first = tensors[0]
-        plain = all(
-            type(tensor) is torch.Tensor
-            and tensor.layout is torch.strided
-            and tensor.device.type == "cpu"
-            and not (tensor.is_nested or tensor.requires_grad or tensor.is_quantized)
-            and tensor.dtype is first.dtype
-            and tensor.shape == first.shape
-            for tensor in tensors
-        )
-        if not plain:
+        if not (
+            type(first) is torch.Tensor
+            and first.layout is torch.strided
+            and first.device.type == "cpu"
+            and not (first.is_nested or first.is_quantized)
+        ):
             stacked: torch.Tensor = collate_tensors(tensors, **options)
             return stacked
         out = empty_in(space, (len(tensors), *first.shape), first.dtype)

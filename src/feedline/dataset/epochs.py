@@ -41,9 +41,16 @@ class _Epoch:
 
     draws: Draws
     seed: int
-    start: dict[str, Any]
     mark: int | None
-    effects: bool  # drawing from the samplers changed a random state
+    random: Randomness | None  # as it was before; None where drawing changed no random state
+    restored: Mapping[str, Any] | None = None  # where it comes from a state: how it began there
+
+    def start(self) -> dict[str, Any]:
+        """What is needed to open it again, JSON-able."""
+        if self.restored is not None:
+            return dict(self.restored)
+        said: dict[str, Any] = {"epoch": self.mark}
+        return said if self.random is None else {**said, "random": self.random.as_json()}
 
 
 class SampledEpochs:
@@ -86,7 +93,7 @@ class SampledEpochs:
         if self._open is None or not self._ready:
             self._open = self._opened()
         elif self.position.step == 0 and (
-            not self._open.effects or self._open.mark != epoch_mark(self._sampler)
+            self._open.random is None or self._open.mark != epoch_mark(self._sampler)
         ):
             # It was opened for a state. What took no random numbers may be asked again, and must
             # be where the sampler was since set to another epoch.
@@ -212,13 +219,11 @@ class SampledEpochs:
         return self._start(seed, Randomness.now(self._sampler, self._generator))
 
     def _start(self, seed: int, before: Randomness) -> _Epoch:
-        start: dict[str, Any] = {"epoch": epoch_mark(self._sampler)}
         draws = Draws(self._sampler, stateful_part(self._sampler))
         draws.peek()
         effects = before.differs(Randomness.now(self._sampler, self._generator))
-        if effects:
-            start["random"] = before.as_json()
-        return _Epoch(draws, seed, start, epoch_mark(self._sampler), effects)
+        random = before if effects else None
+        return _Epoch(draws, seed, epoch_mark(self._sampler), random)
 
     # State
 
@@ -241,7 +246,7 @@ class SampledEpochs:
             **self._mine(),
             "rank": self._rank,
             "seed": epoch.seed,
-            "start": epoch.start,
+            "start": epoch.start(),
             "sampler_state": epoch.draws.sampler_state,
             "drawn": self._digest,
             "upcoming": None if upcoming is None else upcoming.digest(0),
@@ -328,8 +333,8 @@ class SampledEpochs:
         else:
             then = Randomness.from_json(random, self._sampler, self._generator)
             draws = Draws(then.replay(self._sampler), stateful_part(self._sampler))
-            epoch = _Epoch(draws, int(state["seed"]), {}, epoch_mark(self._sampler), True)
-        epoch.start = dict(state["start"])
+            epoch = _Epoch(draws, int(state["seed"]), epoch_mark(self._sampler), then)
+        epoch.restored = dict(state["start"])
         return epoch
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence, Sized
+from operator import length_hint
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -130,20 +131,18 @@ class DatasetSource:
             return together(keys), keys
         if self._skip:
             return self._those_that_can_be_made(keys, skipped, at)
-        samples: list[Any] = []
-        dataset = self.dataset
+        dataset, upcoming = self.dataset, iter(keys)
         try:
-            if at is None:
-                for key in keys:
-                    samples.append(dataset[key])
-            else:
-                for k, key in enumerate(keys):
-                    at(k)
-                    samples.append(dataset[key])
+            if at is None:  # the quickest loop there is: for tiny samples it counts
+                return [dataset[key] for key in upcoming], keys
+            samples = []
+            for k, key in enumerate(upcoming):
+                at(k)
+                samples.append(dataset[key])
+            return samples, keys
         except (Exception, SystemExit) as error:
-            self._blame(error, key)
+            self._blame(error, keys[len(keys) - length_hint(upcoming) - 1])
             raise
-        return samples, keys
 
     def _those_that_can_be_made(
         self, keys: Any, skipped: list[tuple[str, str]], at: Told | None

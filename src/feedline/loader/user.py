@@ -140,8 +140,10 @@ class UserData:
         if "torchvision" not in sys.modules:
             return Recognition(None, refused=("It is no dataset of torchvision's.",))
         # Only here: decoders are nothing to load for those who have no images.
-        from feedline.images.recognise import recognise
-
+        try:
+            from feedline.images.recognise import recognise
+        except ImportError as error:
+            return Recognition(None, refused=(f"Images cannot be decoded here: {error}.",))
         return recognise(self.dataset)
 
     def _rows(self, source: Source, image_size: int, workers: int) -> Maker:

@@ -1,0 +1,205 @@
+"""One import changed: feedline.DataLoader against torch's on the very same objects.
+
+Method: for each dataset and number of workers the two take turns, `--rounds` times, in one process
+tree. A turn builds the loader, notes the time from `iter()` to the first batch, and then counts
+batches for `--seconds`, epoch after epoch. Given are medians over the turns, and the median of
+the ratios of turns that followed each other. At last a dataset that nobody recognises goes through
+`--epochs` epochs: with workers that live on, and with workers begun anew for each epoch (as when
+the dataset cannot be pickled), and memory (PSS of the whole process tree) and descriptors of the
+trainer are compared between the 5th epoch and the last.
+
+Datasets: `images`, a torchvision ImageFolder with RandomResizedCrop(224), flip, ToTensor and
+Normalize, which is recognised; `work`, some 2 ms of Python and torch a sample, which is not;
+`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own.
+
+Caveats: files come from the page cache; nothing is done with a batch, so nobody competes with the
+workers for the cores; the first batch of feedline's first loader has the import of what it needs.
+
+    python benchmarks/any_dataset.py FOLDER --json benchmarks/results/any_dataset.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from report import machine, save, spread, table, versions
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import feedline
+
+TINY = 50_000
+PIPELINE = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(224),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]
+)
+
+
+class Work(Dataset[Any]):
+    """Arbitrary Python for each sample; gives images of 150 kB."""
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, str]:
+        image = torch.full((3, 112, 112), float(index))
+        for _ in range(40):
+            image = image * 1.01 + sum(range(200))
+        return image, index, str(index)
+
+
+class Tiny(Dataset[Any]):
+    """Tiny images in memory, behind a class that nobody knows."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+
+class Unpicklable(Work):
+    """As Work; it cannot be told whether it changed, so each epoch has new workers."""
+
+    def __init__(self) -> None:
+        self.function = lambda value: value
+
+
+def turn(make: Callable[[], Any], seconds: float) -> tuple[float, float]:
+    """Samples a second, and seconds from `iter()` to the first batch."""
+    loader = make()
+    start = time.perf_counter()
+    batches = iter(loader)
+    first = next(batches)
+    to_first = time.perf_counter() - start
+    del first
+    start, count = time.perf_counter(), 0
+    while True:
+        for batch in batches:
+            count += len(batch[1])
+            elapsed = time.perf_counter() - start
+            if elapsed > seconds:
+                del batches
+                if isinstance(loader, feedline.DataLoader):
+                    loader.close()
+                return count / elapsed, to_first
+        batches = iter(loader)
+
+
+def compare(
+    dataset: Any, batch_size: int, workers: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Both loaders on one dataset, by turns."""
+    arguments = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
+    makers: dict[str, Callable[[], Any]] = {
+        "torch": lambda: TorchDataLoader(dataset, **arguments),
+        "feedline": lambda: feedline.DataLoader(dataset, **arguments),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in makers}
+    firsts: dict[str, list[float]] = {name: [] for name in makers}
+    for _ in range(options.rounds):
+        for name, make in makers.items():
+            rate, first = turn(make, options.seconds)
+            rates[name].append(rate)
+            firsts[name].append(first)
+    ratios = [ours / theirs for ours, theirs in zip(rates["feedline"], rates["torch"], strict=True)]
+    return {"samples_s": rates, "first_batch_s": firsts, "ratio": ratios}
+
+
+def tree_mb() -> float:
+    """PSS of this process and all below it."""
+    here = psutil.Process()
+    found = 0.0
+    for process in [here, *here.children(recursive=True)]:
+        try:
+            found += process.memory_full_info().pss / 1e6
+        except psutil.Error:
+            continue
+    return found
+
+
+def growth(dataset: Any, epochs: int) -> dict[str, Any]:
+    """Memory and descriptors after 5 epochs and at the end."""
+    marks = []
+    with feedline.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2) as loader:
+        for epoch in range(epochs):
+            for step, _ in enumerate(loader):
+                if step == 8:  # leaving early is the harder case
+                    break
+            if epoch in (4, epochs - 1):
+                marks.append({"mb": tree_mb(), "fds": len(os.listdir("/proc/self/fd"))})
+    return {"after_5": marks[0], "after_all": marks[1], "epochs": epochs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="images as root/CLASS/*.jpg")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    images = torch.randint(0, 255, (TINY, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.randint(0, 10, (TINY,))
+    tasks = [
+        ("images", ImageFolder(options.folder, PIPELINE), 64, (2,)),
+        ("work", Work(), 64, (1, 2, 4)),
+        ("tensors", TensorDataset(images, labels), 128, (0, 1, 2, 4)),
+        ("tiny", Tiny(images, labels), 128, (0, 1, 2, 4)),
+    ]
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "versions": versions(["torch", "torchvision", "pillow", "feedline"]),
+        "tasks": {},
+    }
+    rows = []
+    for name, dataset, batch_size, counts in tasks:
+        for workers in counts:
+            print(f"{name}, {workers} workers ...", file=sys.stderr, flush=True)
+            result = compare(dataset, batch_size, workers, options)
+            found["tasks"][f"{name} {workers}"] = result
+            rates, firsts = result["samples_s"], result["first_batch_s"]
+            rows.append(
+                [
+                    f"{name}, {workers}",
+                    f"{median(rates['torch']):.0f}",
+                    f"{median(rates['feedline']):.0f}",
+                    spread(result["ratio"], 2),
+                    f"{1000 * median(firsts['torch']):.0f}",
+                    f"{1000 * median(firsts['feedline']):.0f}",
+                ]
+            )
+    heads = ["dataset, workers", "torch/s", "feedline/s", "ratio", "first ms, torch", "feedline"]
+    print(table(rows, heads))
+    for name, dataset in (("workers that live on", Work()), ("new each epoch", Unpicklable())):
+        print(f"{name}, {options.epochs} epochs ...", file=sys.stderr, flush=True)
+        grown = growth(dataset, options.epochs)
+        found[name] = grown
+        early, late = grown["after_5"], grown["after_all"]
+        print(
+            f"{name}: {early['mb']:.0f} MB and {early['fds']} descriptors after 5 epochs, "
+            f"{late['mb']:.0f} MB and {late['fds']} after {options.epochs}"
+        )
+    save(found, options.json)
+
+
+if __name__ == "__main__":
+    main()
