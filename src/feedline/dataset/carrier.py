@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.codec import load
 from feedline.dataset.raised import Raised
 from feedline.device.host import CpuCarrier
+from feedline.device.pinning import pins
 from feedline.engine.flight import Flight
 from feedline.engine.parcels import Parcels
 from feedline.errors import SampleError
@@ -35,7 +35,7 @@ class ParcelCarrier(CpuCarrier):
         super().__init__()
         self._parcels = parcels
         self._spare = spare
-        self._pin = pin and torch.accelerator.is_available()
+        self._pin = pins(pin)
 
     def _made(self, flight: Flight) -> Any:
         if flight.failures:

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Pinned"]
+__all__ = ["Pinned", "pins"]
+
+
+def pins(wanted: bool) -> bool:
+    """Whether page-locked memory was wanted and there is an accelerator that it helps."""
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator came with 2.6
+    return wanted and bool(accelerator.is_available())
 
 
 class Pinned:

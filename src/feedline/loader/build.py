@@ -21,7 +21,7 @@ from feedline.device.carrier import Carrier
 from feedline.device.cuda import CudaCarrier
 from feedline.device.host import HostCarrier
 from feedline.device.normalise import Normalise
-from feedline.device.pinning import Pinned
+from feedline.device.pinning import Pinned, pins
 from feedline.engine.feed import Feed
 from feedline.engine.parcels import Parcels
 from feedline.engine.ring import Ring
@@ -182,7 +182,7 @@ def look_at_first(maker: Maker) -> None:
 def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bool) -> Direct:
     """Batches made in this process: nobody else is quicker, or nobody else is there."""
     gather = gatherer(source.dataset, collate_fn)
-    pins = pin and torch.accelerator.is_available()
+    pinned = pins(pin)
 
     def make(batch: Batch) -> Any:
         keys = batch.samples.tolist() if batch.keys is None else batch.keys
@@ -193,6 +193,6 @@ def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bo
             with kept():
                 seed_all(batch.seed)
                 made = source.make(keys, batch.image_size or None, None, at=None)
-        return pin_memory(made) if pins else made
+        return pin_memory(made) if pinned else made
 
     return Direct(make, way)

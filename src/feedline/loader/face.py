@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from inspect import signature
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -44,6 +45,7 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
+_TORCH_KNOWS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
 
 
 class DataLoader(Accelerated, TorchDataLoader[_T]):
@@ -180,6 +182,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             order = PlannedSampler(self.plan, dataset)
             order.belongs_to(self)
             shown = {"batch_sampler": ShownBatches(order, self.plan.batch_size, drop_last)}
+        if _TORCH_KNOWS_IN_ORDER:
+            shown["in_order"] = in_order
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if self.plan else batch_size,
@@ -195,9 +199,9 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            in_order=in_order,
             **shown,
         )
+        self.in_order = in_order
         if self.plan:
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
             shown = {"batch_size": batch_size, "drop_last": drop_last, "sampler": order}

@@ -27,6 +27,7 @@ from feedline.trace.split import Timing
 __all__ = ["Stock"]
 
 _VERSION = 1
+_END = object()
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
@@ -89,15 +90,15 @@ class Stock:
         if restored.get(_DATASET) is not None:
             dataset.load_state_dict(restored[_DATASET])
         self._start = Randomness.from_json(restored["random"], None, self._loader.generator)
+        own = restored.get(_ITERATOR)
         with self._start.again():
             self._iterator = TorchDataLoader.__iter__(self._loader)
-            own = restored.get(_ITERATOR)
-            if own is not None:
-                self._samples().load_state_dict(own)
             if own is None and restored.get(_DATASET) is None:
                 for _ in range(self.position.step):
-                    if next(self._iterator, None) is None:
+                    if next(self._iterator, _END) is _END:
                         break
+        if own is not None:  # it may set the random state, too, which then has to stay
+            self._samples().load_state_dict(own)
 
     def _samples(self) -> Any:
         """The iterator over the dataset itself, where there are no workers."""
