@@ -62,6 +62,7 @@ class SampledEpochs:
         identity: gives what must be the same for a state to fit, JSON-able, by its name.
         schedule: phases of image size; None for no size at all.
         share: this process among those that share an epoch, and their number.
+        seed: what random transforms follow from; None draws it for each epoch, as torch does.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class SampledEpochs:
         generator: torch.Generator | None,
         identity: Callable[[], dict[str, Any]],
         schedule: Schedule | None,
+        *,
         share: tuple[int, int],
+        seed: int | None = None,
     ) -> None:
+        self._seed = seed
         self._sampler = sampler
         self._generator = generator
         self._identity = identity
@@ -215,7 +219,11 @@ class SampledEpochs:
 
     def _opened(self) -> _Epoch:
         """Draw what torch's iterator draws when it is made: the workers' seed, then the order."""
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
+        if self._seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            seed = int(drawn.item())
+        else:
+            seed = mix(self._seed, self.position.epoch)
         return self._start(seed, Randomness.now(self._sampler, self._generator))
 
     def _start(self, seed: int, before: Randomness) -> _Epoch:

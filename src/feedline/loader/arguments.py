@@ -29,13 +29,16 @@ def check_arguments(
     timeout: float,
     device: object,
     collate_fn: object,
+    seed: object,
+    iterable: bool,
 ) -> None:
     """Check what does not check itself. Schedule, plan, normalisation and torch do.
 
     Args:
         source: one of feedline's own; None for any other Dataset.
         schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout, device,
-            collate_fn: as the loader was given them.
+            collate_fn, seed: as the loader was given them.
+        iterable: the dataset is an IterableDataset.
 
     Raises:
         UsageError: an argument cannot be used.
@@ -62,6 +65,18 @@ def check_arguments(
             "any other Dataset come on the CPU: pin_memory=True and batch.to(device, "
             "non_blocking=True) bring them there"
         )
+    if iterable:
+        given = {"seed": seed, "schedule": schedule, "image_size": image_size}
+        useless = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        useless += ['on_error="skip"'] if on_error == "skip" else []
+        if useless:
+            raise UsageError(
+                f"{', '.join(useless)} was given with an IterableDataset: torch's engine makes its "
+                "batches, in the dataset's own order, and knows nothing of that. Use a map-style "
+                "Dataset, or leave it out"
+            )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= 64:

@@ -16,28 +16,23 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from feedline.dataset.epochs import SampledEpochs
 from feedline.dataset.samplers import share_of
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
-from feedline.engine.roads import default_start_method
 from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
 from feedline.frameworks.accelerate import Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.build import PATIENCE_S, look_at_first, row_maker
+from feedline.loader.choice import choose, phases_of
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
 from feedline.loader.planned import PlannedSampler, ShownBatches
-from feedline.loader.renewed import Renewed
-from feedline.loader.stock import Stock
-from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
+from feedline.loader.user import UserData, is_source
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch, Plan
-from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
 from feedline.system import rank_and_world
 from feedline.trace.split import Timing
@@ -106,7 +101,9 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     """
 
     dataset: Any
+    _way: Way
     _maker: Maker
+    _user: UserData | None
 
     def __init__(
         self,
@@ -155,19 +152,21 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             timeout=timeout,
             device=device,
             collate_fn=collate_fn,
+            seed=seed,
+            iterable=isinstance(dataset, IterableDataset),
         )
         normalise = Normalise(mean=mean, std=std, dtype=dtype)
         if num_workers is None:
             num_workers = "auto" if own else 0
         if own or isinstance(num_workers, str):
             num_workers = worker_count(num_workers)
-        phases = _phases(schedule, image_size, own)
+        phases = phases_of(schedule, image_size, own)
         self.plan: Plan | None = None
         shown: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
         ordered = sampler is None and batch_sampler is None and batch_size is not None
         planned = own or seed is not None or schedule is not None
         if ordered and planned and not isinstance(dataset, IterableDataset):
-            found = rank_and_world()
+            rank_found, world_found = rank_and_world()
             self.plan = Plan(
                 length=len(dataset),  # type: ignore[arg-type]
                 schedule=phases or Schedule((Phase(size=1, epochs=1),)),
@@ -175,8 +174,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
                 shuffle=own if shuffle is None else bool(shuffle),
                 drop_last=drop_last,
                 seed=0 if seed is None else seed,
-                rank=found[0] if rank is None else rank,
-                world_size=found[1] if world_size is None else world_size,
+                rank=rank_found if rank is None else rank,
+                world_size=world_found if world_size is None else world_size,
                 sized=phases is not None,
             )
             order = PlannedSampler(self.plan, dataset)
@@ -196,7 +195,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
-            prefetch_factor=prefetch_factor if num_workers else None,
+            prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             **shown,
@@ -206,8 +205,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
             shown = {"batch_size": batch_size, "drop_last": drop_last, "sampler": order}
             self.__dict__.update(shown)
-        elif batch_sampler is None and isinstance(self.batch_sampler, BatchSampler):
-            assert batch_size is not None, "there are batches"
+        elif batch_sampler is None and batch_size and not isinstance(dataset, IterableDataset):
             self.__dict__["batch_sampler"] = ShownBatches(self.sampler, batch_size, drop_last)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
@@ -219,77 +217,12 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._owner = os.getpid()
         self._iteration = 0  # how many were begun: only the latest may go on
         self._given = False  # the latest has handed something out
-        self._build(own, phases, normalise)
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._maker)
-
-    def _build(self, own: bool, phases: Schedule | None, normalise: Normalise) -> None:
-        """Decide on the way and on who makes the batches."""
-        dataset, context = self.dataset, self.multiprocessing_context
-        fingerprint = fingerprint_of(dataset)
-        usual = default_start_method() if own and context is None else usual_road(context)
-        self.road = self.start_method or usual
-        self._way: Way
-        self._maker: Maker
-        self._user: UserData | None = None
-        if isinstance(dataset, IterableDataset):
-            self._way = self._maker = Stock(self, fingerprint)
-            return
-        if self.plan:
-            endless = self.schedule is None
-            self._way = Journey(self.plan, endless=endless, dataset=fingerprint)
-        else:
-            rank, ranks = share_of(self._index_sampler)
-            of = partial(_identity, dataset, fingerprint, self.batch_size, ranks, self.drop_last)
-            identity = partial(of, None if phases is None else str(phases))
-            self._way = SampledEpochs(
-                self._index_sampler, self.generator, identity, phases, (rank, ranks)
-            )
-        rows: int = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 0
+        chosen = choose(self, phases, normalise)
+        self._way, self._maker, self._user = chosen.way, chosen.maker, chosen.user
+        self.road = chosen.road
         if own:
-            assert phases is not None, "feedline's own sources have a size"
-            self._maker = row_maker(
-                dataset,
-                self._way,
-                phases=phases.phases,
-                batch_size=rows,
-                max_image_size=self.max_image_size,
-                prefetch=self.prefetch,
-                workers=self.num_workers,
-                start_method=self.road,
-                timeout_s=self.timeout or PATIENCE_S,
-                on_error=self.on_error,
-                device=self.device,
-                normalise=normalise,
-                pin=self.pin_memory,
-            )
             self.max_image_size = self._maker.max_image_size
-            return
-        user = UserData(
-            dataset,
-            self.collate_fn,
-            batched=self._auto_collation,
-            worker_init_fn=self.worker_init_fn,
-            way=self._way,
-            phases=phases,
-            max_rows=rows,
-            max_image_size=self.max_image_size,
-            prefetch=self.prefetch,
-            ahead=2 if self.prefetch_factor is None else self.prefetch_factor,
-            start_method=self.road,
-            deadline_s=self.timeout,
-            in_order=self.in_order or self.plan is not None,
-            in_process=self.num_workers == 0,
-            on_error=self.on_error,
-            pin=self.pin_memory,
-        )
-        self._user = user
-        self._maker = Renewed(
-            user.start,
-            user.look,
-            self.num_workers,
-            persistent=self.persistent_workers,
-            first=None if self.worker_init_fn is None else look_at_first,
-        )
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._maker)
 
     # Iteration
 
@@ -503,33 +436,6 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _phases(schedule: Any, image_size: int | None, own: bool) -> Schedule | None:
-    """The phases of image size; None where the dataset is not asked for any."""
-    if schedule is not None:
-        return Schedule.of(schedule)
-    if image_size is None and not own:
-        return None
-    return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
-
-
-def _identity(
-    dataset: Any,
-    fingerprint: str,
-    batch_size: int | None,
-    ranks: int,
-    drop_last: bool,
-    schedule: str | None,
-) -> dict[str, Any]:
-    """What a state of sampled epochs must have in common with the loader that goes on from it."""
-    return {
-        "dataset": fingerprint,
-        "length": len(dataset) if hasattr(dataset, "__len__") else None,
-        "global_batch": None if batch_size is None else batch_size * ranks,
-        "drop_last": drop_last,
-        "schedule": schedule,
-    }
 
 
 def _end(owner: int, maker: Maker) -> None:

@@ -1,0 +1,172 @@
+"""The way that a loader takes and who makes its batches, chosen from its arguments.
+
+Guarantees: nothing chosen here keeps the loader alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from feedline.dataset.epochs import SampledEpochs
+from feedline.dataset.samplers import share_of
+from feedline.device.normalise import Normalise
+from feedline.engine.roads import default_start_method
+from feedline.loader.build import PATIENCE_S, look_at_first, row_maker
+from feedline.loader.maker import Maker
+from feedline.loader.renewed import Renewed
+from feedline.loader.stock import Stock
+from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
+from feedline.loader.way import Way
+from feedline.plan.journey import Journey
+from feedline.plan.schedule import Phase, Schedule
+
+__all__ = ["Choice", "choose", "phases_of"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a loader works with.
+
+    Args:
+        way: its batches in order.
+        maker: makes them.
+        road: how workers start.
+        user: a user's Dataset and how its batches are made; None for any other.
+    """
+
+    way: Way
+    maker: Maker
+    road: str
+    user: UserData | None = None
+
+
+def phases_of(schedule: Any, image_size: int | None, own: bool) -> Schedule | None:
+    """The phases of image size; None where the dataset is not told any.
+
+    Args:
+        schedule: as a loader is given it.
+        image_size: likewise, without a schedule.
+        own: the dataset is one of feedline's, which have a size in any case.
+    """
+    if schedule is not None:
+        return Schedule.of(schedule)
+    if image_size is None and not own:
+        return None
+    return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
+
+
+def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice:
+    """Choose by the attributes of a loader.
+
+    Args:
+        loader: a feedline DataLoader, as far as it is built.
+        phases: of image size.
+        normalise: for batches on a device.
+    """
+    dataset, context = loader.dataset, loader.multiprocessing_context
+    own = is_source(dataset)
+    usual = default_start_method() if own and context is None else usual_road(context)
+    road = loader.start_method or usual
+    fingerprint = fingerprint_of(dataset)
+    if isinstance(dataset, IterableDataset):
+        stock = Stock(loader, fingerprint)
+        return Choice(stock, stock, road)
+    way = _way(loader, phases, fingerprint)
+    if own:
+        return Choice(way, _own_maker(loader, way, phases, normalise, road), road)
+    user = UserData(
+        dataset,
+        loader.collate_fn,
+        batched=loader._auto_collation,
+        worker_init_fn=loader.worker_init_fn,
+        way=way,
+        phases=phases,
+        max_rows=_most_rows(loader),
+        max_image_size=loader.max_image_size,
+        prefetch=loader.prefetch,
+        ahead=2 if loader.prefetch_factor is None else loader.prefetch_factor,
+        start_method=road,
+        deadline_s=loader.timeout,
+        in_order=loader.in_order or loader.plan is not None,
+        in_process=loader.num_workers == 0,
+        on_error=loader.on_error,
+        pin=loader.pin_memory,
+    )
+    renewed = Renewed(
+        user.start,
+        user.look,
+        loader.num_workers,
+        persistent=loader.persistent_workers,
+        first=None if loader.worker_init_fn is None else look_at_first,
+    )
+    return Choice(way, renewed, road, user)
+
+
+def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
+    if loader.plan:
+        return Journey(loader.plan, endless=loader.schedule is None, dataset=fingerprint)
+    rank, ranks = share_of(loader._index_sampler)
+    identity = partial(
+        _identity,
+        loader.dataset,
+        fingerprint,
+        None if loader.batch_size is None else loader.batch_size * ranks,
+        loader.drop_last,
+        None if phases is None else str(phases),
+    )
+    return SampledEpochs(
+        loader._index_sampler,
+        loader.generator,
+        identity,
+        phases,
+        share=(rank, ranks),
+        seed=loader.seed,
+    )
+
+
+def _own_maker(
+    loader: Any, way: Way, phases: Schedule | None, normalise: Normalise, road: str
+) -> Maker:
+    assert phases is not None, "feedline's own sources have a size"
+    return row_maker(
+        loader.dataset,
+        way,
+        phases=phases.phases,
+        batch_size=_most_rows(loader),
+        max_image_size=loader.max_image_size,
+        prefetch=loader.prefetch,
+        workers=loader.num_workers,
+        start_method=road,
+        timeout_s=loader.timeout or PATIENCE_S,
+        on_error=loader.on_error,
+        device=loader.device,
+        normalise=normalise,
+        pin=loader.pin_memory,
+    )
+
+
+def _most_rows(loader: Any) -> int:
+    """Rows of the largest batch; 0 where nobody knows."""
+    rows: int = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
+    return rows
+
+
+def _identity(
+    dataset: Any,
+    fingerprint: str,
+    global_batch: int | None,
+    drop_last: bool,
+    schedule: str | None,
+) -> dict[str, Any]:
+    """What a state of sampled epochs must have in common with the loader that goes on from it."""
+    return {
+        "dataset": fingerprint,
+        "length": len(dataset) if hasattr(dataset, "__len__") else None,
+        "global_batch": global_batch,
+        "drop_last": drop_last,
+        "schedule": schedule,
+    }

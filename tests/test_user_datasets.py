@@ -1,0 +1,296 @@
+"""Datasets that are not feedline's own, behind its loader: who makes their batches, what comes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import feedline
+from feedline.errors import ImageError, StateError, UsageError
+
+TRAIN = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(24),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+    ]
+)
+EVAL = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(24), transforms.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    for number in range(22):
+        small = draw.integers(0, 255, (6, 8, 3), dtype=np.uint8)
+        image = Image.fromarray(small).resize((64 + number, 50), Image.Resampling.BICUBIC)
+        path = root / f"class-{number % 3}" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=92)
+    return root
+
+
+def loader(dataset: Any, **options: Any) -> feedline.DataLoader[Any]:
+    return feedline.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
+
+
+# torchvision pipelines
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_recognised_folder_gives_what_torch_gives(folder: Path, workers: int) -> None:
+    data = ImageFolder(folder, EVAL)
+    torch.manual_seed(3)
+    theirs = list(TorchDataLoader(data, 4, shuffle=True))
+    torch.manual_seed(3)
+    with loader(data, shuffle=True, num_workers=workers) as made:
+        ours = list(made)
+        assert "rows" in made.explain()
+    assert len(ours) == len(theirs) == len(made)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert type(mine) is list
+        assert torch.equal(mine[1], its[1])
+        assert mine[0].dtype == its[0].dtype
+        assert mine[0].shape == its[0].shape
+        assert mine[0].stride() == its[0].stride()
+        assert (mine[0] - its[0]).abs().mean() * 255 < 0.05
+
+
+def test_what_is_recognised_and_what_is_not_is_said(folder: Path) -> None:
+    said = loader(ImageFolder(folder, TRAIN)).explain()
+    assert "RandomResizedCrop" in said.split("recognised")[1]
+    mixed = transforms.Compose(
+        [TRAIN.transforms[0], transforms.ColorJitter(0.5), *TRAIN.transforms[1:]]
+    )
+    said = loader(ImageFolder(folder, mixed)).explain()
+    assert "RandomResizedCrop" in said.split("recognised")[1].split("as it is")[0]
+    assert "ColorJitter" in said.split("as it is")[1]
+    assert "because" in said
+    first = transforms.Compose([transforms.ColorJitter(0.5), *TRAIN.transforms])
+    said = loader(ImageFolder(folder, first)).explain()
+    assert "whole batches" in said
+    assert "ColorJitter" in said.split("because")[1]
+    for options, why in (
+        ({"collate_fn": list}, "collate_fn"),
+        ({"worker_init_fn": print}, "worker_init_fn"),
+        ({"in_order": False}, "in_order"),
+    ):
+        said = loader(ImageFolder(folder, TRAIN), **options).explain()
+        assert why in said.split("because")[1]
+
+
+def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> None:
+    data = ImageFolder(folder, EVAL)
+    with loader(data) as made:
+        before = torch.cat([images for images, _ in made])
+        pids = made.worker_pids
+        assert torch.equal(torch.cat([images for images, _ in made]), before)
+        assert made.worker_pids == pids
+        data.transform.transforms[1].size = (20, 20)
+        after = torch.cat([images for images, _ in made])
+        assert after.shape[-1] == 20
+        assert made.worker_pids != pids
+        data.samples.reverse()
+        labels = torch.cat([labels for _, labels in made])
+        assert labels.tolist() == sorted(data.targets, reverse=True)
+
+
+def test_a_schedule_sizes_a_recognised_pipeline(folder: Path) -> None:
+    with loader(ImageFolder(folder, TRAIN), schedule="16x1,20x1@8") as made:
+        shapes = [[tuple(images.shape) for images, _ in made] for _ in range(2)]
+    assert shapes[0] == [(4, 3, 16, 16)] * 5 + [(2, 3, 16, 16)]
+    assert shapes[1] == [(8, 3, 20, 20)] * 2 + [(6, 3, 20, 20)]
+
+
+def test_random_crops_follow_the_seed_on_any_number_of_workers(folder: Path) -> None:
+    epochs = []
+    for workers in (0, 1, 2):
+        with loader(ImageFolder(folder, TRAIN), seed=5, shuffle=True, num_workers=workers) as made:
+            epochs.append([images for _ in range(2) for images, _ in made])
+    assert all(map(torch.equal, epochs[0], epochs[1]))
+    assert all(map(torch.equal, epochs[0], epochs[2]))
+    assert not torch.equal(epochs[0][0], epochs[0][6])
+
+
+def test_a_subset_with_a_sampler_resumes(folder: Path) -> None:
+    data = Subset(ImageFolder(folder, EVAL), range(20, 2, -1))
+    weights = torch.utils.data.WeightedRandomSampler([1.0] * len(data), 30)
+    with loader(data, sampler=weights) as made:
+        batches = iter(made)
+        for _ in range(3):
+            next(batches)
+        state = json.loads(json.dumps(made.state_dict()))
+        rest = [labels.tolist() for _, labels in batches]
+    with loader(data, sampler=weights, num_workers=1) as other:
+        other.load_state_dict(state)
+        assert [labels.tolist() for _, labels in other] == rest
+
+
+def test_a_broken_file_is_named_and_the_next_batch_comes(folder: Path, tmp_path: Path) -> None:
+    data = ImageFolder(folder, EVAL)
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff nothing")
+    data.samples[5] = (str(broken), 0)
+    with loader(data) as made:
+        batches = iter(made)
+        next(batches)
+        with pytest.raises(ImageError, match=r"broken\.jpg"):
+            next(batches)
+        assert len(list(batches)) == len(made) - 2
+
+
+# Tensors in memory
+
+
+def test_tensors_in_memory_are_indexed_without_workers() -> None:
+    bits = torch.rand(50, 2, 2) > 0.5
+    data = TensorDataset(torch.randn(50, 3).bfloat16(), torch.arange(50), bits)
+    chosen = Subset(Subset(data, range(40)), [*range(30, 10, -1), -1])
+    torch.manual_seed(1)
+    theirs = list(TorchDataLoader(chosen, 6, shuffle=True))
+    torch.manual_seed(1)
+    made = loader(chosen, batch_size=6, shuffle=True)
+    ours = list(made)
+    assert made.worker_pids == []
+    for mine, its in zip(ours, theirs, strict=True):
+        assert type(mine) is type(its)
+        assert all(map(torch.equal, mine, its))
+        assert [part.dtype for part in mine] == [part.dtype for part in its]
+    data.tensors[1][:] += 100
+    assert min(part[1].min() for part in made) >= 100
+    data.tensors = (data.tensors[0], data.tensors[1] - 100, data.tensors[2])
+    assert max(part[1].max() for part in made) < 100
+    with pytest.raises(IndexError):
+        list(loader(data, sampler=[60]))
+
+
+# Sizes
+
+
+class Sized(Dataset[Any]):
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(index), feedline.image_size(default=-1)
+
+
+class Fill:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, index: int) -> torch.Tensor:
+        return torch.full((self.size, self.size), float(index))
+
+
+def test_the_size_is_exact_to_the_batch_for_any_dataset() -> None:
+    data = Sized(feedline.per_size(Fill))
+    for workers in (0, 2):
+        with loader(data, num_workers=workers, schedule="8x1,12x1") as made:
+            sizes = [(images.shape[-1], set(told.tolist())) for images, told in made]
+            assert sizes == [(8, {8})] * 6
+            batches, sizes = iter(made), []
+            for wanted in (12, 12, 5, 5, None, 7):
+                if sizes:
+                    made.set_image_size(wanted)
+                images, told = next(batches)
+                sizes.append((images.shape[-1], set(told.tolist())))
+            assert sizes == [(side, {side}) for side in (12, 12, 5, 5, 12, 7)]
+
+
+def test_a_size_that_nobody_knows_is_an_error_or_the_default() -> None:
+    with pytest.raises(UsageError, match=r"no size is known.*schedule=.*image_size=.*default=224"):
+        feedline.image_size()
+    assert feedline.image_size(default=9) == 9
+    plain = Sized(feedline.per_size(Fill, default=6))
+    with loader(plain, seed=1) as made:
+        images, told = next(iter(made))
+    assert images.shape[-1] == 6
+    assert set(told.tolist()) == {-1}
+    with pytest.raises(UsageError, match="a function from a size in pixels"):
+        feedline.per_size(224)  # type: ignore[arg-type]
+
+
+# IterableDataset, and what cannot be used
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def test_an_iterable_runs_on_torchs_engine_and_says_so() -> None:
+    made = loader(Counting(), num_workers=1)
+    batches = iter(made)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    assert "torch's own" in made.explain()
+    state = made.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    other = loader(Counting(), num_workers=1)
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] == rest == [[4, 5, 6, 7], [8, 9]]
+    with pytest.raises(StateError, match="num_workers was 1, is 0"):
+        loader(Counting(), num_workers=0).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "said"),
+    [
+        (Counting(), {"seed": 1}, "seed=1 was given with an IterableDataset"),
+        (Counting(), {"image_size": 8}, "image_size=8 was given with an IterableDataset"),
+        (Counting(), {"on_error": "skip"}, 'on_error="skip" was given with an IterableDataset'),
+        ([1, 2], {"device": "cpu"}, "is for feedline's own sources"),
+        ([1, 2], {"seed": 0.5}, "seed must be a whole number or None"),
+        ([1, 2], {"num_workers": -1}, "num_workers option should be non-negative"),
+        ([1, 2], {"schedule": "x"}, "cannot read 'x'"),
+    ],
+)
+def test_what_does_not_go_with_a_dataset_is_refused(
+    dataset: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        loader(dataset, **options)
+
+
+# Frameworks
+
+
+def test_a_stock_loader_in_its_place_is_noticed() -> None:
+    for options in ({"seed": 1}, {}):
+        made = loader(list(range(12)), **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert sorted(torch.cat(list(made)).tolist()) == list(range(12))
+        stock = TorchDataLoader(made.dataset, batch_sampler=made.batch_sampler)
+        with pytest.warns(RuntimeWarning, match="put a stock DataLoader in its place"):
+            list(stock)
+
+
+def test_what_it_was_built_with_can_be_read_and_builds_it_again() -> None:
+    given: dict[str, Any] = {"batch_size": 5, "seed": 3, "drop_last": True, "image_size": 8}
+    given["collate_fn"] = default_collate
+    made = feedline.DataLoader(list(range(12)), **given)
+    assert {name: getattr(made, name) for name in given} == given
+    assert isinstance(made, TorchDataLoader)
+    assert len(made.sampler) == 10  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        made.batch_size = 4
+    made.sampler.set_epoch(4)  # type: ignore[union-attr]
+    assert made.epoch == 4
