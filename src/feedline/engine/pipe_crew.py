@@ -168,7 +168,7 @@ class PipeCrew:
         worker.process.join()  # its pipe has ended: it is dead or dying
         worker.pipe.close()
         pid, status = worker.process.pid or 0, worker.process.exitcode or 0
-        worker.process.close()
+        _close(worker.process)
         if worker.leaving and not worker.held:
             return []
         how = self._killed.pop(seat, None) or how_it_ended(pid, status)
@@ -202,7 +202,7 @@ class PipeCrew:
             worker.process.kill()
         for worker in self._workers.values():
             worker.process.join(_END_DEADLINE_S)
-            worker.process.close()
+            _close(worker.process)
             worker.pipe.close()
         self._workers.clear()
         self._killed.clear()
@@ -213,3 +213,10 @@ class PipeCrew:
         self._board = np.empty((0, 8), np.int64)
         self._memory.close()
         self._shipment.close()
+
+
+def _close(process: SpawnProcess) -> None:
+    """Let go of a process that has ended."""
+    # Somebody else may have waited for it, as psutil does: then multiprocessing takes it for alive.
+    with contextlib.suppress(ValueError):
+        process.close()

@@ -42,7 +42,7 @@ def pack(source: AnySource) -> list[memoryview | bytes]:
         raise UsageError(
             f"{_culprit(source)} cannot be sent to worker processes: {error}. Lambdas and "
             "functions or classes made inside a function cannot be pickled: define them at the "
-            "top of a module, or use num_workers=0"
+            'top of a module, or use start_method="fork" (Linux) or num_workers=0'
         ) from error
     return [pickle.dumps(_main_module(body)), body, *[buffer.raw() for buffer in buffers]]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from types import TracebackType
@@ -33,6 +34,7 @@ from feedline.loader.planned import PlannedSampler, ShownBatches
 from feedline.loader.user import UserData, is_source
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch, Plan
+from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
 from feedline.system import rank_and_world
 from feedline.trace.split import Timing
@@ -92,8 +94,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
             Linux; for any other Dataset what multiprocessing would take.
         rank, world_size: this process's share, where feedline makes the order: of its own
-            sources, and with a seed or a schedule. None asks torch.distributed, else the
-            environment that torchrun sets, else takes everything.
+            sources, and with a seed or a schedule. None asks torch.distributed (again when an
+            iteration begins), else the environment that torchrun sets, else takes everything.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -229,6 +231,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     def __iter__(self) -> Any:
         """Begin an epoch."""
         self._check_usable()
+        self._notice_ranks()
         self._maker.begin()
         self._iteration += 1
         self._given = False
@@ -256,7 +259,23 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     def __len__(self) -> int:
         """Batches in the current epoch."""
+        self._notice_ranks()
         return self._way.steps(self.epoch)
+
+    def _notice_ranks(self) -> None:
+        """Take another share if torch.distributed was set up since the loader was built.
+
+        Lightning, for one, does so in `fit`, to which the loader is given.
+        """
+        if self.plan is None or self.rank is not None or self.world_size is not None:
+            return
+        rank, world_size = rank_and_world()
+        if (rank, world_size) != (self.plan.rank, self.plan.world_size) and not self._given:
+            assert isinstance(self._way, Journey), "a plan is a journey's"
+            self.plan = replace(self.plan, rank=rank, world_size=world_size)
+            self._way.replan(self.plan)
+            cast(PlannedSampler, self.sampler).replan(self.plan)
+            self._maker.aim()
 
     @property
     def epoch(self) -> int:
@@ -271,10 +290,12 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     @property
     def total_steps(self) -> int:
         """Batches over the whole schedule."""
+        self._notice_ranks()
         return self.plan.total_steps if self.plan else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Batches of an epoch."""
+        self._notice_ranks()
         return self._way.steps(epoch)
 
     @property
@@ -320,6 +341,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
+        self._notice_ranks()
         return self._way.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -331,6 +353,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._check_usable()
         size = state.get("image_size") if isinstance(state, Mapping) else None
         before = self._way.position.image_size
+        self._notice_ranks()
         self._way.load(state)
         largest = self._maker.max_image_size
         if isinstance(size, int) and largest is not None and size > largest:
@@ -374,6 +397,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     @property
     def ranks(self) -> int:
         """How many processes the samples are shared among."""
+        self._notice_ranks()
         return self.plan.world_size if self.plan else share_of(self._index_sampler)[1]
 
     @property

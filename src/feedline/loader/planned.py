@@ -45,6 +45,11 @@ class PlannedSampler(DistributedSampler[Any]):
         """Follow a loader's epoch, and pass `set_epoch` on to it."""
         self._loader = weakref.ref(loader)
 
+    def replan(self, plan: Plan) -> None:
+        """Show another share."""
+        self._plan = plan
+        self.num_replicas, self.rank = plan.world_size, plan.rank
+
     @property
     def _owner(self) -> Any:
         return None if self._loader is None else self._loader()

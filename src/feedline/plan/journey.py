@@ -40,6 +40,10 @@ class Journey:
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
         self.position = Position()
 
+    def replan(self, plan: Plan) -> None:
+        """Go on from the same position by another plan, of another share."""
+        self._plan = plan
+
     def begin(self) -> bool:
         """An iteration begins. Whether what lies ahead is other than was given out."""
         cut_short = self._begun and not self.at_end()

@@ -1,0 +1,91 @@
+"""Lightning with two processes: whether it builds the loader anew or leaves it alone, each sample
+comes once, and checkpoints hold the loader's state."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lightning")
+
+SCRIPT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import lightning, torch
+from torch.utils.data import DistributedSampler
+import feedline
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 22
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+class Learner(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+        self.seen = []
+    def training_step(self, batch, _):
+        self.seen[-1] += batch[:, 0].int().tolist()
+        return self.net(batch).mean()
+    def on_train_epoch_start(self):
+        self.seen.append([])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+def main():
+    options = json.loads(sys.argv[1])
+    loader = feedline.DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1, **options)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )
+    learner = Learner()
+    trainer.fit(learner, loader)
+    used = trainer.train_dataloader
+    print(json.dumps({
+        "rank": trainer.global_rank,
+        "same": used is loader,
+        "class": type(used).__module__,
+        "distributed": isinstance(used.sampler, DistributedSampler),
+        "seed": used.seed,
+        "workers": used.num_workers,
+        "seen": learner.seen,
+    }), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("options", [{}, {"seed": 7}], ids=["torch's order", "feedline's order"])
+def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+    assert sorted(each["rank"] for each in said) == [0, 1], done.stdout + done.stderr
+    for each in said:
+        assert each["class"] == "feedline.loader.face"
+        assert each["distributed"] == bool(options)
+        assert each["same"] == bool(options)  # else built anew, with a DistributedSampler
+        assert each["seed"] == options.get("seed")
+        assert each["workers"] == 1
+    for epoch in range(2):
+        halves = [each["seen"][epoch] for each in said]
+        assert [len(half) for half in halves] == [11, 11]
+        assert sorted(halves[0] + halves[1]) == list(range(22))
+    assert said[0]["seen"][0] != said[0]["seen"][1]
