@@ -26,7 +26,7 @@ class Unpicklable(Rows):
         ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, got '8'"),
         ({"batch_size": 2.0}, r"batch_size must be .* got 2\.0"),
         ({"batch_size": True}, "batch_size must be .* got True"),
-        ({"seed": 0.5}, r"seed must be a whole number, got 0\.5"),
+        ({"seed": 0.5}, r"seed must be a whole number or None, got 0\.5"),
         ({"rank": 1}, "rank must be from 0 to world_size - 1 = 0, got 1"),
         ({"rank": "0", "world_size": 2}, "rank must be .* got '0'"),
         ({"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
