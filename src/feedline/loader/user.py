@@ -172,28 +172,30 @@ class UserData:
 
     def look(self) -> object:
         """What differs where the dataset is no more what it was; None where that is unknown."""
+        within_s = _TELLING_S if self.start_method == "fork" else inf
+        functions = self.collate_fn, self.worker_init_fn
         if (folder := _folder(self.dataset)) is not None:
-            return folder
+            rest, listed = folder
+            told = digest(rest, *functions, within_s=within_s)
+            return None if told is None else (told, listed)
         if self.in_process or self.gathers:
             return object()  # begun anew each time, which costs nothing
-        forks = self.start_method == "fork"
-        contents = self.dataset, self.collate_fn, self.worker_init_fn
-        return digest(*contents, within_s=_TELLING_S if forks else inf)
+        return digest(self.dataset, *functions, within_s=within_s)
 
 
-def _folder(dataset: Any) -> object:
-    """What differs where a torchvision folder, or Subsets of one, changed; None for others.
+def _folder(dataset: Any) -> tuple[object, object] | None:
+    """What is in a torchvision folder, or Subsets of one; None for any other dataset.
 
-    Its samples are compared one by one, most of them by identity: milliseconds for a million,
-    which would take seconds to pickle.
+    Returns:
+        All but its samples, and its samples: tuples that cannot change, to be compared one by
+        one, most of them by identity. For a million that takes milliseconds, pickling seconds.
     """
-    chosen = []
+    listed = []
     while type(dataset) is Subset:
-        chosen.append(list(dataset.indices))
+        listed.append(list(dataset.indices))
         dataset = dataset.dataset
-    samples = getattr(dataset, "samples", None)
-    if not isinstance(samples, list):
+    if type(dataset).__module__ != "torchvision.datasets.folder":
         return None
+    samples = dataset.samples
     rest = {key: value for key, value in vars(dataset).items() if value is not samples}
-    told = digest(type(dataset), {**rest, "imgs": None}, within_s=_TELLING_S)
-    return None if told is None else (told, list(samples), chosen)
+    return (type(dataset), {**rest, "imgs": None, "targets": None}), [list(samples), *listed]
