@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from faulty import Steady
-from processes import eventually, start_script
 
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
+from processes import eventually, start_script
 
 MANY_BATCHES = """
 import os, resource

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
-from processes import descendants, eventually, gone
 
 from feedline.engine import server, socket_crew
 from feedline.errors import SampleError, WorkerError
 from feedline.loader import DataLoader
+from processes import descendants, eventually, gone
 
 
 def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:

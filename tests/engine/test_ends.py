@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from processes import descendants, eventually, gone, start_script
 
 TRAIN = """

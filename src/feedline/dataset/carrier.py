@@ -66,8 +66,11 @@ class ParcelCarrier(CpuCarrier):
 
 def _failed(flight: Flight) -> Raised:
     """What the engine itself has to say of a batch: above all, that it kills its workers."""
-    first = flight.failures[0]
-    sample = int(flight.batch.samples[first.row]) if flight.batch.rows > first.row else -1
-    which = f"the sample with index {sample}" if sample >= 0 else f"row {first.row}"
-    where = f"{which} (epoch {flight.batch.epoch}, step {flight.batch.step})"
+    batch, first = flight.batch, flight.failures[0]
+    keys = batch.samples.tolist() if batch.keys is None else batch.keys
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
+    known = first.row < len(keys)
+    which = f"the sample with index {keys[first.row]!r}" if known else f"row {first.row}"
+    where = f"{which} (epoch {batch.epoch}, step {batch.step})"
     return Raised(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

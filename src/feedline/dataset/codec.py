@@ -27,8 +27,9 @@ __all__ = ["empty_in", "lay", "load"]
 _LENGTH = struct.Struct("<q")
 _SMALL_BYTES = 512
 
-_Leaf: TypeAlias = tuple[int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
-"""Where a tensor begins in memory (bytes), its dtype, shape, strides, and requires_grad."""
+_Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
+"""A tensor's number within the batch, where it begins in memory (bytes), its dtype, shape,
+strides, and requires_grad."""
 
 
 def lay(value: object, space: Space) -> int:
@@ -81,44 +82,62 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, space: Space) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._buffer)
         self._space = space
+        self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of what is kept with it
         self.buffers: list[tuple[int, int]] = []
 
     def persistent_id(self, obj: object) -> Any:
-        """Plain tensors are leaves in memory."""
-        if type(obj) is torch.Tensor and _is_plain(obj):
-            return self._leaf(obj)
-        return None
+        """Plain tensors are leaves in memory; one that comes twice is one leaf."""
+        if type(obj) is not torch.Tensor or not _is_plain(obj):
+            return None
+        if id(obj) not in self._leaves:
+            self._leaves[id(obj)] = obj, self._leaf(obj)
+        return self._leaves[id(obj)][1]
 
     def reducer_override(self, obj: object) -> Any:
-        """A subclass of Tensor that pickles as Tensor does: the plain one, and what it adds."""
+        """A subclass of Tensor that pickles as Tensor does: the plain one, and what it adds.
+
+        One that catches what is done to it may hold no bytes of its own: torch takes it apart.
+        """
         if (
             isinstance(obj, torch.Tensor)
             and type(obj) is not torch.Tensor
             and type(obj).__reduce_ex__ is torch.Tensor.__reduce_ex__
+            and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
             and _is_plain(obj)
         ):
-            plain = obj.detach().as_subclass(torch.Tensor)
-            return _as_subclass, (plain, type(obj), obj.requires_grad), dict(obj.__dict__) or None
+            with torch._C.DisableTorchFunctionSubclass():
+                plain = obj.detach().as_subclass(torch.Tensor)
+            state = torch._utils._get_obj_state(obj)
+            made_of = (plain, type(obj), obj.requires_grad)
+            return torch._tensor._rebuild_from_type_v2, (_as_subclass, type(obj), made_of, state)
         return NotImplemented
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
+        number = len(self._leaves)
         shape, dtype = tuple(tensor.shape), tensor.dtype
         strides = tuple(tensor.stride())
         if tensor.numel() == 0:
-            return 0, dtype, shape, strides, tensor.requires_grad
+            return number, 0, dtype, shape, strides, tensor.requires_grad
         start = self._space.where(tensor.data_ptr())
         if start is None:
-            plain = tensor.detach()
-            nbytes = tensor.numel() * dtype.itemsize
-            start, part = self._space.take(nbytes)
-            place = torch.frombuffer(part.data, dtype=dtype, count=tensor.numel())
-            if _is_dense(shape, strides):
-                place = place.as_strided(shape, strides)
-            else:
-                place = place.view(shape)
-                strides = tuple(place.stride())
-            place.copy_(plain)
-        return start, dtype, shape, strides, tensor.requires_grad
+            start, strides = self._copy(tensor.detach(), shape, strides)
+        return number, start, dtype, shape, strides, tensor.requires_grad
+
+    def _copy(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Copy a tensor into memory: where it begins, and its strides there.
+
+        What is repeated, as `expand` does, is copied once.
+        """
+        once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
+        tensor = tensor.as_strided(once, strides)
+        start, part = self._space.take(tensor.numel() * tensor.dtype.itemsize)
+        place = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
+        place = place.as_strided(once, strides) if _is_dense(once, strides) else place.view(once)
+        place.copy_(tensor)
+        there = zip(place.stride(), strides, strict=True)
+        return start, tuple(0 if stride == 0 else now for now, stride in there)
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Lay an array's bytes into memory, unless they are so few that the shell takes them."""
@@ -137,9 +156,16 @@ class _Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(io.BytesIO(body), buffers=buffers)
         self._memory = memory
+        self._leaves: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, leaf: _Leaf) -> torch.Tensor:
-        start, dtype, shape, strides, requires_grad = leaf
+        number = leaf[0]
+        if number not in self._leaves:
+            self._leaves[number] = self._tensor(leaf)
+        return self._leaves[number]
+
+    def _tensor(self, leaf: _Leaf) -> torch.Tensor:
+        _, start, dtype, shape, strides, requires_grad = leaf
         count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 in shape:
             tensor = torch.empty_strided(shape, strides, dtype=dtype)

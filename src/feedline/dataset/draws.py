@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
 __all__ = ["Draw", "Draws", "Stateful", "draws_for_feedline"]
 
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
@@ -44,7 +47,7 @@ class Draw:
 
     def digest(self, before: int) -> int:
         """A number for all keys so far: 32 bits."""
-        return zlib.crc32(pickle.dumps(self.keys, protocol=4), before)
+        return zlib.crc32(pickle.dumps(_plain(self.keys), protocol=4), before)
 
 
 class Draws:
@@ -76,6 +79,8 @@ class Draws:
             except StopIteration:
                 self._ended = True
             else:
+                if type(keys) is list:
+                    keys = keys.copy()  # a sampler may fill the same one again
                 state = None if self._sampler is None else self._sampler.state_dict()
                 self._waiting.append(Draw(keys, state))
             finally:
@@ -93,3 +98,12 @@ class Draws:
         self._waiting.popleft()
         self.sampler_state = draw.state
         return draw.digest(digest)
+
+
+def _plain(keys: Any) -> Any:
+    """Keys whose pickle is the same in every process: tensors and numpy's numbers have others."""
+    if type(keys) in (list, tuple):
+        return [_plain(key) for key in keys]
+    if isinstance(keys, (torch.Tensor, np.ndarray, np.generic)):
+        return keys.tolist()
+    return keys

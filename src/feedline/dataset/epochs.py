@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from feedline.dataset.draws import Draw, Draws
 from feedline.dataset.randomness import Randomness
 from feedline.dataset.samplers import describe, epoch_mark, stateful_part
+from feedline.engine.messages import said
 from feedline.errors import StateError
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase, Schedule
@@ -43,14 +44,19 @@ class _Epoch:
     seed: int
     mark: int | None
     random: Randomness | None  # as it was before; None where drawing changed no random state
+    began: dict[str, Any] | None  # the sampler's own state before the first draw
     restored: Mapping[str, Any] | None = None  # where it comes from a state: how it began there
 
     def start(self) -> dict[str, Any]:
         """What is needed to open it again, JSON-able."""
         if self.restored is not None:
             return dict(self.restored)
-        said: dict[str, Any] = {"epoch": self.mark}
-        return said if self.random is None else {**said, "random": self.random.as_json()}
+        start: dict[str, Any] = {"epoch": self.mark}
+        if self.random is not None:
+            start["random"] = self.random.as_json()
+        if self.began is not None:
+            start["sampler"] = self.began
+        return start
 
 
 class SampledEpochs:
@@ -97,10 +103,12 @@ class SampledEpochs:
         if self._open is None or not self._ready:
             self._open = self._opened()
         elif self.position.step == 0 and (
-            self._open.random is None or self._open.mark != epoch_mark(self._sampler)
+            self._open.mark != epoch_mark(self._sampler)
+            or not (self._open.random or stateful_part(self._sampler))
         ):
             # It was opened for a state. What took no random numbers may be asked again, and must
-            # be where the sampler was since set to another epoch.
+            # be where the sampler was since set to another epoch. One that keeps a state has
+            # gone on since.
             now = Randomness.now(self._sampler, self._generator)
             self._open = self._start(self._open.seed, now)
         self._ready = False
@@ -228,10 +236,11 @@ class SampledEpochs:
 
     def _start(self, seed: int, before: Randomness) -> _Epoch:
         draws = Draws(self._sampler, stateful_part(self._sampler))
+        began = draws.sampler_state
         draws.peek()
         effects = before.differs(Randomness.now(self._sampler, self._generator))
         random = before if effects else None
-        return _Epoch(draws, seed, epoch_mark(self._sampler), random)
+        return _Epoch(draws, seed, epoch_mark(self._sampler), random, began)
 
     # State
 
@@ -253,6 +262,7 @@ class SampledEpochs:
             "image_size": self.position.image_size,
             **self._mine(),
             "rank": self._rank,
+            "world": self._world,
             "seed": epoch.seed,
             "start": epoch.start(),
             "sampler_state": epoch.draws.sampler_state,
@@ -290,13 +300,21 @@ class SampledEpochs:
             )
         epoch, step, size, seed = (state.get(k) for k in ("epoch", "step", "image_size", "seed"))
         early = state.get("early", [])
-        whole = is_count(epoch) and is_count(step) and isinstance(seed, int)
+        whole = is_count(epoch) and is_count(step) and is_count(seed)
         whole = whole and isinstance(early, list) and all(is_count(each) for each in early)
         if not (whole and (size is None or is_size(size)) and isinstance(state["start"], Mapping)):
             raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
         assert isinstance(epoch, int)
         assert isinstance(step, int)
-        self._open, self._digest = self._replayed(state, step)
+        try:
+            self._open, self._digest = self._replayed(state, step)
+        except StateError:
+            raise
+        except Exception as error:  # whatever a user's sampler makes of a damaged state
+            raise StateError(
+                f"cannot resume: {describe(self._sampler)['type']} does not go on from the state: "
+                f"{type(error).__name__}: {said(error)}. Is the state damaged?"
+            ) from error
         self._early = set(early)
         self._ready = True
         self._begun = False
@@ -307,15 +325,15 @@ class SampledEpochs:
         mark = state["start"].get("epoch")
         set_it = getattr(self._sampler_with_epochs(), "set_epoch", None)
         if mark is not None and set_it is not None:
+            if not is_count(mark):
+                raise StateError(f"cannot resume: damaged position, the sampler's epoch {mark!r}")
             set_it(mark)
-        comparable = state.get("rank") == self._rank and state.get("world") in (None, self._world)
-        kept = stateful_part(self._sampler)
-        if kept is not None and state.get("sampler_state") is not None:
-            kept.load_state_dict(state["sampler_state"])
-            epoch = self._again(state)
-            if epoch is not None and _fits(epoch, state):
+        comparable = (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        if stateful_part(self._sampler) is not None and state.get("sampler_state") is not None:
+            epoch = self._again(state, state["sampler_state"])
+            if _fits(epoch, state) and is_count(state.get("drawn")):
                 return epoch, int(state["drawn"])
-        epoch = self._again(state)
+        epoch = self._again(state, state["start"].get("sampler"))
         digest = 0
         for k in range(step):
             if epoch.draws.peek() is None:
@@ -333,15 +351,23 @@ class SampledEpochs:
             )
         return epoch, digest
 
-    def _again(self, state: Mapping[str, Any]) -> _Epoch:
-        """Open the epoch of a state once more, with the random states of then."""
+    def _again(self, state: Mapping[str, Any], sampler_state: Any) -> _Epoch:
+        """Open the epoch of a state once more, with the random states of then.
+
+        A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
+        """
         random = state["start"].get("random")
-        if random is None:
+        then = None
+        if random is not None:
+            then = Randomness.from_json(random, self._sampler, self._generator)
+        kept = stateful_part(self._sampler)
+        if kept is not None and sampler_state is not None:
+            kept.load_state_dict(sampler_state)
+        if then is None:
             epoch = self._start(int(state["seed"]), Randomness.now(self._sampler, self._generator))
         else:
-            then = Randomness.from_json(random, self._sampler, self._generator)
-            draws = Draws(then.replay(self._sampler), stateful_part(self._sampler))
-            epoch = _Epoch(draws, int(state["seed"]), epoch_mark(self._sampler), then)
+            draws = Draws(then.replay(self._sampler), kept)
+            epoch = _Epoch(draws, int(state["seed"]), epoch_mark(self._sampler), then, None)
         epoch.restored = dict(state["start"])
         return epoch
 

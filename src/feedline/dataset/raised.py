@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ class Raised:
         unfit = isinstance(error, (SystemExit, StopIteration))
         kind = RuntimeError if unfit else type(error)
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        error.__notes__ = []  # type: ignore[attr-defined]  # said already
+        with contextlib.suppress(Exception):  # its class may allow no change
+            error.__notes__ = []  # type: ignore[attr-defined]  # said already
         trace = "".join(traceback.format_exception(error))
         message = f"Caught {type(error).__name__} {place}.{notes}\nOriginal {trace}"
         try:

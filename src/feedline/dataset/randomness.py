@@ -67,6 +67,7 @@ class Randomness:
                     f"cannot resume: {len(states)} generators were used for the order of the "
                     f"samples, and there are {len(held)} now; pass generator= as before"
                 )
+            torch.Generator().set_state(_tensor(everywhere))  # or it would fail in mid-epoch
             for each, state in zip(held, states, strict=True):
                 each.set_state(_tensor(state))
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:

@@ -6,8 +6,7 @@ batch that the sample is for, also for batches that are made ahead. Sizes travel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,14 +44,21 @@ def image_size(default: int | None = None) -> int:
     return size
 
 
-@contextmanager
-def sized(size: int | None) -> Iterator[None]:
-    """Make `size` what `image_size` answers; None leaves it unknown."""
-    token = _size.set(size)
-    try:
-        yield
-    finally:
-        _size.reset(token)
+class sized:  # used as a statement
+    """Make `size` what `image_size` answers, within a `with`; None leaves it unknown.
+
+    Not made by contextlib: that touches the traceback of what passes through, which some users'
+    exceptions do not bear.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self._wanted = size
+
+    def __enter__(self) -> None:
+        self._token = _size.set(self._wanted)
+
+    def __exit__(self, *_: object) -> None:
+        _size.reset(self._token)
 
 
 class PerSize:

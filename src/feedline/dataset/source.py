@@ -9,6 +9,7 @@ Relies on: being used in one worker, from its main thread.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence, Sized
 from operator import length_hint
@@ -182,8 +183,9 @@ class DatasetSource:
 
 
 def _note(error: BaseException, text: str) -> None:
-    """Add a line to what an exception says of itself."""
+    """Add a line to what an exception says of itself, unless its class allows no change."""
     notes = getattr(error, "__notes__", None)
-    if notes is None:
-        notes = error.__notes__ = []  # type: ignore[attr-defined]
-    notes.append(text)
+    with contextlib.suppress(Exception):
+        if notes is None:
+            notes = error.__notes__ = []  # type: ignore[attr-defined]
+        notes.append(text)

@@ -99,8 +99,8 @@ def _serve(main_fd: int, trainer: int, preload: Sequence[str], source: AnySource
         # A worker that needs it will say so; without it the start is only slower.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    if source is None:
-        gc.collect()  # a forked server would look through all that the trainer has: too long
+    if source is None:  # else it is the trainer's garbage, and its finalizers are not for here
+        gc.collect()
     gc.freeze()  # the collector must not touch pages that workers share
 
     main = socket.socket(fileno=main_fd)

@@ -29,6 +29,7 @@ from feedline.errors import UsageError
 __all__ = ["PipeCrew"]
 
 _DEPTH = 4  # pieces a worker has in its pipe: enough to bridge a training step
+_PIPE_BYTES = 64 << 10  # what surely fits a pipe: beyond it who writes waits for who reads
 _END_DEADLINE_S = 5.0
 
 
@@ -36,7 +37,7 @@ _END_DEADLINE_S = 5.0
 class _Worker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
-    held: dict[int, Task] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)  # by id: bytes of its message
     leaving: bool = False
 
 
@@ -126,14 +127,21 @@ class PipeCrew:
             self._workers[seat] = _Worker(process, ours)
 
     def submit(self, task: Task) -> bool:
-        """Give a task to the worker with the least to do; False where all have enough."""
+        """Give a task to the worker with the least to do; False where all have enough.
+
+        Keys that fill a pipe wait for their worker to start.
+        """
         staying = [worker for worker in self._workers.values() if not worker.leaving]
         worker = min(staying, key=lambda w: len(w.held), default=None)
         if worker is None or len(worker.held) >= _DEPTH:
             return False
-        worker.held[task.id] = task
+        message = task.pack()
+        # One that has nothing else to do reads it at once. Any other may be writing a batch itself.
+        if worker.held and sum(worker.held.values()) + len(message) > _PIPE_BYTES:
+            return False
+        worker.held[task.id] = len(message)
         with contextlib.suppress(OSError):  # it died: `wait` says so and hands the piece back
-            worker.pipe.send_bytes(task.pack())
+            worker.pipe.send_bytes(message)
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:

@@ -10,6 +10,7 @@ uses, and never stops, its parent's server.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -162,6 +163,7 @@ class ForkedServer:
 def _become_server(theirs: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
     """The forked child. Never returns, whatever happens."""
     try:
+        gc.freeze()  # the trainer's garbage is not for this process to finalize
         # What multiprocessing does for a forked child: it must not read the terminal.
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import array
 import socket
 
+from feedline.errors import ResourceError
+
 __all__ = ["receive", "send"]
 
 _FD_BYTES = array.array("i").itemsize
@@ -32,11 +34,17 @@ def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
 
     Raises:
         BlockingIOError: there is no message now.
+        ResourceError: this process has no room for the descriptor; the kernel has closed it.
     """
-    message, extras, _, _ = connection.recvmsg(
+    message, extras, flags, _ = connection.recvmsg(
         max_bytes, socket.CMSG_LEN(_FD_BYTES), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             return message, array.array("i", data[:_FD_BYTES])[0]
+    if flags & socket.MSG_CTRUNC:
+        raise ResourceError(
+            "this process has no file descriptors left for batches; raise the limit (ulimit -n) or "
+            "use fewer num_workers or a smaller prefetch_factor"
+        )
     return message, -1

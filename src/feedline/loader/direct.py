@@ -61,9 +61,12 @@ class Direct:
         try:
             made = self._make(batch)
         except StopIteration as error:
-            raise RuntimeError("the dataset raised StopIteration for a sample") from error
-        finally:
             self._way.delivered(batch)
+            raise RuntimeError("the dataset raised StopIteration for a sample") from error
+        except Exception:
+            self._way.delivered(batch)
+            raise
+        self._way.delivered(batch)  # not after Ctrl-C: the next call makes it again
         now_s = time.perf_counter()
         if self._handed_out_s:
             waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)

@@ -38,15 +38,17 @@ def gone(processes: list[psutil.Process]) -> bool:
 def start_script(
     text: str, folder: Path, *, prefix: tuple[str, ...] = (), **options: object
 ) -> subprocess.Popen[str]:
-    """Run a script in a process group of its own, with the faulty sources at hand."""
+    """Run a script in a process group of its own, with the tests' datasets at hand."""
     script = folder / "script.py"
     script.write_text(text)
+    sources = [str(HERE / room) for room in ("engine", "dataset")]
+    sources += [path for path in [os.environ.get("PYTHONPATH")] if path]
     return subprocess.Popen(
         [*prefix, sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONUNBUFFERED": "1"},
         **options,  # type: ignore[call-overload]
     )

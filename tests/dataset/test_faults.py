@@ -1,0 +1,267 @@
+"""What goes wrong in a dataset arrives with its cause, and what dies costs no batch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
+
+from feedline.errors import SampleError, UsageError
+from feedline.loader import DataLoader
+from processes import descendants, eventually, gone
+
+
+class Two(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Locked(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+def local() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("here only")
+
+
+RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception]]] = {
+    "plain": (lambda: ValueError("bad"), ValueError),
+    "two arguments": (lambda: Two(1, 2), RuntimeError),
+    "frozen": (lambda: Frozen(3), Frozen),
+    "not picklable": (Locked, RuntimeError),
+    "local": (local, RuntimeError),
+    "key": (lambda: KeyError("k"), KeyError),
+    "stop": (StopIteration, RuntimeError),
+    "quit": (lambda: SystemExit(3), RuntimeError),
+    "os": (lambda: FileNotFoundError(2, "no", "file"), FileNotFoundError),
+    "decode": (lambda: UnicodeDecodeError("utf8", b"x", 0, 1, "bad"), RuntimeError),
+    "cuda": (lambda: RuntimeError("Cannot re-initialize CUDA in forked subprocess"), RuntimeError),
+    "memory": (lambda: MemoryError("much"), MemoryError),
+}
+
+
+def rest(batches: Any) -> list[Any]:
+    """Batches, and classes of errors, until the end."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_what_a_sample_raises_arrives_and_the_next_batch_follows(name: str) -> None:
+    make, kind = RAISED[name]
+
+    def sample(index: int) -> int:
+        if index == 5:
+            raise make()
+        return index
+
+    with DataLoader(Made(12, sample), 4, num_workers=2, collate_fn=as_it_is) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2, 3]
+        with pytest.raises(kind) as caught:
+            next(batches)
+        if name != "frozen":  # nothing can be added to it
+            assert "index 5" in str(caught.value)
+        assert type(make()).__name__ in str(caught.value)
+        assert "test_faults.py" in str(caught.value)
+        assert rest(batches) == [[8, 9, 10, 11]]
+        assert not loader.worker_deaths
+
+
+def test_an_exception_without_words_arrives_by_its_class() -> None:
+    def sample(index: int) -> int:
+        raise Mute
+
+    with pytest.raises(Mute):
+        list(DataLoader(Made(4, sample), num_workers=1))
+
+
+@pytest.mark.parametrize("way", ["exit", "SIGKILL", "SIGSEGV"])
+def test_a_sample_that_ends_its_worker_each_time_is_named(way: str) -> None:
+    with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2, 3]
+        said = "exited with status 3" if way == "exit" else f"is killed by signal: {way}"
+        with pytest.raises(RuntimeError, match=f"index 5 .*{said}"):
+            next(batches)
+        assert rest(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_sample_with_another_key_than_a_number_is_named_too(batch_size: int | None) -> None:
+    def sample(key: str) -> str:
+        if key == "c":
+            os._exit(4)
+        return key
+
+    loader = DataLoader(Made(3, sample), batch_size, sampler=["a", "b", "c"], num_workers=1)  # type: ignore[arg-type]
+    with loader, pytest.raises(SampleError, match="index 'c'"):
+        list(loader)
+
+
+@pytest.mark.parametrize("way", ["exit", "SIGKILL"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_sample_that_ends_its_worker_once_is_made_again(
+    way: str, method: str, tmp_path: Path
+) -> None:
+    data = Harmful(way, 5, tmp_path)
+    options: dict[str, Any] = {"start_method": method, "collate_fn": as_it_is}
+    with DataLoader(data, 4, num_workers=1, **options) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert len(loader.worker_deaths) == 1
+
+
+def test_workers_killed_at_any_moment_cost_and_double_no_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Chance may kill two workers on one sample, which is not the sample's fault here.
+    monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
+    chance, stop, kills = random.Random(5), threading.Event(), []
+    with DataLoader(Slow(60, 0.002), 4, num_workers=2, shuffle=True, seed=1) as loader:
+
+        def kill() -> None:
+            while not stop.wait(chance.uniform(0.01, 0.06)):
+                if pids := loader.worker_pids:
+                    try:
+                        os.kill(chance.choice(pids), signal.SIGKILL)
+                        kills.append(1)
+                    except ProcessLookupError:
+                        pass
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        seen = [plain(batch) for _ in range(8) for batch in loader]
+        stop.set()
+        killer.join()
+    with DataLoader(Slow(60, 0), 4, shuffle=True, seed=1) as alone:
+        assert seen == [plain(batch) for _ in range(8) for batch in alone]
+    assert len(kills) > 3
+
+
+def test_a_batch_that_cannot_be_sent_says_so() -> None:
+    for thing in (threading.Lock, lambda: lambda: 3):
+        loader = DataLoader(Made(4, lambda index: thing()), 2, num_workers=1, collate_fn=as_it_is)  # noqa: B023
+        with loader, pytest.raises((TypeError, AttributeError, RuntimeError), match="pickle"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
+    loader = DataLoader(Promising(6), 4, num_workers=workers)
+    with loader, pytest.raises(IndexError) as caught:
+        list(loader)
+    said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert "index 6" in said
+    assert "len() is 8" in said
+
+
+class Promising(Drawing):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return list(range(self.length))[index]
+
+
+def test_samples_that_do_not_go_together_are_named() -> None:
+    data = Made(8, lambda index: torch.ones(6 if index == 6 else 3))
+    loader = DataLoader(data, 4, num_workers=1)
+    with loader, pytest.raises(RuntimeError, match=r"(?s)Sample 6 is.*\[6\].*\[3\].*equal size"):
+        list(loader)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
+    data = Made(4, lambda index: index)
+    loader = DataLoader(data, 4, num_workers=1, start_method=method)
+    with pytest.raises(UsageError, match=r"(?s)dataset\.make.*num_workers=0"):
+        iter(loader)
+    with DataLoader(data, 4, num_workers=1, start_method="fork") as forked:
+        assert [batch.tolist() for batch in forked] == [[0, 1, 2, 3]]
+
+
+def test_an_init_function_that_raises_is_heard_each_time() -> None:
+    def init(worker: int) -> None:
+        raise ValueError(f"no {worker}")
+
+    loader = DataLoader(Drawing(), 4, num_workers=2, worker_init_fn=init)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"(?s)test_faults.*no [01]"):
+            next(iter(loader))
+    loader.close()
+
+
+def test_a_batch_that_takes_longer_than_the_timeout() -> None:
+    data = Made(8, lambda index: time.sleep(60 if index == 5 else 0) or index)
+    with DataLoader(data, 4, num_workers=2, timeout=3) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
+            next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
+def test_an_interrupt_in_the_middle_of_next_costs_no_batch(workers: int) -> None:
+    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    seen: list[int] = []
+    try:
+        with DataLoader(Slow(24, 0.02), 4, num_workers=workers) as loader:
+            batches = iter(loader)
+            for _ in range(6):
+                signal.setitimer(signal.ITIMER_REAL, 0.03)
+                try:
+                    batch = next(batches)
+                except KeyboardInterrupt:
+                    batch = next(batches)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                seen += batch[:, 0].tolist()
+            assert next(batches, None) is None
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert seen == list(range(24))
+
+
+def test_a_loader_that_is_garbage_in_mid_epoch_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Slow(1000, 0.01), 2, num_workers=2)
+    kept = next(iter(loader))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    assert len(mine) >= 2
+    del loader
+    gc.collect()
+    assert eventually(lambda: gone(mine))
+    assert kept[:, 0].tolist() == [0, 1]

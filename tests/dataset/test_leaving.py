@@ -1,0 +1,188 @@
+"""What a program leaves behind, however it ends, and what many epochs cost: nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from sets import Closed, Kept, Made, Slow, as_it_is
+
+from feedline.loader import DataLoader
+from processes import descendants, eventually, gone, start_script
+
+TRAIN = """
+import os, sys
+from sets import Slow
+from feedline.loader import DataLoader
+
+if __name__ == "__main__":
+    loader = DataLoader(Slow(400, 0.005), 8, num_workers=3, start_method={method!r})
+    for epoch in range(1000):
+        for step, batch in enumerate(loader):
+            if epoch == 0 and step == 1:
+                print("running", flush=True)
+            {body}
+"""
+METHODS = ["fork", "forkserver", "spawn"]
+
+
+def running(script: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Wait until a script is in its loop; its processes."""
+    assert script.stdout is not None
+    line = script.stdout.readline()
+    if line.strip() != "running":
+        raise AssertionError(f"the script said {line!r}; {script.communicate()[1]}")
+    processes = descendants(script.pid)
+    assert len(processes) >= 2
+    return processes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
+    method: str, tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
+    processes = running(script)
+    script.kill()
+    script.wait()
+    assert eventually(lambda: gone(processes))
+    assert eventually(lambda: set(os.listdir("/dev/shm")) <= before)
+    script.communicate()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ctrl_c_ends_the_program_once_and_quietly(method: str, tmp_path: Path) -> None:
+    script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
+    processes = running(script)
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1, errors
+    assert eventually(lambda: gone(processes))
+
+
+def test_ctrl_c_that_is_caught_costs_no_batch(tmp_path: Path) -> None:
+    text = """
+from sets import Slow
+from feedline.loader import DataLoader
+
+seen, interrupts = [], 0
+loader = DataLoader(Slow(200, 0.01), 4, num_workers=2, start_method="fork")
+batches = iter(loader)
+print("running", flush=True)
+while len(seen) < 200:
+    try:
+        seen += next(batches)[:, 0].tolist()
+    except KeyboardInterrupt:
+        interrupts += 1
+print(interrupts, seen == list(range(200)), next(batches, None))
+"""
+    script = start_script(text, tmp_path)
+    assert script.stdout is not None
+    assert script.stdout.readline().strip() == "running"
+    assert eventually(lambda: len(descendants(script.pid)) >= 3)
+    os.killpg(script.pid, signal.SIGINT)
+    out, errors = script.communicate(timeout=60)
+    # It may have come after a batch was counted and before it was noted: then the epoch ends early.
+    assert out.split() == ["1", "True", "None"] or "StopIteration" in errors, (out, errors)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [("assert step < 3", 1), ("if step == 3: sys.exit(0)", 0)]
+)
+def test_an_exception_or_an_exit_in_the_loop_ends_everything(
+    body: str, status: int, tmp_path: Path
+) -> None:
+    script = start_script(TRAIN.format(method="fork", body=body), tmp_path)
+    processes = running(script)
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == status
+    assert errors.count("Traceback") == status, errors
+    assert eventually(lambda: gone(processes))
+
+
+class Garbage:
+    """Says so when it is collected, in whichever process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.me = path, self
+
+    def __del__(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_workers_collect_no_garbage_of_the_trainers(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        Garbage(tmp_path / "collected")
+        data = Made(40, lambda index: (gc.collect() and index) or index)
+        assert len(list(DataLoader(data, 4, num_workers=2))) == 10
+        assert not (tmp_path / "collected").exists()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("kind", ["unchanged", "changed", "closed"])
+def test_a_hundred_epochs_cost_no_descriptors_processes_or_memory(kind: str) -> None:
+    data = (Closed if kind == "closed" else Kept)(torch.zeros(50_000))
+    options: dict[str, Any] = {"num_workers": 2, "collate_fn": as_it_is}
+    me = psutil.Process()
+    with DataLoader(data, 1, **options) as loader:
+
+        def epochs(count: int) -> None:
+            for _ in range(count):
+                if kind == "changed":
+                    data.value += 1
+                for batch in loader:
+                    assert batch[0][0][0] == data.value[0]
+
+        epochs(10)
+        gc.collect()
+        files, children, memory = open_files(), len(descendants(me.pid)), me.memory_info().rss
+        epochs(100)
+        gc.collect()
+        assert open_files() <= files + 2
+        assert len(descendants(me.pid)) <= children
+        assert me.memory_info().rss < memory + (20 << 20)  # an epoch that stayed makes 80 MB
+
+
+def test_batches_of_ever_other_sizes_cost_no_descriptors() -> None:
+    sizes = [1, 500, 20, 1000, 3] * 20
+    data = Made(len(sizes), lambda index: torch.full((sizes[index] * 100,), float(index)))
+    with DataLoader(data, None, num_workers=2) as loader:
+        counts = []
+        for _ in range(5):
+            for index, batch in enumerate(loader):
+                assert bool((batch == index).all())
+            counts.append(open_files())
+    assert counts[-1] <= counts[1]
+
+
+def test_two_loaders_take_turns_and_leave_nothing() -> None:
+    before = len(descendants(os.getpid())), open_files()
+    with (
+        DataLoader(Slow(24, 0.0), 4, num_workers=2, shuffle=True) as train,
+        DataLoader(Kept(torch.ones(3)), 2, num_workers=1, collate_fn=as_it_is) as test,
+    ):
+        for _ in range(5):
+            kept = [batch[:, 0].tolist() for batch in train]
+            assert sorted(number for batch in kept for number in batch) == list(range(24))
+            assert len(list(test)) == 2
+    gc.collect()
+    assert eventually(lambda: len(descendants(os.getpid())) <= before[0])
+    assert open_files() <= before[1]

@@ -1,0 +1,147 @@
+"""With a seed all follows from it: the batches, every random draw, on any number of workers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sets import Drawing, Made, Sized, plain, through_json
+
+from feedline.dataset.size import image_size
+from feedline.loader import DataLoader
+
+SCHEDULE = "8x1@4,12x2@6"
+
+
+def states() -> tuple[Any, ...]:
+    """The random states of this process."""
+    array = np.random.get_state()
+    return (
+        torch.get_rng_state().tolist(),
+        [array[0], array[1].tolist(), *array[2:]],
+        random.getstate(),
+    )
+
+
+def epochs(count: int, data: Any = None, **options: Any) -> list[Any]:
+    usual = {"batch_size": 4, "shuffle": True, "seed": 3}
+    with DataLoader(data or Drawing(), **{**usual, **options}) as loader:
+        return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return epochs(3, num_workers=0)
+
+
+WAYS = [(1, "fork"), (2, "fork"), (1, "forkserver"), (2, "forkserver"), (2, "spawn")]
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_batches_and_draws_are_the_same_everywhere(
+    workers: int, method: str, expected: list[Any]
+) -> None:
+    torch.manual_seed(workers)
+    random.seed(workers)
+    assert epochs(3, num_workers=workers, start_method=method) == expected
+
+
+def test_they_differ_by_epoch_and_by_seed(expected: list[Any]) -> None:
+    assert len({repr(epoch) for epoch in expected}) == 3
+    assert epochs(1, seed=4)[0] != expected[0]
+    same_order = epochs(2, shuffle=False)
+    assert [b[1][0] for b in same_order[0]] == [b[1][0] for b in same_order[1]]
+    assert [b[1][1] for b in same_order[0]] != [b[1][1] for b in same_order[1]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_random_states_of_the_process_stay_as_they_are(workers: int) -> None:
+    with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=workers) as loader:
+        before = states()
+        for _ in loader:
+            assert states() == before
+        loader.state_dict()
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
+        assert states() == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_epoch_can_be_asked_for(workers: int, expected: list[Any]) -> None:
+    with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=workers) as loader:
+        for epoch in (2, 0, 1, 1):
+            loader.set_epoch(epoch)
+            assert [plain(batch) for batch in loader] == expected[epoch]
+        loader.set_epoch(1)
+        assert plain(next(iter(loader))) == expected[1][0]
+        loader.set_epoch(2)
+        assert [plain(batch) for batch in loader] == expected[2]
+
+
+def test_the_number_of_workers_may_change_at_any_batch(expected: list[Any]) -> None:
+    counts = iter([2, 1, 3, 1, 2, 2, 1] * 3)
+    with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=1) as loader:
+        for epoch in expected:
+            seen = []
+            for batch in loader:
+                seen.append(plain(batch))
+                loader.num_workers = next(counts)
+            assert seen == epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_schedule_reaches_the_dataset_exact_to_the_batch(workers: int) -> None:
+    with DataLoader(Sized(), seed=1, schedule=SCHEDULE, num_workers=workers) as loader:
+        for size, rows, steps in ((8, 4, 6), (12, 6, 4), (12, 6, 4)):
+            assert len(loader) == steps
+            seen = [sizes.tolist() for sizes, _ in loader]
+            assert seen == [[size] * rows] * (steps - 1) + [[size] * (23 - rows * (steps - 1))]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_size_that_is_set_in_mid_epoch_counts_from_the_next_batch(workers: int) -> None:
+    with DataLoader(
+        Sized(), 4, seed=1, schedule=SCHEDULE, shuffle=True, num_workers=workers
+    ) as loader:
+        seen, draws = [], []
+        for step, (sizes, sample) in enumerate(loader):
+            seen.append(set(sizes.tolist()))
+            draws.append(plain(sample))
+            if step in (0, 3):
+                loader.set_image_size(20 if step == 0 else None)
+        assert seen == [{8}, {20}, {20}, {20}, {8}, {8}]
+    with DataLoader(Sized(), 4, seed=1, schedule=SCHEDULE, shuffle=True) as plain_one:
+        assert draws == [plain(sample) for _, sample in plain_one]
+
+
+def test_collate_is_asked_at_the_same_size() -> None:
+    def collate(samples: list[int]) -> tuple[int, list[int]]:
+        return image_size(), samples
+
+    data = Made(8, lambda index: image_size())
+    with DataLoader(
+        data, seed=1, schedule="5x1@4,7x1@8", collate_fn=collate, num_workers=2
+    ) as each:
+        assert list(each) == [(5, [5] * 4)] * 2
+        assert list(each) == [(7, [7] * 8)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_any_place_goes_on_with_sizes_and_draws(workers: int) -> None:
+    options: dict[str, Any] = {"seed": 1, "schedule": SCHEDULE, "shuffle": True}
+    with DataLoader(Sized(), **options, num_workers=2) as loader:
+        seen, saved = [], []
+        for _ in range(2):
+            for batch in loader:
+                seen.append(plain(batch))
+                if len(seen) == 2:
+                    loader.set_image_size(9)
+                saved.append(loader.state_dict())
+    for place, state in list(enumerate(saved, 1))[1:]:
+        with DataLoader(Sized(), **options, num_workers=workers) as other:
+            other.load_state_dict(through_json(state))
+            assert [plain(batch) for batch in other] == seen[place : 6 if place <= 6 else 10]

@@ -1,0 +1,232 @@
+"""A state goes on with exactly the rest, random draws included, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sets import Drawing, Drawn, Made, Stateful, Unrepeatable, plain, through_json
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from feedline.errors import StateError, UsageError
+from feedline.loader import DataLoader
+
+DATA = Drawing(23)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distributed(seed: int) -> dict[str, Any]:
+    return {"sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)}
+
+
+# What makes a loader's order; `seed` is of what a state must overrule.
+ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "sequential": lambda seed: {},
+    "shuffle": lambda seed: {"shuffle": True},
+    "generator": lambda seed: {"shuffle": True, "generator": generator(seed)},
+    "replacement": lambda seed: {"sampler": RandomSampler(DATA, True, 30)},
+    "replacement by generator": lambda seed: {
+        "sampler": RandomSampler(DATA, True, 30, generator(seed))
+    },
+    "weighted": lambda seed: {"sampler": WeightedRandomSampler(torch.arange(1, 24.0), 30)},
+    "subset": lambda seed: {"sampler": SubsetRandomSampler(range(3, 20))},
+    "distributed": distributed,
+    "batches": lambda seed: {"batch_sampler": BatchSampler(RandomSampler(DATA), 4, True)},
+    "stateful": lambda seed: {"sampler": Stateful(23, 5)},
+    "stateful by generator": lambda seed: {"sampler": Drawn(23, 5)},
+    "tensor": lambda seed: {"sampler": torch.arange(22, -1, -1)},
+    "no batches": lambda seed: {"shuffle": True, "batch_size": None},
+    "seed": lambda seed: {"shuffle": True, "seed": 4},
+}
+
+
+def loader(order: str, seed: int, **options: Any) -> DataLoader[Any]:
+    chosen = ORDERS[order](seed)
+    if "batch_sampler" not in chosen:
+        chosen = {"batch_size": 4, **chosen}
+    return DataLoader(DATA, **chosen, **options)
+
+
+def one_epoch(batches: DataLoader[Any]) -> list[Any]:
+    if isinstance(batches.sampler, DistributedSampler):
+        batches.sampler.set_epoch(batches.epoch)
+    return [plain(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_state_of_two_epochs_goes_on_with_exactly_the_rest(order: str) -> None:
+    torch.manual_seed(3)
+    states, seen = [], []
+    with loader(order, 1, num_workers=2) as batches:
+        states.append((0, 0, batches.state_dict()))
+        for epoch in range(2):
+            if isinstance(batches.sampler, DistributedSampler):
+                batches.sampler.set_epoch(epoch)
+            for batch in batches:
+                seen.append(plain(batch))
+                states.append((epoch, len(seen), batches.state_dict()))
+            states.append((epoch + 1, len(seen), batches.state_dict()))
+    ends = [len(seen) // 2, len(seen)]
+    picked = states[::7] if order == "no batches" else states
+    for number, (epoch, place, state) in enumerate(picked):
+        if epoch == 2:
+            continue
+        torch.manual_seed(50 + number)
+        random.seed(number)
+        with loader(order, 60 + number, num_workers=(0, 1, 2)[number % 3]) as other:
+            other.load_state_dict(through_json(state))
+            assert one_epoch(other) == seen[place : ends[epoch]]
+            if epoch == 0 and order in ("sequential", "distributed", "stateful", "seed"):
+                assert [batch[1][0] for batch in one_epoch(other)] == [
+                    batch[1][0] for batch in seen[ends[0] :]
+                ]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_state_goes_on_with_workers_that_start_in_another_way(method: str) -> None:
+    torch.manual_seed(3)
+    with loader("shuffle", 1, num_workers=1) as batches:
+        epoch = iter(batches)
+        next(epoch)
+        state = through_json(batches.state_dict())
+        rest = [plain(batch) for batch in epoch]
+    with loader("shuffle", 1, num_workers=2, start_method=method) as other:
+        other.load_state_dict(state)
+        assert one_epoch(other) == rest
+
+
+def test_asking_for_states_changes_no_order() -> None:
+    for order in ("stateful", "stateful by generator", "distributed", "sequential"):
+        with loader(order, 1) as asked, loader(order, 1) as never_asked:
+            for _ in range(3):
+                asked.state_dict()
+                seen = []
+                for batch in asked:
+                    asked.state_dict()
+                    seen.append(batch[0].tolist())
+                assert seen == [batch[0].tolist() for batch in never_asked]
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_two_ranks_go_on_where_any_of_four_stood(rank: int) -> None:
+    data = Drawing(48)
+
+    def of(rank: int, ranks: int, rows: int) -> DataLoader[Any]:
+        sampler = DistributedSampler(data, num_replicas=ranks, rank=rank, seed=5)
+        sampler.set_epoch(3)
+        return DataLoader(data, rows, sampler=sampler)
+
+    four = [of(each, 4, 2) for each in range(4)]
+    seen = []
+    for each in four:
+        batches = iter(each)
+        seen += next(batches)[0].tolist() + next(batches)[0].tolist()
+    state = through_json(four[rank].state_dict())
+    for each in range(2):
+        half = of(each, 2, 4)
+        half.load_state_dict(state)
+        seen += [number for batch in half for number in batch[0].tolist()]
+    assert sorted(seen) == list(range(48))
+
+
+OTHERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "length": lambda: DataLoader(Drawing(24), 4, shuffle=True),
+    "dataset": lambda: DataLoader(Made(23, int), 4, shuffle=True),
+    "sampler": lambda: DataLoader(DATA, 4),
+    "global_batch": lambda: DataLoader(DATA, 8, shuffle=True),
+    "drop_last": lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True),
+    "schedule": lambda: DataLoader(DATA, 4, shuffle=True, image_size=8),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_of_another_loader_is_refused_by_name(name: str) -> None:
+    state = loader("shuffle", 0).state_dict()
+    with pytest.raises(StateError, match=name):
+        OTHERS[name]().load_state_dict(state)
+
+
+def test_a_state_of_the_other_kind_is_refused() -> None:
+    planned, drawn = loader("seed", 0), loader("shuffle", 0)
+    with pytest.raises(StateError, match="seed"):
+        drawn.load_state_dict(planned.state_dict())
+    with pytest.raises(StateError, match="seed"):
+        planned.load_state_dict(drawn.state_dict())
+
+
+def test_other_seeds_are_refused() -> None:
+    others = [distributed(0), {"sampler": DistributedSampler(DATA, 2, 1, seed=6)}]
+    first, second = (DataLoader(DATA, 4, **options) for options in others)
+    next(iter(first))
+    with pytest.raises(StateError, match="seed"):
+        second.load_state_dict(first.state_dict())
+    other = DataLoader(DATA, 4, shuffle=True, seed=5)
+    with pytest.raises(StateError, match="seed was 4, is 5"):
+        other.load_state_dict(loader("seed", 0).state_dict())
+
+
+def test_a_sampler_whose_draws_nobody_notes_is_refused() -> None:
+    first = DataLoader(DATA, 4, sampler=Unrepeatable(23))
+    next(iter(first))
+    state = first.state_dict()
+    with pytest.raises(StateError, match="Unrepeatable gives other samples"):
+        DataLoader(DATA, 4, sampler=Unrepeatable(23)).load_state_dict(state)
+
+
+def places(state: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """All keys of a state, those within its mappings included."""
+    found = []
+    for key, value in state.items():
+        found.append((*path, key))
+        if isinstance(value, dict):
+            found += places(value, (*path, key))
+    return found
+
+
+DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
+
+
+@pytest.mark.parametrize(
+    "order", ["shuffle", "generator", "distributed", "stateful", "stateful by generator", "seed"]
+)
+def test_damaged_states_are_refused_and_nothing_else_goes_wrong(order: str) -> None:
+    whole = loader(order, 1)
+    epoch = iter(whole)
+    next(epoch)
+    next(epoch)
+    state = whole.state_dict()
+    refused = 0
+    for path in places(state):
+        for damage in ["missing", *DAMAGES]:
+            damaged = copy.deepcopy(state)
+            part = damaged
+            for key in path[:-1]:
+                part = part[key]
+            if damage == "missing":
+                del part[path[-1]]
+            else:
+                part[path[-1]] = damage
+            other = loader(order, 1)
+            try:
+                other.load_state_dict(damaged)
+            except UsageError:
+                refused += 1
+            else:
+                assert sum(1 for _ in other) <= 6
+    assert refused > 30
+    for damage in DAMAGES:
+        with pytest.raises(StateError):
+            loader(order, 1).load_state_dict(damage)  # type: ignore[arg-type]
