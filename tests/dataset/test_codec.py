@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import gc
+import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from sets import plain
 from torch.testing._internal.two_tensor import TwoTensor
 
 from feedline.dataset.codec import empty_in, lay, load
+from feedline.dataset.renewal import digest
 from feedline.engine.space import Space
 
 DTYPES = [
@@ -227,3 +230,16 @@ def test_a_part_of_what_lies_in_memory_already_stays_there() -> None:
     back = load(space._memory[: space.used].copy(), shell)
     assert plain(back["tail"]) == plain(whole[90:].t())
     assert torch.equal(back["whole"], whole)
+
+
+@pytest.mark.parametrize("read", [lambda value: lay(value, Space(np.empty(0, np.uint8))), digest])
+def test_what_was_read_is_not_kept_until_garbage_is_collected(read: Any) -> None:
+    tensor, array = torch.ones(1000), np.ones(1000)
+    gone = weakref.ref(tensor), weakref.ref(array)
+    gc.disable()
+    try:
+        read([tensor, array])
+        del tensor, array
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()

@@ -58,9 +58,8 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     script.communicate()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_ctrl_c_ends_the_program_once_and_quietly(method: str, tmp_path: Path) -> None:
-    script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
+def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
+    script = start_script(TRAIN.format(method="fork", body="pass"), tmp_path)
     processes = running(script)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
     _, errors = script.communicate(timeout=60)
@@ -78,12 +77,14 @@ seen, interrupts = [], 0
 loader = DataLoader(Slow(200, 0.01), 4, num_workers=2, start_method="fork")
 batches = iter(loader)
 print("running", flush=True)
-while len(seen) < 200:
+while True:
     try:
         seen += next(batches)[:, 0].tolist()
     except KeyboardInterrupt:
         interrupts += 1
-print(interrupts, seen == list(range(200)), next(batches, None))
+    except StopIteration:
+        break
+print(interrupts, len(seen), seen == sorted(set(seen)))
 """
     script = start_script(text, tmp_path)
     assert script.stdout is not None
@@ -91,8 +92,33 @@ print(interrupts, seen == list(range(200)), next(batches, None))
     assert eventually(lambda: len(descendants(script.pid)) >= 3)
     os.killpg(script.pid, signal.SIGINT)
     out, errors = script.communicate(timeout=60)
-    # It may have come after a batch was counted and before it was noted: then the epoch ends early.
-    assert out.split() == ["1", "True", "None"] or "StopIteration" in errors, (out, errors)
+    # It may have come after a batch was counted and before it arrived.
+    assert out.split() in (["1", "200", "True"], ["1", "196", "True"]), (out, errors)
+
+
+def test_a_process_without_free_descriptors_is_told_and_gets_no_wrong_batch(
+    tmp_path: Path,
+) -> None:
+    text = """
+import os, resource
+import torch
+from sets import Made
+from feedline.errors import ResourceError
+from feedline.loader import DataLoader
+
+data = Made(60, lambda index: torch.full((1000 * (index + 1),), float(index)))
+batches = iter(DataLoader(data, None, num_workers=2, prefetch_factor=20, start_method="fork"))
+next(batches)
+limit = len(os.listdir("/proc/self/fd")) + 2
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+try:
+    for index, batch in enumerate(batches, 1):
+        assert (batch == index).all() and len(batch) == 1000 * (index + 1)
+except ResourceError as error:
+    print("descriptors" in str(error))
+"""
+    out, errors = start_script(text, tmp_path).communicate(timeout=60)
+    assert out.strip() == "True", errors
 
 
 @pytest.mark.parametrize(
@@ -181,7 +207,7 @@ def test_two_loaders_take_turns_and_leave_nothing() -> None:
     ):
         for _ in range(5):
             kept = [batch[:, 0].tolist() for batch in train]
-            assert sorted(number for batch in kept for number in batch) == list(range(24))
+            assert sorted(row for rows in kept for row in rows) == list(range(24))
             assert len(list(test)) == 2
     gc.collect()
     assert eventually(lambda: len(descendants(os.getpid())) <= before[0])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,10 +81,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, space: Space) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._buffer)
+        self.buffers: list[tuple[int, int]] = []
+        # No method of its own: the cycle would keep all it has pickled until it is collected.
+        super().__init__(
+            file, protocol=5, buffer_callback=partial(_lay_buffer, space, self.buffers)
+        )
         self._space = space
         self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of what is kept with it
-        self.buffers: list[tuple[int, int]] = []
 
     def persistent_id(self, obj: object) -> Any:
         """Plain tensors are leaves in memory; one that comes twice is one leaf."""
@@ -139,15 +143,16 @@ class _Pickler(pickle.Pickler):
         there = zip(place.stride(), strides, strict=True)
         return start, tuple(0 if stride == 0 else now for now, stride in there)
 
-    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Lay an array's bytes into memory, unless they are so few that the shell takes them."""
-        data = buffer.raw()
-        if data.nbytes < _SMALL_BYTES:
-            return True
-        start, part = self._space.take(data.nbytes)
-        part[:] = np.frombuffer(data, np.uint8)
-        self.buffers.append((start, data.nbytes))
-        return False
+
+def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer) -> bool:
+    """Lay an array's bytes into memory, unless they are so few that the shell takes them."""
+    data = buffer.raw()
+    if data.nbytes < _SMALL_BYTES:
+        return True
+    start, part = space.take(data.nbytes)
+    part[:] = np.frombuffer(data, np.uint8)
+    buffers.append((start, data.nbytes))
+    return False
 
 
 class _Unpickler(pickle.Unpickler):

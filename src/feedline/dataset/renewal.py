@@ -11,6 +11,7 @@ import hashlib
 import pickle
 import time
 import zlib
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -50,16 +51,8 @@ class _Sink:
 
 class _Digester(pickle.Pickler):
     def __init__(self, sink: _Sink) -> None:
-        super().__init__(sink, protocol=5, buffer_callback=self._buffer)
-        self._sink = sink
-
-    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Large arrays: a checksum, at some gigabytes a second, without a copy."""
-        data = buffer.raw()
-        for start in range(0, max(1, data.nbytes), _STRETCH_BYTES):
-            check = zlib.crc32(data[start : start + _STRETCH_BYTES])
-            self._sink.write(b"%d %d" % (data.nbytes, check))
-        return False
+        # No method of its own: the cycle would keep all it has pickled until it is collected.
+        super().__init__(sink, protocol=5, buffer_callback=partial(_sum_up, sink))
 
     def reducer_override(self, obj: object) -> Any:
         """Plain tensors in the same way; torch would copy each of them."""
@@ -77,3 +70,12 @@ class _Digester(pickle.Pickler):
 
 def _tensor(dtype: str, shape: tuple[int, ...], data: object) -> None:
     """Stands in a digest for a tensor; never called."""
+
+
+def _sum_up(sink: _Sink, buffer: pickle.PickleBuffer) -> bool:
+    """Large arrays: a checksum, at some gigabytes a second, without a copy."""
+    data = buffer.raw()
+    for start in range(0, max(1, data.nbytes), _STRETCH_BYTES):
+        check = zlib.crc32(data[start : start + _STRETCH_BYTES])
+        sink.write(b"%d %d" % (data.nbytes, check))
+    return False
