@@ -142,3 +142,33 @@ def test_what_is_written_into_a_batch_reaches_no_later_one() -> None:
                     row["tensor"].fill_(-1)
                     row["array"][:] = -1
                     row["parts"][0].zero_()
+
+
+class Hold:
+    """A dataset that holds a batch of another loader."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch: torch.Tensor | None = batch
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> float:
+        assert self.batch is not None
+        return float(self.batch[0, 0])
+
+
+def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
+    rows = torch.arange(80.0).repeat(50, 1).T.contiguous()
+    with DataLoader(list(rows), 4, num_workers=1) as source:  # type: ignore[arg-type]
+        held = Hold(next(iter(source)))
+        with DataLoader(held, 2, num_workers=1, prefetch_factor=1) as loader:  # type: ignore[arg-type]
+            batches = iter(loader)
+            assert next(batches).tolist() == [0.0, 0.0]
+            held.batch = None
+            for _ in range(3):
+                list(source)
+            assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
+        slots = source._maker._maker.feed.slots  # type: ignore[attr-defined]
+        list(source)
+        assert slots.lent == 0, "the slot came back with the end of the loader that held it"

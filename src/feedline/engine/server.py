@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from feedline.engine.forkserver import serve
 from feedline.engine.process import WORKER_ENVIRONMENT
-from feedline.engine.slots import own_fork
+from feedline.engine.slots import OwnFork
 from feedline.engine.source import AnySource
 
 __all__ = ["ForkServer", "ForkedServer", "hold", "let_go"]
@@ -113,7 +113,7 @@ class ForkedServer:
         tied = threading.current_thread() is threading.main_thread()
         sys.stdout.flush()  # or what is buffered would be written by each process
         sys.stderr.flush()
-        with own_fork():
+        with OwnFork() as self._fork:
             self.pid = os.fork()
         self._status: int | None = None
         if self.pid == 0:
@@ -150,14 +150,14 @@ class ForkedServer:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         deadline = time.monotonic() + _STOP_DEADLINE_S
-        while self.alive():
-            if time.monotonic() > deadline:
-                self.kill()
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self.pid, 0)
-                self._status = 0
-                return
+        while self.alive() and time.monotonic() < deadline:
             time.sleep(0.001)
+        if self.alive():
+            self.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self._status = 0
+        self._fork.ended()
 
 
 def _become_server(theirs: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
