@@ -166,6 +166,8 @@ def test_tensors_in_memory_are_indexed_without_workers() -> None:
     made = loader(chosen, batch_size=6, shuffle=True)
     ours = list(made)
     assert made.worker_pids == []
+    made.num_workers = 3
+    assert iter(made)._workers == []  # type: ignore[attr-defined]
     for mine, its in zip(ours, theirs, strict=True):
         assert type(mine) is type(its)
         assert all(map(torch.equal, mine, its))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from feedline.dataset.raised import SkippedBatch
-from feedline.errors import UsageError
 from feedline.loader.maker import Skipped
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
@@ -81,12 +80,7 @@ class Direct:
         """Nothing was made ahead."""
 
     def resize(self, workers: int) -> None:
-        """There are none, and there will be none.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("this loader has no workers; build one with num_workers")
+        """There are none, whatever was asked for: they would not be quicker."""
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -235,9 +235,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._maker.begin()
         self._iteration += 1
         self._given = False
-        iteration = Iteration(
-            self, partial(self._advance, self._iteration), self._pids, self.num_workers
-        )
+        workers = 0 if self._user and self._user.gathers else self.num_workers
+        iteration = Iteration(self, partial(self._advance, self._iteration), self._pids, workers)
         return self.watched(iteration, self._left)
 
     def _left(self) -> int:
