@@ -11,6 +11,7 @@ import torch
 from sets import Drawing, Made, Sized, plain, through_json
 
 from feedline.dataset.size import image_size
+from feedline.errors import StateError
 from feedline.loader import DataLoader
 
 SCHEDULE = "8x1@4,12x2@6"
@@ -145,3 +146,19 @@ def test_a_state_of_any_place_goes_on_with_sizes_and_draws(workers: int) -> None
         with DataLoader(Sized(), **options, num_workers=workers) as other:
             other.load_state_dict(through_json(state))
             assert [plain(batch) for batch in other] == seen[place : 6 if place <= 6 else 10]
+
+
+def test_a_seed_decides_the_draws_with_a_sampler_too() -> None:
+    def draws(**options: Any) -> list[Any]:
+        with DataLoader(Drawing(), 4, sampler=[3, 1, 2, 0], **options) as loader:  # type: ignore[arg-type]
+            return [plain(batch) for _ in range(2) for batch in loader]
+
+    first = draws(seed=5)
+    torch.manual_seed(99)
+    assert draws(seed=5, num_workers=2) == first
+    assert draws(seed=6) != first
+    loader = DataLoader(Drawing(), 4, sampler=[3, 1, 2, 0], seed=5)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match="seed was 6, is 5"):
+        loader.load_state_dict(
+            DataLoader(Drawing(), 4, sampler=[3, 1, 2, 0], seed=6).state_dict()  # type: ignore[arg-type]
+        )

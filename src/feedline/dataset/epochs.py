@@ -263,7 +263,7 @@ class SampledEpochs:
             **self._mine(),
             "rank": self._rank,
             "world": self._world,
-            "seed": epoch.seed,
+            "drawn_seed": epoch.seed,
             "start": epoch.start(),
             "sampler_state": epoch.draws.sampler_state,
             "drawn": self._digest,
@@ -271,7 +271,7 @@ class SampledEpochs:
         }
 
     def _mine(self) -> dict[str, Any]:
-        return {**self._identity(), "sampler": describe(self._sampler)}
+        return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampler)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
@@ -298,7 +298,9 @@ class SampledEpochs:
                 "the loader with the values the state was saved with (over several ranks "
                 "batch_size times their number must stay the same), or start anew"
             )
-        epoch, step, size, seed = (state.get(k) for k in ("epoch", "step", "image_size", "seed"))
+        epoch, step, size, seed = (
+            state.get(k) for k in ("epoch", "step", "image_size", "drawn_seed")
+        )
         early = state.get("early", [])
         whole = is_count(epoch) and is_count(step) and is_count(seed)
         whole = whole and isinstance(early, list) and all(is_count(each) for each in early)
@@ -364,10 +366,12 @@ class SampledEpochs:
         if kept is not None and sampler_state is not None:
             kept.load_state_dict(sampler_state)
         if then is None:
-            epoch = self._start(int(state["seed"]), Randomness.now(self._sampler, self._generator))
+            epoch = self._start(
+                int(state["drawn_seed"]), Randomness.now(self._sampler, self._generator)
+            )
         else:
             draws = Draws(then.replay(self._sampler), kept)
-            epoch = _Epoch(draws, int(state["seed"]), epoch_mark(self._sampler), then, None)
+            epoch = _Epoch(draws, int(state["drawn_seed"]), epoch_mark(self._sampler), then, None)
         epoch.restored = dict(state["start"])
         return epoch
 
