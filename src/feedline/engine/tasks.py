@@ -17,7 +17,7 @@ from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, Order, Piece, Report, Task
 from feedline.engine.parcels import Parcels
 from feedline.engine.ring import Ring
-from feedline.errors import UsageError
+from feedline.errors import ResourceError, UsageError
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
 
@@ -153,14 +153,29 @@ class OrderTasks:
         )
 
     def done(self, flight: Flight, report: Report) -> None:
-        """The batch is in the slot's memory, in new memory, or in the report."""
+        """The batch is in the slot's memory, in new memory, or in the report.
+
+        Raises:
+            ResourceError: there is no room for the new memory.
+        """
         flight.used, flight.shell = report.used, report.shell
         if report.memory >= 0:
-            memory = Memfd(report.memory, os.fstat(report.memory).st_size)
-            self.slots.adopt(flight.slot, memory)
+            self.slots.adopt(flight.slot, _mapped(report.memory))
         elif report.data is not None:
             self.slots.put(flight.slot, report.data)
 
     def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
         """All of it, or nothing: who collates wants every sample."""
         return [] if hopeless else [span]
+
+
+def _mapped(fd: int) -> Memfd:
+    """The memory behind a descriptor, which is taken over."""
+    try:
+        return Memfd(fd, os.fstat(fd).st_size)
+    except OSError as error:  # a mapping of Python's has a descriptor of its own
+        os.close(fd)
+        raise ResourceError(
+            f"a batch cannot be taken: {error}. If this process has no file descriptors left, raise "
+            "the limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
+        ) from error
