@@ -176,6 +176,6 @@ def _mapped(fd: int) -> Memfd:
     except OSError as error:  # a mapping of Python's has a descriptor of its own
         os.close(fd)
         raise ResourceError(
-            f"a batch cannot be taken: {error}. If this process has no file descriptors left, raise "
-            "the limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
+            f"a batch cannot be taken: {error}. If this process has no file descriptors left, "
+            "raise the limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
         ) from error
