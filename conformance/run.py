@@ -31,10 +31,10 @@ _EVERY = 25
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXAMPLE = """\
 example:
-  git clone --depth 1 https://github.com/pytorch/data /tmp/ptdata
-  python conformance/run.py /tmp/ptdata/test/stateful_dataloader
-  python conformance/run.py /tmp/ptdata/test/stateful_dataloader -k test_proper_exit
-  python conformance/run.py /tmp/ptdata/test/stateful_dataloader \\
+  git clone --depth 1 https://github.com/pytorch/data ptdata
+  python conformance/run.py ptdata/test/stateful_dataloader
+  python conformance/run.py ptdata/test/stateful_dataloader -k test_proper_exit
+  python conformance/run.py ptdata/test/stateful_dataloader \\
       --loader torch.utils.data:DataLoader --worker-kill raises
 
 exit status: 0 no test failed unexpectedly and at least 98% of the applicable passed; 1 otherwise;
