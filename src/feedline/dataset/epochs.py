@@ -28,11 +28,17 @@ from feedline.errors import StateError
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.seeds import mix
-from feedline.plan.state import Position, differences, is_count, is_size
+from feedline.plan.state import (
+    STATE_VERSION,
+    Position,
+    check_same_run,
+    check_state,
+    is_count,
+    position_in,
+)
 
 __all__ = ["SampledEpochs"]
 
-_VERSION = 1
 _UNSIZED = Phase(size=1, epochs=1)
 
 
@@ -255,7 +261,7 @@ class SampledEpochs:
         epoch = self._open
         upcoming = epoch.draws.peek()
         return {
-            "version": _VERSION,
+            "version": STATE_VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
             "early": sorted(self._early),
@@ -280,36 +286,21 @@ class SampledEpochs:
             StateError: the state is of another dataset, sampler or batch size, or the sampler
                 does not give again what it gave.
         """
-        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-            raise StateError(
-                f"cannot resume: expected a loader state of version {_VERSION}, found {found!r}; "
-                "pass what DataLoader.state_dict() returned"
-            )
+        check_state(state)
         if "start" not in state:
             raise StateError(
                 "cannot resume: the state is of a loader with a seed or a schedule of its own "
                 "(seed=...), and this one draws from samplers; build it as it was built"
             )
-        found = differences(state, self._mine())
-        if found:
-            raise StateError(
-                "cannot resume: the state belongs to another run (" + "; ".join(found) + "). Build "
-                "the loader with the values the state was saved with (over several ranks "
-                "batch_size times their number must stay the same), or start anew"
-            )
-        epoch, step, size, seed = (
-            state.get(k) for k in ("epoch", "step", "image_size", "drawn_seed")
-        )
+        check_same_run(state, self._mine())
+        position = position_in(state)
         early = state.get("early", [])
-        whole = is_count(epoch) and is_count(step) and is_count(seed)
-        whole = whole and isinstance(early, list) and all(is_count(each) for each in early)
-        if not (whole and (size is None or is_size(size)) and isinstance(state["start"], Mapping)):
-            raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
-        assert isinstance(epoch, int)
-        assert isinstance(step, int)
+        whole = isinstance(early, list) and all(is_count(each) for each in early)
+        whole = whole and is_count(state.get("drawn_seed")) and isinstance(state["start"], Mapping)
+        if not whole:
+            raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
         try:
-            self._open, self._digest = self._replayed(state, step)
+            self._open, self._digest = self._replayed(state, position.step)
         except StateError:
             raise
         except Exception as error:  # whatever a user's sampler makes of a damaged state
@@ -320,7 +311,7 @@ class SampledEpochs:
         self._early = set(early)
         self._ready = True
         self._begun = False
-        self.position = Position(epoch=epoch, step=step, image_size=size)
+        self.position = position
 
     def _replayed(self, state: Mapping[str, Any], step: int) -> tuple[_Epoch, int]:
         """The epoch of a state, at its step; by the sampler's own state, or drawing again."""

@@ -21,12 +21,17 @@ from feedline.errors import StateError, UsageError
 from feedline.loader.maker import Skipped
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase
-from feedline.plan.state import Position, differences, is_count
+from feedline.plan.state import (
+    STATE_VERSION,
+    Position,
+    check_same_run,
+    check_state,
+    position_in,
+)
 from feedline.trace.split import Timing
 
 __all__ = ["Stock"]
 
-_VERSION = 1
 _END = object()
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
@@ -132,7 +137,7 @@ class Stock:
             return dict(self._restored)
         start = self._start or self._now()
         state: dict[str, Any] = {
-            "version": _VERSION,
+            "version": STATE_VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
             **self._mine(),
@@ -163,22 +168,17 @@ class Stock:
         Raises:
             StateError: it does not fit.
         """
-        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            raise StateError(
-                "cannot resume: that is no state of this loader's; pass what "
-                "DataLoader.state_dict() returned"
-            )
-        found = differences(state, self._mine())
-        if found:
-            raise StateError(
-                "cannot resume: the state belongs to another run (" + "; ".join(found) + "). An "
-                "IterableDataset shares itself out among its workers, so their number counts"
-            )
-        epoch, step = state.get("epoch"), state.get("step")
-        if not (is_count(epoch) and is_count(step) and isinstance(state.get("random"), Mapping)):
-            raise StateError(f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}")
+        check_state(state)
+        check_same_run(
+            state,
+            self._mine(),
+            "An IterableDataset shares itself out among its workers, so their number counts",
+        )
+        position = position_in(state)
+        if not isinstance(state.get("random"), Mapping):
+            raise StateError("cannot resume: the state is damaged: random")
         self._restored = dict(state)
-        self.position = Position(epoch=epoch, step=step)  # type: ignore[arg-type]
+        self.position = position
 
     # What a way has besides
 

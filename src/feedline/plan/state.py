@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from feedline.errors import StateError
 from feedline.plan.batches import Plan
@@ -18,9 +18,10 @@ from feedline.plan.schedule import MAX_SIZE_PX
 __all__ = [
     "STATE_VERSION",
     "Position",
-    "differences",
+    "check_same_run",
+    "check_state",
     "is_count",
-    "is_size",
+    "position_in",
     "resume",
     "snapshot",
 ]
@@ -84,48 +85,76 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
         StateError: the state is no state of feedline's, or of another dataset, seed, order or
             schedule; names each difference.
     """
+    check_state(state)
+    check_same_run(state, _identity(plan, dataset))
+    position = position_in(state)
+    steps = plan.steps(position.epoch)
+    if position.step > steps:
+        raise StateError(f"cannot resume: step {position.step} of an epoch that has {steps} steps")
+    return position
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Refuse what no loader has given.
+
+    Raises:
+        StateError: it is no state, or one of another version.
+    """
     found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
     if _differs(found, STATE_VERSION):
         raise StateError(
             f"cannot resume: expected a loader state of version {STATE_VERSION}, found {found!r}; "
             "pass what DataLoader.state_dict() returned"
         )
-    found = differences(state, _identity(plan, dataset))
-    if found:
+
+
+def check_same_run(
+    state: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    remedy: str = "Build the loader with the values the state was saved with (over several ranks "
+    "batch_size times world_size must stay the same), or start anew",
+) -> None:
+    """Refuse a state of another run.
+
+    Args:
+        state: what was saved.
+        mine: what must be the same in it.
+        remedy: what to do about differences, a sentence.
+
+    Raises:
+        StateError: something differs; names all that does.
+    """
+    differences = [
+        f"{name} was {state.get(name)!r}, is {mine[name]!r}"
+        for name in mine
+        if _differs(state.get(name), mine[name])
+    ]
+    if differences:
         raise StateError(
-            "cannot resume: the state belongs to another run (" + "; ".join(found) + "). "
-            "Build the loader with the values the state was saved with (over several ranks "
-            "batch_size times world_size must stay the same), or start anew"
+            f"cannot resume: the state belongs to another run ({'; '.join(differences)}). {remedy}"
         )
+
+
+def position_in(state: Mapping[str, Any]) -> Position:
+    """The position that a state holds.
+
+    Raises:
+        StateError: it is none.
+    """
     epoch, step, size = state.get("epoch"), state.get("step"), state.get("image_size")
     if not (is_count(epoch) and is_count(step) and (size is None or is_size(size))):
         raise StateError(
             f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size {size!r}"
         )
-    assert isinstance(epoch, int)
-    assert isinstance(step, int)
-    if step > plan.steps(epoch):
-        raise StateError(
-            f"cannot resume: step {step} of an epoch that has {plan.steps(epoch)} steps"
-        )
     return Position(epoch=epoch, step=step, image_size=size)
 
 
-def differences(state: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """What of `mine` is otherwise in a state, each in words."""
-    return [
-        f"{name} was {state.get(name)!r}, is {mine[name]!r}"
-        for name in mine
-        if _differs(state.get(name), mine[name])
-    ]
-
-
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether a value read from a state is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def is_size(value: object) -> bool:
+def is_size(value: object) -> TypeGuard[int]:
     """Whether a value read from a state is a side of images in pixels."""
     return isinstance(value, int) and is_count(value) and 1 <= value <= MAX_SIZE_PX
 
