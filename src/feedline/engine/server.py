@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from feedline.engine.forkserver import serve
@@ -36,8 +37,46 @@ _BOOT = (
 )
 
 
-class ForkServer:
-    """A running fork server.
+class _Server(ABC):
+    """A running fork server, however it came to be; its process is a child of this one."""
+
+    _connection: socket.socket
+    pid: int
+
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it still runs."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it and, through the kernel, its workers."""
+
+    @abstractmethod
+    def _ends(self, within_s: float | None) -> bool:
+        """Wait for its end, for so many seconds or as long as it takes; whether it came."""
+
+    def adopt(self, fds: Sequence[int]) -> None:
+        """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
+
+        Raises:
+            OSError: it is gone.
+        """
+        socket.send_fds(self._connection, [b"crew"], list(fds))
+
+    def stop(self) -> None:
+        """End it, and with it any worker left."""
+        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        if not self._ends(_STOP_DEADLINE_S):
+            # It is still importing, or stuck: nothing in it is worth waiting for.
+            self.kill()
+            self._ends(None)
+
+
+class ForkServer(_Server):
+    """A new Python that serves.
 
     Args:
         preload: modules it imports before it forks the first worker.
@@ -62,10 +101,7 @@ class ForkServer:
                 env={**os.environ, **WORKER_ENVIRONMENT},
             )
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def alive(self) -> bool:
         """Whether it still runs."""
@@ -75,30 +111,14 @@ class ForkServer:
         """Kill it and, through the kernel, its workers. Whoever else uses it starts another."""
         self._process.kill()
 
-    def adopt(self, fds: Sequence[int]) -> None:
-        """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
-
-        Raises:
-            OSError: it is gone.
-        """
-        socket.send_fds(self._connection, [b"crew"], list(fds))
-
-    def stop(self) -> None:
-        """End it, and with it any worker left."""
-        # Closing alone would not end it: a child forked meanwhile holds a copy.
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-        try:
-            self._process.wait(_STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            # It is still importing, or stuck: nothing in it is worth waiting for.
-            self._process.kill()
-            self._process.wait()
+    def _ends(self, within_s: float | None) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        return self._process.returncode is not None
 
 
-class ForkedServer:
-    """A fork server that is a fork of this process, and so has a source without any pickling.
+class ForkedServer(_Server):
+    """One that is a fork of this process, and so has a source without any pickling.
 
     What is forked is what multiprocessing's own fork would give to a worker, locks that another
     thread holds included; but it happens once, not for each worker and each epoch.
@@ -115,48 +135,40 @@ class ForkedServer:
         sys.stderr.flush()
         with OwnFork() as self._fork:
             self.pid = os.fork()
-        self._status: int | None = None
+        self._ended = False
         if self.pid == 0:
             _become_server(theirs, trainer, tied, source)
         theirs.close()
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        if self._status is None:
-            with contextlib.suppress(ChildProcessError):
-                done, status = os.waitpid(self.pid, os.WNOHANG)
-                if not done:
-                    return True
-                self._status = status
-        self._status = self._status or 0
-        return False
+        return not self._waited(os.WNOHANG)
+
+    def _waited(self, options: int) -> bool:
+        """Ask the kernel once; whether it has ended."""
+        if not self._ended:
+            try:
+                self._ended = os.waitpid(self.pid, options)[0] != 0
+            except ChildProcessError:
+                self._ended = True  # somebody else waited for it
+        return self._ended
 
     def kill(self) -> None:
         """Kill it and, through the kernel, its workers."""
         if self.alive():
             os.kill(self.pid, signal.SIGKILL)
 
-    def adopt(self, fds: Sequence[int]) -> None:
-        """Hand over a crew: control, tasks, results and block descriptors.
-
-        Raises:
-            OSError: it is gone.
-        """
-        socket.send_fds(self._connection, [b"crew"], list(fds))
-
-    def stop(self) -> None:
-        """End it, and with it any worker left."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-        deadline = time.monotonic() + _STOP_DEADLINE_S
+    def _ends(self, within_s: float | None) -> bool:
+        if within_s is None:
+            return self._waited(0)
+        deadline = time.monotonic() + within_s
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.001)
-        if self.alive():
-            self.kill()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
-            self._status = 0
+        return self._ended
+
+    def stop(self) -> None:
+        """End it, and with it any worker left; what it may have held is this process's again."""
+        super().stop()
         self._fork.ended()
 
 
