@@ -132,6 +132,14 @@ class Feed:
         Raises:
             WorkerError: the batch did not come before the deadline, or workers cannot be had.
         """
+        flight = self.wait()
+        if flight is not None:
+            self._flights.remove(flight)
+            self._pump()
+        return flight
+
+    def wait(self) -> Flight | None:
+        """Wait for what `take` would give, and leave it to be taken. Raises as `take` does."""
         self._pump()
         while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
@@ -150,17 +158,7 @@ class Feed:
                     f"DataLoader timed out after {self._deadline_s:g} seconds: that long no batch "
                     "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
                 )
-        self._flights.remove(flight)
-        self._pump()
         return flight
-
-    def wait(self) -> Flight | None:
-        """The batch that `take` would give, made, and still to be taken; None for none."""
-        self._pump()
-        while self._flights and self._made() is None:
-            self._hear(_TICK_S)
-            self._pump()
-        return self._made()
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
