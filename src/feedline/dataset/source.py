@@ -177,10 +177,6 @@ class DatasetSource:
             note += " It asked the whole process to exit: raise an ordinary exception instead."
         _note(error, note)
 
-    def name(self, sample: int) -> str:
-        """A sample's index."""
-        return f"index {sample}"
-
 
 def _note(error: BaseException, text: str) -> None:
     """Add a line to what an exception says of itself, unless its class allows no change."""

@@ -76,10 +76,6 @@ class BatchSource(Protocol):
         """
         ...
 
-    def name(self, sample: int) -> str:
-        """What a user calls the sample."""
-        ...
-
 
 AnySource: TypeAlias = "Source | BatchSource"
 
