@@ -23,6 +23,7 @@ ROOMS = (
     "device",
     "engine",
     "images",
+    "randomness",
     "plan",
     "trace",
     "system",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 __all__ = ["Draw", "Draws", "Stateful", "draws_for_feedline"]
 
@@ -24,6 +25,14 @@ _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 def draws_for_feedline() -> bool:
     """Whether it is a feedline loader that asks a sampler now."""
     return _drawing.get()
+
+
+class _asking:  # used as a statement, twice as quick as a generator's
+    def __enter__(self) -> None:
+        self._before = _drawing.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _drawing.reset(self._before)
 
 
 class Stateful(Protocol):
@@ -40,13 +49,23 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One batch's keys, and the sampler's state once they were drawn."""
+    """One batch's keys, their sample numbers where all are such, and the sampler's state then."""
 
     keys: Any
+    numbers: NDArray[np.int64] | None
     state: dict[str, Any] | None
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """A sample number for each key, -1 where they are none, shape (keys,)."""
+        if self.numbers is not None:
+            return self.numbers
+        return np.full(len(self.keys) if isinstance(self.keys, (list, tuple)) else 1, -1, np.int64)
 
     def digest(self, before: int) -> int:
         """A number for all keys so far: 32 bits."""
+        if self.numbers is not None:
+            return zlib.crc32(self.numbers.data, before + len(self.numbers) & 0xFFFFFFFF)
         return zlib.crc32(pickle.dumps(_plain(self.keys), protocol=4), before)
 
 
@@ -59,11 +78,8 @@ class Draws:
     """
 
     def __init__(self, keys: Iterable[Any], sampler: Stateful | None) -> None:
-        token = _drawing.set(True)
-        try:
+        with _asking():
             self._keys = iter(keys)
-        finally:
-            _drawing.reset(token)
         self._sampler = sampler
         self._waiting: deque[Draw] = deque()
         self._ended = False
@@ -73,18 +89,15 @@ class Draws:
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position and not self._ended:
-            token = _drawing.set(True)
-            try:
-                keys = next(self._keys)
-            except StopIteration:
+            with _asking():
+                keys = next(self._keys, _END)
+            if keys is _END:
                 self._ended = True
-            else:
-                if type(keys) is list:
-                    keys = keys.copy()  # a sampler may fill the same one again
-                state = None if self._sampler is None else self._sampler.state_dict()
-                self._waiting.append(Draw(keys, state))
-            finally:
-                _drawing.reset(token)
+                break
+            if type(keys) is list:
+                keys = keys.copy()  # a sampler may fill the same one again
+            state = None if self._sampler is None else self._sampler.state_dict()
+            self._waiting.append(Draw(keys, _numbers(keys), state))
         return self._waiting[position] if position < len(self._waiting) else None
 
     def peek(self) -> Draw | None:
@@ -98,6 +111,18 @@ class Draws:
         self._waiting.popleft()
         self.sampler_state = draw.state
         return draw.digest(digest)
+
+
+_END = object()
+
+
+def _numbers(keys: Any) -> NDArray[np.int64] | None:
+    try:
+        found = np.array(keys if isinstance(keys, (list, tuple)) else [keys])
+    except ValueError:  # they are themselves of several lengths
+        return None
+    whole = found.ndim == 1 and found.dtype.kind in "iu"
+    return found.astype(np.int64, copy=False) if whole else None
 
 
 def _plain(keys: Any) -> Any:

@@ -11,19 +11,15 @@ samplers' own affair, as it is torch's.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from feedline.dataset.draws import Draw, Draws
-from feedline.dataset.randomness import Randomness
-from feedline.dataset.samplers import describe, epoch_mark, stateful_part
-from feedline.engine.messages import said
+from feedline.dataset.draws import Draw
+from feedline.dataset.epoch import Epoch, Sampling
+from feedline.dataset.samplers import describe, epoch_mark, set_epoch, stateful_part
 from feedline.errors import StateError
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase, Schedule
@@ -40,29 +36,6 @@ from feedline.plan.state import (
 __all__ = ["SampledEpochs"]
 
 _UNSIZED = Phase(size=1, epochs=1)
-
-
-@dataclass
-class _Epoch:
-    """An epoch that was opened: its draws, and what they follow from."""
-
-    draws: Draws
-    seed: int
-    mark: int | None
-    random: Randomness | None  # as it was before; None where drawing changed no random state
-    began: dict[str, Any] | None  # the sampler's own state before the first draw
-    restored: Mapping[str, Any] | None = None  # where it comes from a state: how it began there
-
-    def start(self) -> dict[str, Any]:
-        """What is needed to open it again, JSON-able."""
-        if self.restored is not None:
-            return dict(self.restored)
-        start: dict[str, Any] = {"epoch": self.mark}
-        if self.random is not None:
-            start["random"] = self.random.as_json()
-        if self.began is not None:
-            start["sampler"] = self.began
-        return start
 
 
 class SampledEpochs:
@@ -88,14 +61,13 @@ class SampledEpochs:
         seed: int | None = None,
     ) -> None:
         self._seed = seed
-        self._sampler = sampler
-        self._generator = generator
+        self._sampling = Sampling(sampler, generator)
         self._identity = identity
         self._schedule = schedule
         self._rank, self._world = share
         self.position = Position()
         self._begun = False  # a batch was handed out since the position was come to
-        self._open: _Epoch | None = None
+        self._open: Epoch | None = None
         self._ready = False  # what is open waits for an iteration to begin
         self._digest = 0
         self._early: set[int] = set()  # steps handed out before their turn: in_order=False
@@ -109,14 +81,13 @@ class SampledEpochs:
         if self._open is None or not self._ready:
             self._open = self._opened()
         elif self.position.step == 0 and (
-            self._open.mark != epoch_mark(self._sampler)
-            or not (self._open.random or stateful_part(self._sampler))
+            self._open.mark != epoch_mark(self._sampling.sampler)
+            or not (self._open.random or stateful_part(self._sampling.sampler))
         ):
             # It was opened for a state. What took no random numbers may be asked again, and must
             # be where the sampler was since set to another epoch. One that keeps a state has
             # gone on since.
-            now = Randomness.now(self._sampler, self._generator)
-            self._open = self._start(self._open.seed, now)
+            self._open = self._sampling.open(self._open.seed)
         self._ready = False
         return True
 
@@ -125,9 +96,9 @@ class SampledEpochs:
         epoch = self._open
         if epoch is None or self._begun or self.position.step:
             return False
-        if epoch.mark == epoch_mark(self._sampler):
+        if epoch.mark == epoch_mark(self._sampling.sampler):
             return False
-        self._open = self._start(epoch.seed, Randomness.now(self._sampler, self._generator))
+        self._open = self._sampling.open(epoch.seed)
         return True
 
     def at_end(self) -> bool:
@@ -148,7 +119,7 @@ class SampledEpochs:
             self._early.remove(step)
             self._digest = self._open.draws.deliver(self._digest)
             step += 1
-        self.position = replace(self.position, step=step)
+        self.position = self.position.at(step)
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
@@ -164,9 +135,7 @@ class SampledEpochs:
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`; a restored position within it stays."""
-        set_it = getattr(self._sampler_with_epochs(), "set_epoch", None)
-        if set_it is not None:
-            set_it(epoch)
+        set_epoch(self._sampling.sampler, epoch)
         if not self._begun and epoch == self.position.epoch:
             return False
         waits = self._open is not None and not (self._begun or self._ready)
@@ -175,12 +144,6 @@ class SampledEpochs:
         if waits:  # an iteration has begun and given nothing: it is this epoch's
             self._open = self._opened()
         return True
-
-    def _sampler_with_epochs(self) -> object:
-        inner: object = self._sampler
-        while inner is not None and not hasattr(inner, "set_epoch"):
-            inner = getattr(inner, "sampler", None)
-        return inner
 
     def set_image_size(self, size: int | None) -> bool:
         """Make all batches from here on of one size; None follows the schedule again."""
@@ -194,7 +157,7 @@ class SampledEpochs:
         Raises:
             TypeError: the sampler does not tell.
         """
-        return len(self._sampler)  # type: ignore[arg-type]
+        return len(self._sampling.sampler)  # type: ignore[arg-type]
 
     def ahead(self) -> Iterator[Batch]:
         """The batches of this epoch from the position on, in order."""
@@ -215,7 +178,7 @@ class SampledEpochs:
             return _UNSIZED
         return self._schedule.phase_at(self.position.epoch)
 
-    def _batch(self, epoch: _Epoch, step: int, draw: Draw) -> Batch:
+    def _batch(self, epoch: Epoch, step: int, draw: Draw) -> Batch:
         phase = self.phase
         size = 0 if self._schedule is None else phase.size
         return Batch(
@@ -223,30 +186,16 @@ class SampledEpochs:
             step=step,
             phase=phase,
             image_size=self.position.image_size or size,
-            samples=_numbers(draw.keys),
+            samples=draw.samples,
             padding=0,
             seed=mix(epoch.seed, step),
             keys=draw.keys,
         )
 
-    # Opening an epoch
-
-    def _opened(self) -> _Epoch:
-        """Draw what torch's iterator draws when it is made: the workers' seed, then the order."""
+    def _opened(self) -> Epoch:
         if self._seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-            seed = int(drawn.item())
-        else:
-            seed = mix(self._seed, self.position.epoch)
-        return self._start(seed, Randomness.now(self._sampler, self._generator))
-
-    def _start(self, seed: int, before: Randomness) -> _Epoch:
-        draws = Draws(self._sampler, stateful_part(self._sampler))
-        began = draws.sampler_state
-        draws.peek()
-        effects = before.differs(Randomness.now(self._sampler, self._generator))
-        random = before if effects else None
-        return _Epoch(draws, seed, epoch_mark(self._sampler), random, began)
+            return self._sampling.open(self._sampling.draw_seed())
+        return self._sampling.open(mix(self._seed, self.position.epoch))
 
     # State
 
@@ -259,7 +208,6 @@ class SampledEpochs:
         if self._open is None:
             self._open, self._ready = self._opened(), True
         epoch = self._open
-        upcoming = epoch.draws.peek()
         return {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
@@ -273,11 +221,11 @@ class SampledEpochs:
             "start": epoch.start(),
             "sampler_state": epoch.draws.sampler_state,
             "drawn": self._digest,
-            "upcoming": None if upcoming is None else upcoming.digest(0),
+            "upcoming": epoch.upcoming(),
         }
 
     def _mine(self) -> dict[str, Any]:
-        return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampler)}
+        return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampling.sampler)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
@@ -299,84 +247,11 @@ class SampledEpochs:
         whole = whole and is_count(state.get("drawn_seed")) and isinstance(state["start"], Mapping)
         if not whole:
             raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
-        try:
-            self._open, self._digest = self._replayed(state, position.step)
-        except StateError:
-            raise
-        except Exception as error:  # whatever a user's sampler makes of a damaged state
-            raise StateError(
-                f"cannot resume: {describe(self._sampler)['type']} does not go on from the state: "
-                f"{type(error).__name__}: {said(error)}. Is the state damaged?"
-            ) from error
+        comparable = (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        self._open, self._digest = self._sampling.reopen(
+            state, position.step, comparable=comparable
+        )
         self._early = set(early)
         self._ready = True
         self._begun = False
         self.position = position
-
-    def _replayed(self, state: Mapping[str, Any], step: int) -> tuple[_Epoch, int]:
-        """The epoch of a state, at its step; by the sampler's own state, or drawing again."""
-        mark = state["start"].get("epoch")
-        set_it = getattr(self._sampler_with_epochs(), "set_epoch", None)
-        if mark is not None and set_it is not None:
-            if not is_count(mark):
-                raise StateError(f"cannot resume: damaged position, the sampler's epoch {mark!r}")
-            set_it(mark)
-        comparable = (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        if stateful_part(self._sampler) is not None and state.get("sampler_state") is not None:
-            epoch = self._again(state, state["sampler_state"])
-            if _fits(epoch, state) and is_count(state.get("drawn")):
-                return epoch, int(state["drawn"])
-        epoch = self._again(state, state["start"].get("sampler"))
-        digest = 0
-        for k in range(step):
-            if epoch.draws.peek() is None:
-                raise StateError(
-                    f"cannot resume: the sampler gave {k} batches, of which {step} had been "
-                    "handed out; has the dataset or the sampler changed?"
-                )
-            digest = epoch.draws.deliver(digest)
-        if comparable and (digest != state.get("drawn") or not _fits(epoch, state)):
-            raise StateError(
-                f"cannot resume: {describe(self._sampler)['type']} gives other samples than when "
-                "the state was saved. A sampler must be deterministic, draw from torch's random "
-                "state or a torch.Generator in its attribute `generator`, or have state_dict() "
-                "and load_state_dict(); was it given another seed?"
-            )
-        return epoch, digest
-
-    def _again(self, state: Mapping[str, Any], sampler_state: Any) -> _Epoch:
-        """Open the epoch of a state once more, with the random states of then.
-
-        A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
-        """
-        random = state["start"].get("random")
-        then = None
-        if random is not None:
-            then = Randomness.from_json(random, self._sampler, self._generator)
-        kept = stateful_part(self._sampler)
-        if kept is not None and sampler_state is not None:
-            kept.load_state_dict(sampler_state)
-        if then is None:
-            epoch = self._start(
-                int(state["drawn_seed"]), Randomness.now(self._sampler, self._generator)
-            )
-        else:
-            draws = Draws(then.replay(self._sampler), kept)
-            epoch = _Epoch(draws, int(state["drawn_seed"]), epoch_mark(self._sampler), then, None)
-        epoch.restored = dict(state["start"])
-        return epoch
-
-
-def _fits(epoch: _Epoch, state: Mapping[str, Any]) -> bool:
-    upcoming = epoch.draws.peek()
-    return (None if upcoming is None else upcoming.digest(0)) == state.get("upcoming")
-
-
-def _numbers(keys: Any) -> NDArray[np.int64]:
-    """The sample numbers among a batch's keys; -1 for keys that are none."""
-    listed = keys if isinstance(keys, (list, tuple)) else [keys]
-    with contextlib.suppress(ValueError):  # keys that are themselves of several lengths
-        found = np.array(listed)
-        if found.ndim == 1 and found.dtype.kind in "iu":
-            return found.astype(np.int64, copy=False)
-    return np.full(len(listed), -1, np.int64)

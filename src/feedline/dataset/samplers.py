@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from feedline.dataset.draws import Stateful
 
-__all__ = ["chain", "describe", "epoch_mark", "share_of", "stateful_part"]
+__all__ = ["chain", "describe", "epoch_mark", "set_epoch", "share_of", "stateful_part"]
 
 
 def chain(sampler: object) -> Iterator[Any]:
@@ -38,6 +38,14 @@ def epoch_mark(sampler: object) -> int | None:
             if isinstance(epoch, int):
                 return epoch
     return None
+
+
+def set_epoch(sampler: object, epoch: int) -> None:
+    """Set a sampler to an epoch, if it knows of epochs."""
+    for part in chain(sampler):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+            return
 
 
 def share_of(sampler: object) -> tuple[int, int]:

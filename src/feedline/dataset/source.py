@@ -21,10 +21,10 @@ from torch.utils.data._utils import worker as torch_worker
 from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.raised import Raised, SkippedBatch
-from feedline.dataset.seeds import fingerprint, seed_all
 from feedline.dataset.size import sized
 from feedline.engine.messages import Order, said
 from feedline.engine.space import Space
+from feedline.randomness import fingerprint, seed_all
 
 __all__ = ["DatasetSource", "Told"]
 

@@ -1,10 +1,10 @@
 """From the uint8 pixels of a square image to its row: by a table, by steps that run as they are.
 
-Guarantees: what torchvision's steps make of these pixels, to the bit; the global generators of
-random numbers are not changed; a row follows from the pixels and the seed alone, if the steps
-follow from their input and the global generators.
+Guarantees: what torchvision's steps make of these pixels, to the bit; the global random
+states are not changed; a row follows from the pixels and the seed alone, if the steps
+follow from their input and the global states.
 
-Relies on: `lookup` for the table, `randomness` for the generators.
+Relies on: `lookup` for the table, `feedline.randomness` for the states.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from PIL import Image
 from feedline.errors import SampleError
 from feedline.images.crops import Pixels
 from feedline.images.lookup import look_up
-from feedline.images.randomness import Borrowed, well_behaved
-from feedline.images.steps import said, words
+from feedline.images.steps import said, well_behaved, words
+from feedline.randomness import seeded
 
 __all__ = ["Finish", "Form", "Step", "learnt", "unfit"]
 
@@ -86,7 +86,7 @@ class Finish:
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the steps that run as they are make of the pixels; in `row`, if that can be."""
         value = self._begun(pixels, row)
-        with Borrowed(seed, torch_only=self._well_behaved):
+        with seeded(seed, torch_only=self._well_behaved):
             for step in self.rest:
                 value = step(value)
         return value

@@ -9,18 +9,21 @@ Relies on the names and modules of torchvision's transforms, both versions of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import isfunction
 from typing import Any
 
 from torch import nn
 
-__all__ = ["NotRecognised", "flattened", "origin", "said", "unaltered", "words"]
+__all__ = ["NotRecognised", "flattened", "origin", "said", "unaltered", "well_behaved", "words"]
 
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
 _OWN = ("torchvision.", "torch.", "typing")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _LONGEST = 120
+
+# They hold steps of which nothing is known, or draw from Python's generator.
+_ANYTHING = frozenset(("Compose", "Lambda", "RandomApply", "RandomChoice", "RandomOrder"))
 
 
 class NotRecognised(Exception):
@@ -49,6 +52,15 @@ def unaltered(thing: object) -> bool:
     return all(
         function.__module__.startswith(_OWN) for function in functions if isfunction(function)
     )
+
+
+def well_behaved(steps: Sequence[Callable[[Any], Any]]) -> bool:
+    """Whether these steps surely draw from torch's global generator only, and keep no input.
+
+    torchvision's own transforms do, but for RandomOrder and RandomChoice.
+    """
+    names = [origin(step) for step in steps]
+    return all(name is not None and name not in _ANYTHING for name in names)
 
 
 def flattened(transform: Any) -> Iterator[Callable[[Any], Any]]:

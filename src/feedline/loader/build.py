@@ -15,7 +15,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.carrier import ParcelCarrier
 from feedline.dataset.gather import gatherer
-from feedline.dataset.seeds import kept, seed_all
 from feedline.dataset.source import DatasetSource
 from feedline.device.carrier import Carrier
 from feedline.device.cuda import CudaCarrier
@@ -36,6 +35,7 @@ from feedline.loader.slots import slot_size
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase
+from feedline.randomness import seeded
 
 PATIENCE_S = 120.0
 """How long a worker may stay on one row of a known kind before it is replaced."""
@@ -190,8 +190,7 @@ def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bo
             made = gather(keys)
         else:
             # What a worker would make, and without a trace in the user's own random states.
-            with kept():
-                seed_all(batch.seed)
+            with seeded(batch.seed):
                 made = source.make(keys, batch.image_size or None, None, at=None)
         return pin_memory(made) if pinned else made
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.dataset.randomness import Randomness
+from feedline.dataset.states import RandomStates
 from feedline.errors import StateError, UsageError
 from feedline.loader.maker import Skipped
 from feedline.plan.batches import Batch
@@ -55,7 +54,7 @@ class Stock:
         self.deaths: list[str] = []
         self.timing = Timing()
         self._iterator: Any = None
-        self._start: Randomness | None = None
+        self._start: RandomStates | None = None
         self._restored: Mapping[str, Any] | None = None
 
     @property
@@ -81,8 +80,8 @@ class Stock:
         self._open()
         return True
 
-    def _now(self) -> Randomness:
-        return Randomness.now(None, self._loader.generator)
+    def _now(self) -> RandomStates:
+        return RandomStates.now(None, self._loader.generator)
 
     def _open(self) -> None:
         restored, self._restored = self._restored, None
@@ -94,7 +93,7 @@ class Stock:
         self._loader._iterator = None  # workers that persist have gone on from where they began
         if restored.get(_DATASET) is not None:
             dataset.load_state_dict(restored[_DATASET])
-        self._start = Randomness.from_json(restored["random"], None, self._loader.generator)
+        self._start = RandomStates.from_json(restored["random"], None, self._loader.generator)
         own = restored.get(_ITERATOR)
         with self._start.again():
             self._iterator = TorchDataLoader.__iter__(self._loader)
@@ -120,7 +119,7 @@ class Stock:
         except StopIteration:
             self._next_epoch()
             raise
-        self.position = replace(self.position, step=self.position.step + 1)
+        self.position = self.position.at(self.position.step + 1)
         return made
 
     def _next_epoch(self) -> None:

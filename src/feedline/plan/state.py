@@ -40,6 +40,10 @@ class Position:
     step: int = 0
     image_size: int | None = None
 
+    def at(self, step: int) -> Position:
+        """The same, at another step of the epoch."""
+        return Position(epoch=self.epoch, step=step, image_size=self.image_size)
+
 
 def _identity(plan: Plan, dataset: str) -> dict[str, Any]:
     """All that decides the remainder, independent of the number of ranks."""

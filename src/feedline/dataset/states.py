@@ -20,11 +20,11 @@ import torch
 from feedline.dataset.samplers import chain
 from feedline.errors import StateError
 
-__all__ = ["Randomness"]
+__all__ = ["RandomStates"]
 
 
 @dataclass(frozen=True)
-class Randomness:
+class RandomStates:
     """Random states at a moment: the global one, and those of the generators in order."""
 
     everywhere: bytes
@@ -32,13 +32,13 @@ class Randomness:
     _held: tuple[torch.Generator, ...]
 
     @classmethod
-    def now(cls, sampler: object, generator: torch.Generator | None) -> Randomness:
+    def now(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
         """As they are."""
         held = _generators(sampler, generator)
         states = tuple(_bytes(each.get_state()) for each in held)
         return cls(_bytes(torch.default_generator.get_state()), states, held)
 
-    def differs(self, other: Randomness) -> bool:
+    def differs(self, other: RandomStates) -> bool:
         """Whether any has moved."""
         return (self.everywhere, self.generators) != (other.everywhere, other.generators)
 
@@ -52,7 +52,7 @@ class Randomness:
     @classmethod
     def from_json(
         cls, said: Mapping[str, Any], sampler: object, generator: torch.Generator | None
-    ) -> Randomness:
+    ) -> RandomStates:
         """As they were noted; generators are set to that at once.
 
         Raises:
@@ -79,31 +79,35 @@ class Randomness:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Make the global state what it was, and put it back at the end."""
-        here = torch.default_generator.get_state()
-        torch.default_generator.set_state(_tensor(self.everywhere))
-        try:
+        with _for_a_while(self.everywhere):
             yield
-        finally:
-            torch.default_generator.set_state(here)
 
     def replay(self, sampler: Iterable[Any]) -> Iterator[Any]:
         """Draw with the global state as it was; between draws it is as it is."""
-        keys = iter(sampler)
+        keys: Iterator[Any] | None = None
         then = self.everywhere
         while True:
-            here = torch.default_generator.get_state()
-            torch.default_generator.set_state(_tensor(then))
-            try:
+            with _for_a_while(then):
+                keys = iter(sampler) if keys is None else keys  # that may draw already
                 drawn = next(keys, _END)
                 then = _bytes(torch.default_generator.get_state())
-            finally:
-                torch.default_generator.set_state(here)
             if drawn is _END:
                 return
             yield drawn
 
 
 _END = object()
+
+
+@contextmanager
+def _for_a_while(state: bytes) -> Iterator[None]:
+    """Set the global state, and put back what it was."""
+    here = torch.default_generator.get_state()
+    torch.default_generator.set_state(_tensor(state))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(here)
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
