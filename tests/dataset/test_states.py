@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +28,16 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+class AtOnce:
+    """A batch sampler that draws its whole order when a pass begins, not with the first batch."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
+
+
 def distributed(seed: int) -> dict[str, Any]:
     return {"sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)}
 
@@ -45,6 +55,7 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "subset": lambda seed: {"sampler": SubsetRandomSampler(range(3, 20))},
     "distributed": distributed,
     "batches": lambda seed: {"batch_sampler": BatchSampler(RandomSampler(DATA), 4, True)},
+    "drawn at once": lambda seed: {"batch_sampler": AtOnce()},
     "stateful": lambda seed: {"sampler": Stateful(23, 5)},
     "stateful by generator": lambda seed: {"sampler": Drawn(23, 5)},
     "tensor": lambda seed: {"sampler": torch.arange(22, -1, -1)},
