@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.dataset.plain import is_plain
 from feedline.engine.space import Space
 
 __all__ = ["empty_in", "lay", "load"]
@@ -70,15 +71,6 @@ def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     return torch.frombuffer(part.data, dtype=dtype, count=count).view(shape)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but strided bytes in this process."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-    )
-
-
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, space: Space) -> None:
         self.buffers: list[tuple[int, int]] = []
@@ -91,7 +83,7 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: object) -> Any:
         """Plain tensors are leaves in memory; one that comes twice is one leaf."""
-        if type(obj) is not torch.Tensor or not _is_plain(obj):
+        if type(obj) is not torch.Tensor or not is_plain(obj):
             return None
         if id(obj) not in self._leaves:
             self._leaves[id(obj)] = obj, self._leaf(obj)
@@ -107,7 +99,7 @@ class _Pickler(pickle.Pickler):
             and type(obj) is not torch.Tensor
             and type(obj).__reduce_ex__ is torch.Tensor.__reduce_ex__
             and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-            and _is_plain(obj)
+            and is_plain(obj)
         ):
             with torch._C.DisableTorchFunctionSubclass():
                 plain = obj.detach().as_subclass(torch.Tensor)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from feedline.dataset.codec import empty_in
+from feedline.dataset.plain import is_plain
 from feedline.engine.space import Space
 
 __all__ = ["collate_into", "odd_one_out"]
@@ -31,12 +32,7 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
         # Only the first is looked at, as by torch's workers: where another one does not go with
         # it, stacking into memory of the first one's kind is an error.
         first = tensors[0]
-        if not (
-            type(first) is torch.Tensor
-            and first.layout is torch.strided
-            and first.device.type == "cpu"
-            and not (first.is_nested or first.is_quantized)
-        ):
+        if type(first) is not torch.Tensor or not is_plain(first):
             stacked: torch.Tensor = collate_tensors(tensors, **options)
             return stacked
         out = empty_in(space, (len(tensors), *first.shape), first.dtype)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
+from feedline.dataset.plain import is_plain
+
 __all__ = ["gatherer"]
 
 
@@ -49,10 +51,9 @@ def _table(tensor: torch.Tensor) -> Callable[[NDArray[np.int64]], torch.Tensor] 
     Not by torch's own indexing, which shares even the smallest batch out among its threads: on a
     busy machine they wait for one another for milliseconds.
     """
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if not plain or tensor.device.type != "cpu" or tensor.is_nested or tensor.requires_grad:
+    if type(tensor) is not torch.Tensor or not is_plain(tensor) or tensor.requires_grad:
         return None
-    if tensor.is_quantized or not tensor.is_contiguous() or not tensor.numel():
+    if not tensor.is_contiguous() or not tensor.numel():
         return None
     shape, dtype = tensor.shape[1:], tensor.dtype
     rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()

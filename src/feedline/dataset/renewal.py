@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from feedline.dataset.plain import is_plain
+
 __all__ = ["digest"]
 
 _STRETCH_BYTES = 8 << 20  # of a large array at a time, so that the clock is looked at
@@ -56,13 +58,7 @@ class _Digester(pickle.Pickler):
 
     def reducer_override(self, obj: object) -> Any:
         """Plain tensors in the same way; torch would copy each of them."""
-        if (
-            type(obj) is torch.Tensor
-            and obj.layout is torch.strided
-            and obj.device.type == "cpu"
-            and obj.is_contiguous()
-            and not (obj.is_quantized or obj.is_nested)
-        ):
+        if type(obj) is torch.Tensor and is_plain(obj) and obj.is_contiguous():
             data = obj.detach().reshape(-1).view(torch.uint8).numpy()
             return _tensor, (str(obj.dtype), tuple(obj.shape), pickle.PickleBuffer(data.data))
         return NotImplemented
