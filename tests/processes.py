@@ -52,3 +52,14 @@ def start_script(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONUNBUFFERED": "1"},
         **options,  # type: ignore[call-overload]
     )
+
+
+def running(script: subprocess.Popen[str], *, least: int = 2) -> list[psutil.Process]:
+    """Wait until a script says that it is; its processes, of which there are so many at least."""
+    assert script.stdout is not None
+    line = script.stdout.readline()
+    if line.strip() != "running":
+        raise AssertionError(f"the script said {line!r}; {script.communicate()[1]}")
+    processes = descendants(script.pid)
+    assert len(processes) >= least
+    return processes

@@ -13,7 +13,14 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -200,6 +207,21 @@ class Fill:
 
     def __call__(self, index: int) -> torch.Tensor:
         return torch.full((self.size, self.size), float(index))
+
+
+def test_a_schedule_is_told_whole_whoever_makes_the_order() -> None:
+    data = Sized(feedline.per_size(Fill))
+    for order in ({}, {"sampler": RandomSampler(data)}):
+        said = loader(data, schedule="8x1,12x2", **order).explain()
+        assert "1 epochs at 8 px, batch 4, then 2 epochs at 12 px, batch 4" in said
+
+
+def test_memory_is_told_once_batches_have_it() -> None:
+    with loader(Sized(Fill(64)), num_workers=1) as made:
+        assert (made.memory_bytes, "\nmemory " in made.explain()) == (0, False)
+        images, _ = next(iter(made))
+        assert made.memory_bytes >= images.nbytes
+        assert "\nmemory " in made.explain()
 
 
 def test_the_size_is_exact_to_the_batch_for_any_dataset() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from sets import Closed, Kept, Made, Slow, as_it_is
 
 from feedline.loader import DataLoader
-from processes import descendants, eventually, gone, start_script
+from processes import descendants, eventually, gone, running, start_script
 
 TRAIN = """
 import os, sys
@@ -31,17 +30,6 @@ if __name__ == "__main__":
             {body}
 """
 METHODS = ["fork", "forkserver", "spawn"]
-
-
-def running(script: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Wait until a script is in its loop; its processes."""
-    assert script.stdout is not None
-    line = script.stdout.readline()
-    if line.strip() != "running":
-        raise AssertionError(f"the script said {line!r}; {script.communicate()[1]}")
-    processes = descendants(script.pid)
-    assert len(processes) >= 2
-    return processes
 
 
 @pytest.mark.parametrize("method", METHODS)

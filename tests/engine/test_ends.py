@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
-from processes import descendants, eventually, gone, start_script
+from processes import eventually, gone, running, start_script
 
 TRAIN = """
 import sys, time
@@ -29,24 +27,13 @@ if __name__ == "__main__":
 """
 
 
-def running(script: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Wait until a script is in its loop; its processes."""
-    assert script.stdout is not None
-    line = script.stdout.readline()
-    if line.strip() != "running":
-        raise AssertionError(f"the script said {line!r}; {script.communicate()[1]}")
-    processes = descendants(script.pid)
-    assert len(processes) >= 4
-    return processes
-
-
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
     before = set(os.listdir("/dev/shm"))
     script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
-    processes = running(script)
+    processes = running(script, least=4)
     script.kill()
     script.wait()
     assert eventually(lambda: gone(processes), within_s=10)
@@ -66,7 +53,7 @@ def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Pa
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
     assert script.stdout is not None
     child = int(script.stdout.readline())
-    workers = [p for p in running(script) if p.pid != child]
+    workers = [p for p in running(script, least=4) if p.pid != child]
     script.kill()
     script.wait()
     try:
@@ -78,7 +65,7 @@ def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Pa
 
 def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
     script = start_script(TRAIN.format(method="forkserver", body="pass"), tmp_path)
-    processes = running(script)
+    processes = running(script, least=4)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
     _, errors = script.communicate(timeout=60)
     assert script.returncode == -signal.SIGINT
@@ -89,7 +76,7 @@ def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
 def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
     body = "assert step < 3, 'the model has had enough'"
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
-    processes = running(script)
+    processes = running(script, least=4)
     _, errors = script.communicate(timeout=60)
     assert script.returncode == 1
     assert "the model has had enough" in errors
@@ -100,7 +87,7 @@ def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
 def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> None:
     body = "\n            if step == 3: sys.exit(0)"
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
-    processes = running(script)
+    processes = running(script, least=4)
     _, errors = script.communicate(timeout=60)
     assert script.returncode == 0
     assert errors == ""

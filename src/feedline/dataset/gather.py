@@ -7,7 +7,7 @@ that do not exist. Relies on the dataset being torch's own class, which does not
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from torch.utils.data._utils import collate as torch_collate
 
 from feedline.dataset.plain import is_plain
 
-__all__ = ["gatherer"]
+__all__ = ["Gather", "gatherer"]
+
+Gather: TypeAlias = Callable[[list[int]], Any]
+"""From the indices of a batch to the batch."""
 
 
-def gatherer(dataset: object, collate_fn: object) -> Callable[[list[int]], Any] | None:
+def gatherer(dataset: object, collate_fn: object) -> Gather | None:
     """A function from the indices of a batch to the batch; None where samples must be asked for.
 
     Args:

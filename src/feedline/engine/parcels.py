@@ -31,6 +31,11 @@ class Parcels(Slots):
         self._memory: list[Memfd | None] = [None] * slots
         self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the slots have by now."""
+        return sum(memory.nbytes for memory in self._memory if memory is not None)
+
     def memory(self, slot: int) -> tuple[int, int]:
         """A slot's descriptor and its size in bytes; (-1, 0) where it has no memory yet."""
         memory = self._memory[slot]

@@ -27,6 +27,11 @@ class Ring(Slots):
         self._block = block
         self.slot_bytes = slot_bytes
 
+    @property
+    def memory_bytes(self) -> int:
+        """What all slots take."""
+        return self.slots * self.slot_bytes
+
     def offset(self, slot: int) -> int:
         """Where a slot begins in the block, in bytes."""
         return BOARD_BYTES + slot * self.slot_bytes

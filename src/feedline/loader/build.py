@@ -14,7 +14,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.carrier import ParcelCarrier
-from feedline.dataset.gather import gatherer
+from feedline.dataset.gather import Gather
 from feedline.dataset.source import DatasetSource
 from feedline.device.carrier import Carrier
 from feedline.device.cuda import CudaCarrier
@@ -179,9 +179,8 @@ def look_at_first(maker: Maker) -> None:
             maker.carrier.look(flight)
 
 
-def direct_maker(source: DatasetSource, way: Way, collate_fn: object, *, pin: bool) -> Direct:
+def direct_maker(source: DatasetSource, way: Way, gather: Gather | None, *, pin: bool) -> Direct:
     """Batches made in this process: nobody else is quicker, or nobody else is there."""
-    gather = gatherer(source.dataset, collate_fn)
     pinned = pins(pin)
 
     def make(batch: Batch) -> Any:

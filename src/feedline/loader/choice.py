@@ -20,7 +20,7 @@ from feedline.loader.maker import Maker
 from feedline.loader.renewed import Renewed
 from feedline.loader.stock import Stock
 from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
-from feedline.loader.way import Way
+from feedline.loader.way import Standing, Way
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
 
@@ -32,13 +32,13 @@ class Choice:
     """What a loader works with.
 
     Args:
-        way: its batches in order.
+        standing: where it stands.
         maker: makes them.
         road: how workers start.
         user: a user's Dataset and how its batches are made; None for any other.
     """
 
-    way: Way
+    standing: Standing
     maker: Maker
     road: str
     user: UserData | None = None

@@ -17,7 +17,6 @@ from feedline.dataset.raised import Raised, SkippedBatch
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.flight import Flight
-from feedline.engine.ring import Ring
 from feedline.errors import SampleError
 from feedline.loader.maker import Skipped
 from feedline.loader.way import Way
@@ -77,9 +76,8 @@ class Delivery:
 
     @property
     def memory_bytes(self) -> int:
-        """What is allocated for batches of rows."""
-        slots = self.feed.slots
-        return slots.slots * slots.slot_bytes if isinstance(slots, Ring) else 0
+        """What is allocated for batches."""
+        return self.feed.slots.memory_bytes
 
     def begin(self) -> None:
         """An iteration begins."""

@@ -38,6 +38,7 @@ class Direct:
     pids: list[int] = []  # noqa: RUF012  # there is never one in it
     deaths: list[str] = []  # noqa: RUF012
     max_image_size: int | None = None
+    memory_bytes: int = 0
 
     def begin(self) -> None:
         """An iteration begins."""

@@ -9,11 +9,12 @@ from torch.utils.data import IterableDataset
 from feedline.dataset.samplers import describe
 from feedline.images.recognition import Recognition
 from feedline.loader.user import is_source
+from feedline.plan.schedule import Schedule
 
 __all__ = ["explain"]
 
 
-def explain(loader: Any, found: Recognition | None, gathers: bool) -> str:
+def explain(loader: Any, found: Recognition | None, *, gathers: bool) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
     Args:
@@ -68,12 +69,11 @@ def _engine(loader: Any, found: Recognition | None, gathers: bool) -> str:
 
 
 def _schedule(loader: Any) -> str:
-    plan = loader.plan
     if loader.schedule is None:
         if loader.image_size is None and not is_source(loader.dataset):
             return "epochs without end; the dataset is told no image size"
         return f"epochs without end at {loader.phase.size} px, batch {loader.batch_size}"
-    phases = plan.schedule.phases if plan else (loader.phase,)
+    phases = Schedule.of(loader.schedule).phases
     return ", then ".join(
         f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or loader.batch_size}"
         for phase in phases
@@ -103,14 +103,14 @@ def _workers(loader: Any) -> str:
 
 
 def _batches(loader: Any) -> dict[str, str]:
+    prefetch, allocated = loader.prefetch, f"{loader.memory_bytes / 2**20:.0f} MiB"
     if not is_source(loader.dataset):
-        return {"batches": "what collate_fn makes of them"}
-    prefetch = loader.prefetch
+        form = "what collate_fn makes of them"
+        return {"memory": allocated, "batches": form} if loader.memory_bytes else {"batches": form}
     form = (
         "uint8, channels_last, on the CPU; no copy unless you keep more than "
         f"{max(0, prefetch - 1)} batches"
         if loader.device is None
         else f"normalised floats, channels_last, on {loader.device}"
     )
-    memory = f"{loader.memory_bytes / 2**20:.0f} MiB in {prefetch + 1} batches"
-    return {"memory": memory, "batches": form}
+    return {"memory": f"{allocated} in {prefetch + 1} batches", "batches": form}

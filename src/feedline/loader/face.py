@@ -32,7 +32,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
 from feedline.loader.planned import PlannedSampler, ShownBatches
 from feedline.loader.user import UserData, is_source
-from feedline.loader.way import Way
+from feedline.loader.way import Standing
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
@@ -103,7 +103,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     """
 
     dataset: Any
-    _way: Way
+    _way: Standing
     _maker: Maker
     _user: UserData | None
 
@@ -220,7 +220,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._iteration = 0  # how many were begun: only the latest may go on
         self._given = False  # the latest has handed something out
         chosen = choose(self, phases, normalise)
-        self._way, self._maker, self._user = chosen.way, chosen.maker, chosen.user
+        self._way, self._maker, self._user = chosen.standing, chosen.maker, chosen.user
         self.road = chosen.road
         if own:
             self.max_image_size = self._maker.max_image_size
@@ -235,8 +235,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._maker.begin()
         self._iteration += 1
         self._given = False
-        workers = 0 if self._user and self._user.gathers else self.num_workers
-        iteration = Iteration(self, partial(self._advance, self._iteration), self._pids, workers)
+        iteration = Iteration(self, partial(self._advance, self._iteration), self._born)
         return self.watched(iteration, self._left)
 
     def _left(self) -> int:
@@ -390,8 +389,11 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             self._maker.resize(wanted)
             self.__dict__["num_workers"] = wanted
 
-    def _pids(self) -> list[int]:
-        return self._maker.pids
+    def _born(self) -> list[int] | None:
+        """Process ids of the workers, once there are as many as there are to be."""
+        pids = self._maker.pids
+        workers = 0 if self._user and self._user.gather() else self.num_workers
+        return pids if len(pids) >= workers else None
 
     @property
     def ranks(self) -> int:
@@ -427,12 +429,13 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     def explain(self) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now."""
         user = self._user
-        return explain(self, user.recognised() if user else None, bool(user and user.gathers))
+        found = user.recognised() if user else None
+        return explain(self, found, gathers=user is not None and user.gather() is not None)
 
     @property
     def memory_bytes(self) -> int:
-        """What is allocated for batches of rows; whole batches take what they need."""
-        return getattr(self._maker, "memory_bytes", 0)
+        """What is allocated for batches now: by rows all there will be, else what they needed."""
+        return self._maker.memory_bytes
 
     # Life
 

@@ -20,21 +20,18 @@ class Iteration:
     Args:
         loader: is kept alive by its iterations.
         advance: gives the next batch, or raises StopIteration.
-        pids: process ids of the workers, as far as they are known.
-        workers: how many there are to be.
+        born: process ids of the workers; None before all are known.
     """
 
     def __init__(
         self,
         loader: object,
         advance: Callable[[], Any],
-        pids: Callable[[], list[int]],
-        workers: int,
+        born: Callable[[], list[int] | None],
     ) -> None:
         self._loader = loader
         self._advance = advance
-        self._pids = pids
-        self._count = workers
+        self._born = born
         self._ended = False
 
     def __iter__(self) -> Iteration:
@@ -57,9 +54,9 @@ class Iteration:
     def _workers(self) -> list[WorkerHandle]:
         """The workers, as tools that know torch's iterators look for them."""
         deadline = time.monotonic() + _BORN_WITHIN_S
-        while len(pids := self._pids()) < self._count and time.monotonic() < deadline:
+        while (pids := self._born()) is None and time.monotonic() < deadline:
             time.sleep(0.001)
-        return [WorkerHandle(pid) for pid in pids]
+        return [WorkerHandle(pid) for pid in pids or ()]
 
 
 class WorkerHandle:

@@ -39,6 +39,11 @@ class Maker(Protocol):
         ...
 
     @property
+    def memory_bytes(self) -> int:
+        """What is allocated for batches."""
+        ...
+
+    @property
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
         ...

@@ -115,6 +115,11 @@ class Renewed:
         return None if self._maker is None else self._maker.max_image_size
 
     @property
+    def memory_bytes(self) -> int:
+        """What is allocated for batches."""
+        return 0 if self._maker is None else self._maker.memory_bytes
+
+    @property
     def skipped(self) -> list[Skipped]:
         """Samples left out so far."""
         return [*self._skipped, *(self._maker.skipped if self._maker else ())]

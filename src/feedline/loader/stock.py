@@ -10,7 +10,7 @@ Relies on: the loader calling `begin` for each iteration.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -36,7 +36,7 @@ _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
 class Stock:
-    """Way and maker in one: torch knows neither without the other.
+    """Standing and maker in one: torch knows neither without the other.
 
     Args:
         loader: the loader whose attributes torch's engine reads; not kept alive.
@@ -45,6 +45,7 @@ class Stock:
 
     batch: Batch | None = None
     max_image_size: int | None = None
+    memory_bytes: int = 0
 
     def __init__(self, loader: TorchDataLoader[Any], dataset: str) -> None:
         self._of = weakref.ref(loader)
@@ -179,8 +180,6 @@ class Stock:
         self._restored = dict(state)
         self.position = position
 
-    # What a way has besides
-
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, as far as the dataset tells."""
         return TorchDataLoader.__len__(self._loader)
@@ -219,26 +218,6 @@ class Stock:
         """Let torch's workers end."""
         iterator, self._iterator = self._iterator, None
         del iterator
-
-    # These are the feed's questions, and there is no feed here
-
-    def moved(self) -> bool:
-        """Noticed by nobody."""
-        return False
-
-    def at_end(self) -> bool:
-        """Nobody knows before the next batch was asked for."""
-        return False
-
-    def delivered(self, batch: Batch) -> None:
-        """Counted by `next`."""
-
-    def finish(self) -> None:
-        """Noticed by `next`."""
-
-    def ahead(self) -> Iterator[Batch]:
-        """Nothing is planned."""
-        return iter(())
 
 
 def _keeps_state(thing: object) -> bool:

@@ -1,7 +1,8 @@
 """The way of a loader: its batches in order, and where it stands among them.
 
 Two ways keep this protocol: `plan.journey.Journey`, a pure plan from a seed, and
-`dataset.epochs.SampledEpochs`, which draws from torch's samplers.
+`dataset.epochs.SampledEpochs`, which draws from torch's samplers. Where torch's own engine makes
+the batches, nobody knows them ahead: `loader.stock.Stock` only has a `Standing`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase
 from feedline.plan.state import Position
 
-__all__ = ["Way"]
+__all__ = ["Standing", "Way"]
 
 
-class Way(Protocol):
-    """What a loader asks of its way."""
+class Standing(Protocol):
+    """What a user asks of a loader's way, and tells it."""
 
     @property
     def position(self) -> Position:
@@ -27,30 +28,6 @@ class Way(Protocol):
     @property
     def phase(self) -> Phase:
         """The phase of the position."""
-        ...
-
-    def begin(self) -> bool:
-        """An iteration begins. Whether what lies ahead is other than was given out."""
-        ...
-
-    def moved(self) -> bool:
-        """Whether somebody else has changed what lies ahead since it was given out."""
-        ...
-
-    def at_end(self) -> bool:
-        """Whether the epoch has no batch left."""
-        ...
-
-    def delivered(self, batch: Batch) -> None:
-        """A batch was handed out."""
-        ...
-
-    def finish(self) -> None:
-        """The epoch's last batch was handed out and the iteration ended."""
-        ...
-
-    def ahead(self) -> Iterator[Batch]:
-        """The batches from the position on, in order."""
         ...
 
     def steps(self, epoch: int) -> int:
@@ -75,4 +52,32 @@ class Way(Protocol):
         Raises:
             StateError: it does not fit.
         """
+        ...
+
+
+class Way(Standing, Protocol):
+    """What a maker asks of it, too: the batches that come, each planned."""
+
+    def begin(self) -> bool:
+        """An iteration begins. Whether what lies ahead is other than was given out."""
+        ...
+
+    def moved(self) -> bool:
+        """Whether somebody else has changed what lies ahead since it was given out."""
+        ...
+
+    def at_end(self) -> bool:
+        """Whether the epoch has no batch left."""
+        ...
+
+    def delivered(self, batch: Batch) -> None:
+        """A batch was handed out."""
+        ...
+
+    def finish(self) -> None:
+        """The epoch's last batch was handed out and the iteration ended."""
+        ...
+
+    def ahead(self) -> Iterator[Batch]:
+        """The batches from the position on, in order."""
         ...
