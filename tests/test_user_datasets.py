@@ -20,6 +20,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
+    get_worker_info,
 )
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -93,11 +94,78 @@ def test_what_is_recognised_and_what_is_not_is_said(folder: Path) -> None:
     assert "ColorJitter" in said.split("because")[1]
     for options, why in (
         ({"collate_fn": list}, "collate_fn"),
-        ({"worker_init_fn": print}, "worker_init_fn"),
         ({"in_order": False}, "in_order"),
     ):
         said = loader(ImageFolder(folder, TRAIN), **options).explain()
         assert why in said.split("because")[1]
+
+
+def seed_worker(worker: int) -> None:
+    """As PyTorch's notes on reproducibility have it."""
+    np.random.seed(torch.initial_seed() % 2**32)
+
+
+class Among:
+    """A step that asks who runs it, and has been told something by a worker_init_fn."""
+
+    told = 0.0
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        info = get_worker_info()
+        if info is None:  # at home, on a made-up image
+            return image
+        assert (info.num_workers, type(info.dataset)) == (2, ImageFolder)
+        return torch.full_like(image, info.id + self.told)
+
+
+def tell(worker: int) -> None:
+    get_worker_info().dataset.transform.transforms[-1].told = 10.0
+
+
+def shrink(worker: int) -> None:
+    get_worker_info().dataset.transform = transforms.Compose([*EVAL.transforms[:2], torch_to(7.0)])
+
+
+class torch_to:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return torch.full((3, 8, 8), self.value)
+
+
+def fail(worker: int) -> None:
+    raise LookupError(f"worker {worker} cannot begin")
+
+
+def values_in(made: Any) -> set[float]:
+    return {float(value) for images, _ in made for value in images.unique()}
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_of_a_recognised_pipeline_begin_as_torchs_do(folder: Path, method: str) -> None:
+    data = ImageFolder(folder, transforms.Compose([*EVAL.transforms, Among()]))
+    with loader(data, worker_init_fn=tell, start_method=method) as made:
+        assert values_in(made) <= {10.0, 11.0}
+        assert "rows" in made.explain()
+    if method == "fork":
+        for begin in (None, seed_worker):
+            with loader(data, worker_init_fn=begin) as made:
+                assert [values_in(made) <= {0.0, 1.0} for _ in range(2)] == [True] * 2
+                assert "rows" in made.explain()
+
+
+def test_a_worker_init_fn_that_changes_a_recognised_dataset_is_followed(folder: Path) -> None:
+    with loader(ImageFolder(folder, EVAL), worker_init_fn=shrink) as made:
+        assert [values_in(made) for _ in range(2)] == [{7.0}] * 2
+        assert "worker_init_fn changes" in made.explain().split("because")[1]
+
+
+def test_a_worker_init_fn_that_fails_beside_a_recognised_dataset_is_heard(folder: Path) -> None:
+    with loader(ImageFolder(folder, EVAL), worker_init_fn=fail) as made:
+        for _ in range(2):
+            with pytest.raises(LookupError, match=r"(?s)worker process [01].*cannot begin"):
+                iter(made)
 
 
 def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> None:

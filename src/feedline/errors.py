@@ -10,6 +10,7 @@ FeedlineError
 ├── SampleError (RuntimeError)     one sample could not be loaded; names it
 │   └── ImageError                 an image that cannot be decoded as it claims to be
 └── WorkerError (RuntimeError)     the machinery broke: a worker or the fork server failed
+    └── StartError                 a worker could not begin with the dataset that it was given
 
 A message says what was asked, what was found, the likely cause and the next step.
 `UsageError` and below and `ResourceError` end a command with exit status 2, the others with 1.
@@ -25,6 +26,7 @@ __all__ = [
     "ResourceError",
     "SampleError",
     "ScheduleError",
+    "StartError",
     "StateError",
     "UsageError",
     "WorkerError",
@@ -69,3 +71,7 @@ class ImageError(SampleError):
 
 class WorkerError(FeedlineError, RuntimeError):
     """A worker process or the fork server failed beyond repair."""
+
+
+class StartError(WorkerError):
+    """A worker could not begin with the dataset that it was given. Holds the worker's traceback."""

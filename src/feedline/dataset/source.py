@@ -16,8 +16,8 @@ from operator import length_hint
 from typing import Any
 
 from torch.utils.data import default_collate
-from torch.utils.data._utils import worker as torch_worker
 
+from feedline.dataset.beginning import Beginning
 from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.raised import Raised, SkippedBatch
@@ -36,29 +36,24 @@ class DatasetSource:
     """Makes batches of a Dataset.
 
     Args:
-        dataset: anything with `__getitem__`.
+        beginning: of its workers, and the dataset: anything with `__getitem__`.
         collate_fn: makes a batch of samples.
         batched: keys are lists, of which each makes a sample; else a key makes what is collated.
-        worker_init_fn: called once in each worker, with its number.
-        seed: of the workers; worker n is seeded with seed + n before `worker_init_fn`.
         skip_errors: leave samples out that raise.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        beginning: Beginning,
         collate_fn: Callable[[Any], Any],
         *,
         batched: bool,
-        worker_init_fn: Callable[[int], None] | None = None,
-        seed: int = 0,
         skip_errors: bool = False,
     ) -> None:
-        self.dataset = dataset
+        self.dataset = beginning.dataset
         self._collate = collate_fn
         self._batched = batched
-        self._init = worker_init_fn
-        self._seed = seed
+        self._beginning = beginning
         self._skip = skip_errors
         self._worker: int | None = None
         self._seeds_itself = False
@@ -67,18 +62,13 @@ class DatasetSource:
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker
-        seed = self._seed + worker
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=worker, num_workers=workers, seed=seed, dataset=self.dataset
-        )
-        seed_all(seed)
-        if self._init is not None:
-            before = fingerprint()
-            try:
-                self._init(worker)
-            except (Exception, SystemExit) as error:
-                self._broken = Raised.of(error, self._place, opening=True)
-            self._seeds_itself = fingerprint() != before
+        self._beginning.become(worker, workers)
+        before = fingerprint()
+        try:
+            self._beginning.call(worker)
+        except (Exception, SystemExit) as error:
+            self._broken = Raised.of(error, self._place, opening=True)
+        self._seeds_itself = fingerprint() != before
 
     @property
     def _place(self) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.messages import Report, Task
-from feedline.errors import WorkerError
+from feedline.errors import StartError, WorkerError
 
 __all__ = ["Crew", "Death", "check_started", "how_it_ended"]
 
@@ -110,11 +110,11 @@ def check_started(report: Report) -> Report:
     """Pass a report on, unless it says that a worker could not open its source.
 
     Raises:
-        WorkerError: with the worker's own traceback.
+        StartError: with the worker's own traceback.
     """
     if report.id == 0:
         failure = report.failures[0]
-        raise WorkerError(
+        raise StartError(
             f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
             f"In the worker:\n{failure.trace}"
         )

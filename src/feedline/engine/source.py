@@ -25,7 +25,8 @@ Row = tuple[NDArray[np.generic], ...]
 class Source(Protocol):
     """Makes rows. Pickled once, mapped by every worker, called from its main thread only.
 
-    The order of calls in a worker: `load` any number of times. `fields`, `name` and
+    The order of calls in a worker: `open`, if there is such a method, with the worker's number and
+    how many there are; then `load` any number of times. `fields`, `name` and
     `fingerprint` are called in the training process as well. Everything must depend on the
     arguments alone: a row may be made twice, by different workers, and must come out the same.
     """

@@ -40,6 +40,8 @@ def work_for(
     """
     if not packs(source):
         rows = cast(Source, source)
+        if (begin := getattr(rows, "open", None)) is not None:
+            begin(seat, workers)
         return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
     whole = cast(BatchSource, source)
     whole.open(seat, workers)

@@ -171,11 +171,12 @@ def look_at_first(maker: Maker) -> None:
     """Wait for the first batch, and raise what `worker_init_fn` raised.
 
     Raises:
-        Exception: a user's own.
+        StartError: it was raised where rows are made.
+        Exception: a user's own, as it is.
     """
-    if isinstance(maker, Delivery) and isinstance(maker.carrier, ParcelCarrier):
+    if isinstance(maker, Delivery):
         flight = maker.feed.wait()
-        if flight is not None:
+        if flight is not None and isinstance(maker.carrier, ParcelCarrier):
             maker.carrier.look(flight)
 
 

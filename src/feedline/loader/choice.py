@@ -15,7 +15,7 @@ from feedline.dataset.epochs import SampledEpochs
 from feedline.dataset.samplers import share_of
 from feedline.device.normalise import Normalise
 from feedline.engine.roads import default_start_method
-from feedline.loader.build import PATIENCE_S, look_at_first, row_maker
+from feedline.loader.build import PATIENCE_S, row_maker
 from feedline.loader.maker import Maker
 from feedline.loader.renewed import Renewed
 from feedline.loader.stock import Stock
@@ -101,7 +101,7 @@ def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice
         user.look,
         loader.num_workers,
         persistent=loader.persistent_workers,
-        first=None if loader.worker_init_fn is None else look_at_first,
+        fits=user.fits,
     )
     return Choice(way, renewed, road, user)
 

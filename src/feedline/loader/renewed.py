@@ -27,8 +27,8 @@ class Renewed:
             cannot be told.
         workers: how many.
         persistent: keep workers where it cannot be told whether they are up to date.
-        first: looks at the first batch of all, so that what fails when the workers begin fails
-            when the iteration begins.
+        fits: looks how new workers began, so that what fails then fails when the iteration
+            begins; False to start others.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Renewed:
         workers: int,
         *,
         persistent: bool,
-        first: Callable[[Maker], None] | None = None,
+        fits: Callable[[Maker], bool],
     ) -> None:
-        self._first = first
+        self._fits = fits
         self._start = start
         self._look = look
         self._workers = workers
@@ -58,29 +58,35 @@ class Renewed:
 
     def begin(self) -> None:
         """An iteration begins."""
-        if self._maker is None:
-            self._maker = self._start(self._workers)
+        if self._maker is not None and self._is_up_to_date():
             self._maker.begin()
-            self._seen = self._look()  # the workers are at work meanwhile
-            if self._first is not None:
-                self._first(self._maker)
             return
-        if self.renews_always:
-            self._renew()
-        else:
-            before = self._seen
-            self._seen = self._look()
-            if self._seen != before:
-                self._renew()
-        self._maker.begin()
-
-    def _renew(self) -> None:
-        old, self._maker = self._maker, None
-        assert old is not None
-        self._skipped += old.skipped
-        self._deaths += old.deaths
-        old.close()
+        first = self._maker is None
+        self._end_old()
         self._maker = self._start(self._workers)
+        self._maker.begin()
+        if first:
+            self._seen = self._look()  # the workers are at work meanwhile
+        try:
+            while not self._fits(self._maker):
+                self._end_old()
+                self._maker = self._start(self._workers)
+        except BaseException:
+            self._end_old()
+            raise
+
+    def _is_up_to_date(self) -> bool:
+        if self.renews_always:
+            return False
+        before, self._seen = self._seen, self._look()
+        return self._seen == before
+
+    def _end_old(self) -> None:
+        old, self._maker = self._maker, None
+        if old is not None:
+            self._skipped += old.skipped
+            self._deaths += old.deaths
+            old.close()
 
     def next(self) -> Any:
         """Hand out the batch at the position."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, Subset, default_collate
 
+from feedline.dataset.beginning import Beginning, BegunRows
 from feedline.dataset.gather import Gather, gatherer
 from feedline.dataset.renewal import digest
 from feedline.dataset.source import DatasetSource
 from feedline.engine.source import Source
+from feedline.errors import StartError
 from feedline.images.recognition import Recognition
-from feedline.loader.build import direct_maker, row_maker, whole_maker
+from feedline.loader.build import direct_maker, look_at_first, row_maker, whole_maker
 from feedline.loader.maker import Maker
 from feedline.loader.way import Way
 from feedline.plan.schedule import Phase, Schedule
@@ -101,18 +103,22 @@ class UserData:
     in_process: bool
     on_error: str
     pin: bool
+    _no_rows: list[str] = field(default_factory=list, init=False)
 
     def start(self, workers: int) -> Maker:
         """Begin with the dataset as it is now."""
+        seed = torch.initial_seed() & (1 << 62) - 1
+        beginning = Beginning(self.dataset, self.worker_init_fn, seed)
         found = self.recognised()
         if found.source is not None:
-            return self._rows(found.source, found.source.image_size, workers)
+            rows: Source = found.source
+            if found.as_is or self.worker_init_fn is not None:  # code of the user's runs there
+                rows = BegunRows(rows, beginning)
+            return self._rows(rows, found.source.image_size, workers)
         source = DatasetSource(
-            self.dataset,
+            beginning,
             self.collate_fn,
             batched=self.batched,
-            worker_init_fn=self.worker_init_fn,
-            seed=torch.initial_seed() & (1 << 62) - 1,
             skip_errors=self.on_error == "skip",
         )
         gather = self.gather()
@@ -129,12 +135,34 @@ class UserData:
             pin=self.pin,
         )
 
+    def fits(self, maker: Maker) -> bool:
+        """Wait for the first batch of new workers, where a `worker_init_fn` begins them.
+
+        Returns:
+            False where it failed among workers that make rows, or changed the dataset there: from
+            now on everything runs as it is.
+
+        Raises:
+            Exception: whatever `worker_init_fn` raises.
+        """
+        if self.worker_init_fn is None:
+            return True
+        try:
+            look_at_first(maker)
+        except StartError:
+            if self._no_rows:
+                raise
+            self._no_rows.append("The worker_init_fn changes the dataset, or fails.")
+            return False
+        return True
+
     def recognised(self) -> Recognition:
         """Whether it is a torchvision pipeline that goes by rows, and why not."""
+        if self._no_rows:
+            return Recognition(None, refused=tuple(self._no_rows))
         for holds, why in (
             (self.batched and self.max_rows > 0, "Nobody knows how large its batches are."),
             (self.collate_fn is default_collate, "A collate_fn of its own wants single samples."),
-            (self.worker_init_fn is None, "A worker_init_fn may change what a worker does."),
             (self.in_order, "Rows come in order, and in_order=False was asked for."),
         ):
             if not holds:
