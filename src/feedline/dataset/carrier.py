@@ -67,7 +67,7 @@ class ParcelCarrier(CpuCarrier):
 def _failed(flight: Flight) -> Raised:
     """What the engine itself has to say of a batch: above all, that it kills its workers."""
     batch, first = flight.batch, flight.failures[0]
-    keys = batch.samples.tolist() if batch.keys is None else batch.keys
+    keys = batch.asked
     if not isinstance(keys, (list, tuple)):
         keys = [keys]
     known = first.row < len(keys)

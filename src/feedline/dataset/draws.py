@@ -5,10 +5,11 @@ Guarantees: the sampler is asked for each batch once, however often the way ahea
 
 from __future__ import annotations
 
+import copy
 import pickle
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "Draws", "Stateful", "draws_for_feedline"]
+from feedline.plan.batches import NO_NUMBER
+
+__all__ = ["Draw", "Draws", "Stateful", "asking", "draws_for_feedline"]
 
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 
@@ -27,7 +30,9 @@ def draws_for_feedline() -> bool:
     return _drawing.get()
 
 
-class _asking:  # used as a statement, twice as quick as a generator's
+class asking:  # used as a statement, twice as quick as a generator's
+    """Say within a `with` that it is feedline that asks."""
+
     def __enter__(self) -> None:
         self._before = _drawing.set(True)
 
@@ -57,48 +62,55 @@ class Draw:
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """A sample number for each key, -1 where they are none, shape (keys,)."""
+        """A sample number for each key, NO_NUMBER where they are none, shape (keys,)."""
         if self.numbers is not None:
             return self.numbers
-        return np.full(len(self.keys) if isinstance(self.keys, (list, tuple)) else 1, -1, np.int64)
+        keys = len(self.keys) if isinstance(self.keys, (list, tuple)) else 1
+        return np.full(keys, NO_NUMBER, np.int64)
 
     def digest(self, before: int) -> int:
         """A number for all keys so far: 32 bits."""
         if self.numbers is not None:
             return zlib.crc32(self.numbers.data, before + len(self.numbers) & 0xFFFFFFFF)
-        return zlib.crc32(pickle.dumps(_plain(self.keys), protocol=4), before)
+        try:
+            data = pickle.dumps(_plain(self.keys), protocol=4)
+        except Exception:  # a generator, say: nobody can tell it from another
+            data = type(self.keys).__qualname__.encode()
+        return zlib.crc32(data, before)
 
 
 class Draws:
     """One pass.
 
     Args:
-        keys: gives one batch's keys after another; the pass begins with the first `at`.
+        keys: gives one batch's keys after another.
         sampler: is asked for its state after each; None for one that has none.
     """
 
-    def __init__(self, keys: Iterable[Any], sampler: Stateful | None) -> None:
-        with _asking():
-            self._keys = iter(keys)
+    def __init__(self, keys: Iterator[Any], sampler: Stateful | None) -> None:
+        self._keys = keys
         self._sampler = sampler
         self._waiting: deque[Draw] = deque()
         self._ended = False
-        self.sampler_state = None if sampler is None else sampler.state_dict()
+        self.sampler_state = self._state()
         """The sampler's state as of the last batch that was handed out."""
 
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position and not self._ended:
-            with _asking():
+            with asking():
                 keys = next(self._keys, _END)
             if keys is _END:
                 self._ended = True
                 break
             if type(keys) is list:
                 keys = keys.copy()  # a sampler may fill the same one again
-            state = None if self._sampler is None else self._sampler.state_dict()
-            self._waiting.append(Draw(keys, _numbers(keys), state))
+            self._waiting.append(Draw(keys, _numbers(keys), self._state()))
         return self._waiting[position] if position < len(self._waiting) else None
+
+    def _state(self) -> dict[str, Any] | None:
+        # A copy: it may be the sampler's own, which goes on.
+        return None if self._sampler is None else copy.deepcopy(self._sampler.state_dict())
 
     def peek(self) -> Draw | None:
         """The next to be handed out; None at the end."""
@@ -118,7 +130,8 @@ _END = object()
 
 def _numbers(keys: Any) -> NDArray[np.int64] | None:
     try:
-        found = np.array(keys if isinstance(keys, (list, tuple)) else [keys])
+        several = isinstance(keys, (list, tuple)) or getattr(keys, "ndim", 0) == 1
+        found = np.array(keys if several else [keys])
     except ValueError:  # they are themselves of several lengths
         return None
     whole = found.ndim == 1 and found.dtype.kind in "iu"

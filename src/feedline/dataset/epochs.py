@@ -19,7 +19,7 @@ import torch
 
 from feedline.dataset.draws import Draw
 from feedline.dataset.epoch import Epoch, Sampling
-from feedline.dataset.samplers import describe, epoch_mark, set_epoch, stateful_part
+from feedline.dataset.samplers import describe, epoch_mark, set_epoch
 from feedline.errors import StateError
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase, Schedule
@@ -66,30 +66,33 @@ class SampledEpochs:
         self._schedule = schedule
         self._rank, self._world = share
         self.position = Position()
+        self._under_way = False  # an iteration has begun and not ended
         self._begun = False  # a batch was handed out since the position was come to
         self._open: Epoch | None = None
-        self._ready = False  # what is open waits for an iteration to begin
+        self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
         self._digest = 0
         self._early: set[int] = set()  # steps handed out before their turn: in_order=False
 
     # The way
 
     def begin(self) -> bool:
-        """An iteration begins: a new epoch, unless one was prepared or restored."""
+        """An iteration begins: a new epoch, unless one was restored."""
         if self._begun:
             self._next_epoch()
-        if self._open is None or not self._ready:
-            self._open = self._opened()
-        elif self.position.step == 0 and (
-            self._open.mark != epoch_mark(self._sampling.sampler)
-            or not (self._open.random or stateful_part(self._sampling.sampler))
-        ):
-            # It was opened for a state. What took no random numbers may be asked again, and must
-            # be where the sampler was since set to another epoch. One that keeps a state has
-            # gone on since.
-            self._open = self._sampling.open(self._open.seed)
-        self._ready = False
+        self._under_way = True
+        if self._restored is None:
+            self._open = self._sampling.open(self._own_seed())
+        else:
+            self._open_restored()
         return True
+
+    def _open_restored(self) -> None:
+        """Open what was restored; at its beginning with the sampler as it is set by now."""
+        state, self._restored = self._restored, None
+        if state is not None and self.position.step == 0:
+            self._open, self._digest = self._sampling.reopen(
+                state, 0, self._own_seed(), comparable=False, set_mark=False
+            )
 
     def moved(self) -> bool:
         """Whether the sampler was set to another epoch before the first batch was handed out."""
@@ -98,7 +101,8 @@ class SampledEpochs:
             return False
         if epoch.mark == epoch_mark(self._sampling.sampler):
             return False
-        self._open = self._sampling.open(epoch.seed)
+        epoch.random.set_generators()
+        self._open = self._sampling.open(self._own_seed(), epoch.random)
         return True
 
     def at_end(self) -> bool:
@@ -124,11 +128,12 @@ class SampledEpochs:
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
         self._next_epoch()
+        self._under_way = False
 
     def _next_epoch(self) -> None:
         self._begun = False
         self._open = None
-        self._ready = False
+        self._restored = None
         self._digest = 0
         self._early.clear()
         self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
@@ -138,11 +143,12 @@ class SampledEpochs:
         set_epoch(self._sampling.sampler, epoch)
         if not self._begun and epoch == self.position.epoch:
             return False
-        waits = self._open is not None and not (self._begun or self._ready)
+        waits = self._under_way and not self._begun
         self._next_epoch()
+        self._under_way = waits
         self.position = replace(self.position, epoch=epoch)
         if waits:  # an iteration has begun and given nothing: it is this epoch's
-            self._open = self._opened()
+            self._open = self._sampling.open(self._own_seed())
         return True
 
     def set_image_size(self, size: int | None) -> bool:
@@ -189,26 +195,30 @@ class SampledEpochs:
             samples=draw.samples,
             padding=0,
             seed=mix(epoch.seed, step),
+            rank=self._rank,
+            drawn=True,
             keys=draw.keys,
         )
 
-    def _opened(self) -> Epoch:
-        if self._seed is None:
-            return self._sampling.open(self._sampling.draw_seed())
-        return self._sampling.open(mix(self._seed, self.position.epoch))
+    @property
+    def seed(self) -> int:
+        """What the randomness of the epoch that is open follows from."""
+        assert self._open is not None, "an epoch has a seed once an iteration has begun"
+        return self._open.seed
+
+    def _own_seed(self) -> int | None:
+        return None if self._seed is None else mix(self._seed, self.position.epoch)
 
     # State
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands: JSON-able where the sampler's own state is.
 
-        Between two epochs the next one is opened, as what it draws from a random state belongs to
-        what comes.
+        Between two epochs it says from which random states the next will be drawn, and draws
+        nothing.
         """
-        if self._open is None:
-            self._open, self._ready = self._opened(), True
         epoch = self._open
-        return {
+        state = {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
@@ -217,12 +227,20 @@ class SampledEpochs:
             **self._mine(),
             "rank": self._rank,
             "world": self._world,
-            "drawn_seed": epoch.seed,
-            "start": epoch.start(),
-            "sampler_state": epoch.draws.sampler_state,
             "drawn": self._digest,
-            "upcoming": epoch.upcoming(),
         }
+        if epoch is not None:
+            return state | {
+                "drawn_seed": epoch.seed,
+                "start": epoch.start,
+                "sampler_state": epoch.draws.sampler_state,
+                "upcoming": epoch.upcoming(),
+            }
+        if self._restored is not None:
+            start = self._restored["start"]
+        else:
+            start = self._sampling.start(self._sampling.now())
+        return state | {"drawn_seed": None, "start": start}
 
     def _mine(self) -> dict[str, Any]:
         return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampling.sampler)}
@@ -244,14 +262,20 @@ class SampledEpochs:
         position = position_in(state)
         early = state.get("early", [])
         whole = isinstance(early, list) and all(is_count(each) for each in early)
-        whole = whole and is_count(state.get("drawn_seed")) and isinstance(state["start"], Mapping)
-        if not whole:
+        whole = whole and isinstance(state["start"], Mapping)
+        opened = is_count(state.get("drawn_seed"))
+        unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
+        if not (whole and (opened or unopened)):
             raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
-        comparable = (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        self._open, self._digest = self._sampling.reopen(
-            state, position.step, comparable=comparable
+        mine = (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        seed = None if self._seed is None else mix(self._seed, position.epoch)
+        found, digest = self._sampling.reopen(
+            state, position.step, seed, comparable=mine and opened
         )
+        self._open, self._digest = (found, digest) if opened else (None, 0)
         self._early = set(early)
-        self._ready = True
+        self._restored = state
         self._begun = False
         self.position = position
+        if self._under_way:  # and goes on from here
+            self._open_restored()

@@ -6,11 +6,19 @@ import contextlib
 from collections.abc import Iterator, Sized
 from typing import Any
 
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from feedline.dataset.draws import Stateful
 
-__all__ = ["chain", "describe", "epoch_mark", "set_epoch", "share_of", "stateful_part"]
+__all__ = [
+    "chain",
+    "describe",
+    "draws_nothing",
+    "epoch_mark",
+    "set_epoch",
+    "share_of",
+    "stateful_part",
+]
 
 
 def chain(sampler: object) -> Iterator[Any]:
@@ -46,6 +54,16 @@ def set_epoch(sampler: object, epoch: int) -> None:
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
             return
+
+
+def draws_nothing(sampler: object) -> bool:
+    """Whether a sampler surely draws from no random state but one that it seeds itself."""
+    *outer, inner = chain(sampler)
+    known = (SequentialSampler, DistributedSampler)
+    return any(type(inner).__iter__ is each.__iter__ for each in known) and all(
+        isinstance(part, BatchSampler) and type(part).__module__.startswith(("torch.", "feedline."))
+        for part in outer
+    )
 
 
 def share_of(sampler: object) -> tuple[int, int]:

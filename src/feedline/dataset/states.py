@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +38,10 @@ class RandomStates:
         states = tuple(_bytes(each.get_state()) for each in held)
         return cls(_bytes(torch.default_generator.get_state()), states, held)
 
-    def differs(self, other: RandomStates) -> bool:
-        """Whether any has moved."""
-        return (self.everywhere, self.generators) != (other.everywhere, other.generators)
+    def set_generators(self) -> None:
+        """Make the generators what they were. The global state is left alone."""
+        for each, state in zip(self._held, self.generators, strict=True):
+            each.set_state(_tensor(state))
 
     def as_json(self) -> dict[str, Any]:
         """As text, some kilobytes for each state."""
@@ -53,7 +54,7 @@ class RandomStates:
     def from_json(
         cls, said: Mapping[str, Any], sampler: object, generator: torch.Generator | None
     ) -> RandomStates:
-        """As they were noted; generators are set to that at once.
+        """As they were noted.
 
         Raises:
             StateError: there are more or fewer generators than then, or the text is damaged.
@@ -67,9 +68,8 @@ class RandomStates:
                     f"cannot resume: {len(states)} generators were used for the order of the "
                     f"samples, and there are {len(held)} now; pass generator= as before"
                 )
-            torch.Generator().set_state(_tensor(everywhere))  # or it would fail in mid-epoch
-            for each, state in zip(held, states, strict=True):
-                each.set_state(_tensor(state))
+            for state in (everywhere, *states):  # or it would fail in mid-epoch
+                torch.Generator().set_state(_tensor(state))
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
             if isinstance(error, StateError):
                 raise
@@ -82,13 +82,11 @@ class RandomStates:
         with _for_a_while(self.everywhere):
             yield
 
-    def replay(self, sampler: Iterable[Any]) -> Iterator[Any]:
+    def replay(self, keys: Iterator[Any]) -> Iterator[Any]:
         """Draw with the global state as it was; between draws it is as it is."""
-        keys: Iterator[Any] | None = None
         then = self.everywhere
         while True:
             with _for_a_while(then):
-                keys = iter(sampler) if keys is None else keys  # that may draw already
                 drawn = next(keys, _END)
                 then = _bytes(torch.default_generator.get_state())
             if drawn is _END:

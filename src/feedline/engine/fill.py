@@ -46,7 +46,10 @@ def fill(
     for k, sample in enumerate(piece.samples.tolist()):
         line[ROW] = k
         row = piece.start + k
-        item = Item(sample, piece.image_size, extend(seed, sample), piece.strength)
+        own = extend(seed, sample)
+        if piece.by_place:
+            own = extend(own, row)
+        item = Item(sample, piece.image_size, own, piece.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:

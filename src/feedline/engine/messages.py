@@ -34,7 +34,7 @@ MAX_KEY_BYTES = 32 * 1024
 """Keys beyond this go through the slot's memory."""
 
 _ID = struct.Struct("<q")
-_PIECE = struct.Struct("<qqqiiiQd")
+_PIECE = struct.Struct("<qqqiiiQd?")
 _ORDER = struct.Struct("<qiiQdqq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
@@ -59,7 +59,8 @@ class Piece:
         batch_rows: rows of the whole batch; they decide where its arrays lie.
         start: the piece's first row within the batch.
         image_size: in pixels.
-        seed: of the epoch; a row's seed is mix(seed, sample).
+        seed: of the epoch; a row's seed is mix(seed, sample),
+        by_place: and where a sample may come twice, mix(seed, sample, row).
         strength: of the augmentation.
         samples: sample numbers, shape (rows,), int64.
     """
@@ -72,6 +73,7 @@ class Piece:
     start: int = 0
     image_size: int = 0
     seed: int = 0
+    by_place: bool = False
     strength: float = 1.0
 
     def pack(self) -> bytes:
@@ -85,6 +87,7 @@ class Piece:
             self.image_size,
             self.seed,
             self.strength,
+            self.by_place,
         )
         return head + self.samples.tobytes()
 
@@ -92,7 +95,7 @@ class Piece:
     def unpack(cls, message: bytes) -> Piece:
         """The inverse of `pack`."""
         values = _PIECE.unpack_from(message)
-        id, offset, slot_bytes, batch_rows, start, image_size, seed, strength = values
+        id, offset, slot_bytes, batch_rows, start, image_size, seed, strength, by_place = values
         return cls(
             id=id,
             offset=offset,
@@ -101,6 +104,7 @@ class Piece:
             start=start,
             image_size=image_size,
             seed=seed,
+            by_place=by_place,
             strength=strength,
             samples=np.frombuffer(message, dtype=np.int64, offset=_PIECE.size),
         )

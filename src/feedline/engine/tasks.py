@@ -18,6 +18,7 @@ from feedline.engine.messages import MAX_KEY_BYTES, Order, Piece, Report, Task
 from feedline.engine.parcels import Parcels
 from feedline.engine.ring import Ring
 from feedline.errors import ResourceError, UsageError
+from feedline.plan.batches import NO_NUMBER
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
 
@@ -71,9 +72,15 @@ class PieceTasks:
         """As many pieces as `rows_per_piece` finds right.
 
         Raises:
-            UsageError: the batch is larger than a slot.
+            UsageError: the batch is larger than a slot, or of other keys than numbers.
         """
         batch = flight.batch
+        if batch.drawn and NO_NUMBER in batch.samples:
+            raise UsageError(
+                f"the sampler gave {batch.keys!r} for a batch (epoch {batch.epoch}, step "
+                f"{batch.step}), and this dataset has samples by whole numbers; let the sampler "
+                "give indices"
+            )
         flight.fields = self._fields(batch.image_size)
         if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
             raise UsageError(
@@ -97,6 +104,7 @@ class PieceTasks:
             start=start,
             image_size=batch.image_size,
             seed=batch.seed,
+            by_place=batch.drawn,
             strength=batch.phase.strength,
             samples=batch.samples[start : start + count],
         )
@@ -135,7 +143,7 @@ class OrderTasks:
         """An order."""
         batch = flight.batch
         # Pickled by this process for its own workers.
-        keys = pickle.dumps(batch.samples.tolist() if batch.keys is None else batch.keys)
+        keys = pickle.dumps(batch.asked)
         kept = len(keys) if self._shares_memory and len(keys) > MAX_KEY_BYTES else 0
         if kept:
             self.slots.write(flight.slot, keys)
@@ -144,7 +152,7 @@ class OrderTasks:
             id=id,
             slot=flight.slot,
             image_size=batch.image_size,
-            seed=batch.seed,
+            seed=batch.whole_seed,
             strength=batch.phase.strength,
             keys=b"" if kept else keys,
             kept=kept,

@@ -185,12 +185,12 @@ def direct_maker(source: DatasetSource, way: Way, gather: Gather | None, *, pin:
     pinned = pins(pin)
 
     def make(batch: Batch) -> Any:
-        keys = batch.samples.tolist() if batch.keys is None else batch.keys
+        keys = batch.asked
         if gather is not None and type(keys) is list and all(type(key) is int for key in keys):
             made = gather(keys)
         else:
             # What a worker would make, and without a trace in the user's own random states.
-            with seeded(batch.seed):
+            with seeded(batch.whole_seed):
                 made = source.make(keys, batch.image_size or None, None, at=None)
         return pin_memory(made) if pinned else made
 

@@ -97,6 +97,7 @@ def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice
         pin=loader.pin_memory,
     )
     renewed = Renewed(
+        way.begin,
         user.start,
         user.look,
         loader.num_workers,

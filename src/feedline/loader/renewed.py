@@ -22,6 +22,7 @@ class Renewed:
     """A maker that is begun anew when need be.
 
     Args:
+        enter: begins the iteration on the loader's way, for a maker that is still to be begun.
         start: begins with the dataset as it is now, and so many workers.
         look: gives what differs where the dataset is no more what it was; None where that
             cannot be told.
@@ -33,6 +34,7 @@ class Renewed:
 
     def __init__(
         self,
+        enter: Callable[[], object],
         start: Callable[[int], Maker],
         look: Callable[[], object],
         workers: int,
@@ -41,6 +43,7 @@ class Renewed:
         fits: Callable[[Maker], bool],
     ) -> None:
         self._fits = fits
+        self._enter = enter
         self._start = start
         self._look = look
         self._workers = workers
@@ -63,8 +66,8 @@ class Renewed:
             return
         first = self._maker is None
         self._end_old()
+        self._enter()
         self._maker = self._start(self._workers)
-        self._maker.begin()
         if first:
             self._seen = self._look()  # the workers are at work meanwhile
         try:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from feedline.dataset.beginning import Beginning, BegunRows
@@ -106,8 +105,9 @@ class UserData:
     _no_rows: list[str] = field(default_factory=list, init=False)
 
     def start(self, workers: int) -> Maker:
-        """Begin with the dataset as it is now."""
-        seed = torch.initial_seed() & (1 << 62) - 1
+        """Begin with the dataset as it is now, in the epoch that the way has begun."""
+        # As torch's: drawn for the epoch that they begin with. 63 bits, as a seed of torch's has.
+        seed = self.way.seed & (1 << 63) - 1
         beginning = Beginning(self.dataset, self.worker_init_fn, seed)
         found = self.recognised()
         if found.source is not None:

@@ -62,6 +62,11 @@ class Way(Standing, Protocol):
         """An iteration begins. Whether what lies ahead is other than was given out."""
         ...
 
+    @property
+    def seed(self) -> int:
+        """What this rank's randomness in the epoch follows from, once an iteration has begun."""
+        ...
+
     def moved(self) -> bool:
         """Whether somebody else has changed what lies ahead since it was given out."""
         ...

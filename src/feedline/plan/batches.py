@@ -9,6 +9,7 @@ the tail that `drop_last` drops). At a given step every rank has equally many ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,10 @@ from feedline.plan.order import epoch_order, share
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.seeds import mix
 
-__all__ = ["Batch", "Plan"]
+__all__ = ["NO_NUMBER", "Batch", "Plan"]
+
+NO_NUMBER = -(1 << 63)
+"""Stands among sample numbers for what a user's sampler gave and is none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +36,10 @@ class Batch:
         image_size: side of its images, in pixels; 0 where nobody asked for any.
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
-        seed: 64 bits from (seed, epoch); a row's own seed is mix(seed, sample).
-        keys: what a user's sampler gave for this batch, where a dataset is to be asked for that;
-            None asks for `samples`.
+        seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample).
+        rank: whose batch it is.
+        drawn: it comes from a user's sampler, which gave
+        keys: for it.
     """
 
     epoch: int
@@ -44,7 +49,19 @@ class Batch:
     samples: NDArray[np.int64]
     padding: int
     seed: int
+    rank: int = 0
+    drawn: bool = False
     keys: object = None
+
+    @property
+    def asked(self) -> Any:
+        """What a dataset is asked for, to make the batch as a whole."""
+        return self.keys if self.drawn else self.samples.tolist()
+
+    @property
+    def whole_seed(self) -> int:
+        """What the randomness of a batch follows from that is made as a whole: 64 bits."""
+        return mix(self.seed, self.step, self.rank)
 
     @property
     def rows(self) -> int:
@@ -140,6 +157,7 @@ class Plan:
             # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
             padding=_padding_of(self.rank, stop - start, missing, self.world_size),
             seed=mix(self.seed, epoch),
+            rank=self.rank,
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.schedule import Phase
+from feedline.plan.seeds import mix
 from feedline.plan.state import Position, resume, snapshot
 
 __all__ = ["Journey"]
@@ -94,6 +95,11 @@ class Journey:
     def phase(self) -> Phase:
         """The phase of the position."""
         return self._plan.schedule.phase_at(self.position.epoch)
+
+    @property
+    def seed(self) -> int:
+        """What this rank's randomness in the epoch follows from: 64 bits."""
+        return mix(self._plan.seed, self.position.epoch, self._plan.rank)
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch."""
