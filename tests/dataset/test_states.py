@@ -241,3 +241,76 @@ def test_damaged_states_are_refused_and_nothing_else_goes_wrong(order: str) -> N
     for damage in DAMAGES:
         with pytest.raises(StateError):
             loader(order, 1).load_state_dict(damage)  # type: ignore[arg-type]
+
+
+class Late:
+    """A batch sampler that draws from its second batch on only."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0, 1]
+        for _ in range(3):
+            yield torch.randint(23, (2,)).tolist()
+
+
+def test_a_sampler_that_draws_only_later_goes_on_with_the_same() -> None:
+    torch.manual_seed(1)
+    first = DataLoader(DATA, batch_sampler=Late())
+    epoch = iter(first)
+    states = [through_json(first.state_dict())]
+    rest = [[plain(batch) for batch in epoch]]
+    for state in states:
+        torch.manual_seed(2)
+        other = DataLoader(DATA, batch_sampler=Late())
+        other.load_state_dict(state)
+        assert one_epoch(other) == rest[0]
+
+
+def test_a_state_between_epochs_draws_nothing_and_settles_nothing() -> None:
+    data = Made(9, int)
+    torch.manual_seed(5)
+    loader = DataLoader(data, 2, shuffle=True)
+    list(loader)
+    before = torch.get_rng_state()
+    state = through_json(loader.state_dict())
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(7)
+    here = [plain(batch) for batch in loader]
+    torch.manual_seed(7)
+    assert here == [plain(batch) for batch in DataLoader(data, 2, shuffle=True)]
+    torch.set_rng_state(before)
+    then = [plain(batch) for batch in DataLoader(data, 2, shuffle=True)]
+    torch.manual_seed(9)
+    other = DataLoader(data, 2, shuffle=True)
+    other.load_state_dict(state)
+    assert through_json(other.state_dict()) == state
+    assert [plain(batch) for batch in other] == then
+
+
+def test_a_refused_state_leaves_the_samplers_as_they_were() -> None:
+    drawn = generator(3)
+    loader = DataLoader(DATA, 4, shuffle=True, generator=drawn)
+    epoch = iter(loader)
+    next(epoch)
+    state = loader.state_dict()
+    state["upcoming"] = 12345
+    other = DataLoader(DATA, 4, shuffle=True, generator=generator(8))
+    before = other.generator.get_state()
+    with pytest.raises(StateError, match="gives other samples"):
+        other.load_state_dict(state)
+    assert torch.equal(other.generator.get_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_may_be_set_on_what_was_restored_within_an_iteration(workers: int) -> None:
+    first = DataLoader(DATA, 4, shuffle=True)
+    next(iter(first))
+    state = first.state_dict()
+    with DataLoader(DATA, 4, shuffle=True, num_workers=workers) as loader:
+        epoch = iter(loader)
+        loader.load_state_dict(state)
+        loader.set_epoch(5)
+        assert sum(len(batch[0]) for batch in epoch) == 23
+        assert loader.epoch == 6
