@@ -26,7 +26,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import feedline
-from feedline.errors import ImageError, StateError, UsageError
+from feedline.errors import ImageError, SampleError, StateError, UsageError
 
 TRAIN = transforms.Compose(
     [
@@ -259,11 +259,13 @@ def test_tensors_in_memory_are_indexed_without_workers() -> None:
 
 
 class Sized(Dataset[Any]):
+    length = 24
+
     def __init__(self, transform: Any) -> None:
         self.transform = transform
 
     def __len__(self) -> int:
-        return 24
+        return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.transform(index), feedline.image_size(default=-1)
@@ -275,6 +277,123 @@ class Fill:
 
     def __call__(self, index: int) -> torch.Tensor:
         return torch.full((self.size, self.size), float(index))
+
+
+class Rows:
+    """A batch sampler that gives what it was given, and says how large a batch may be."""
+
+    def __init__(self, batches: list[Any], batch_size: int) -> None:
+        self.batches, self.batch_size = batches, batch_size
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keys_of_any_kind_find_their_rows_or_are_named(folder: Path, workers: int) -> None:
+    data = ImageFolder(folder, EVAL)
+    wanted = [
+        batch[1].tolist() for batch in TorchDataLoader(data, batch_sampler=[[20, 3], [-1, 5]])
+    ]
+    alike: list[list[Any]] = [
+        [[20, 3], [-1, 5]],
+        [torch.tensor([20, 3]), torch.tensor([-1, 5])],
+        [np.array([20, 3]), (np.int32(-1), torch.tensor(5))],
+    ]
+    for batches in alike:
+        with loader(
+            data, batch_size=1, num_workers=workers, batch_sampler=Rows(batches, 2)
+        ) as made:
+            assert "rows" in made.explain()
+            assert [labels.tolist() for _, labels in made] == wanted
+    for batch, said in (
+        (["a", "b"], r"gave \['a', 'b'\].*whole numbers"),
+        ([1.5], r"gave \[1.5\].*whole numbers"),
+        (None, r"gave None.*whole numbers"),
+        ([3, 99], r"sample 99, IndexError.*22 samples are there"),
+    ):
+        with (
+            loader(data, batch_size=1, num_workers=workers, batch_sampler=Rows([batch], 2)) as made,
+            pytest.raises((UsageError, SampleError), match=f"(?s){said}"),
+        ):
+            list(made)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_nothing_is_torchs_error_and_no_sample(workers: int) -> None:
+    with loader(Sized(Fill(4)), batch_size=1, batch_sampler=[[0], None]) as made:
+        epoch = iter(made)
+        next(epoch)
+        with pytest.raises(TypeError, match="NoneType"):
+            next(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_set_on_a_loader_is_followed_from_the_next_iteration_on(workers: int) -> None:
+    with loader(Sized(Fill(2)), num_workers=workers, batch_size=24) as made:
+        assert len(next(iter(made))) == 2
+        made.collate_fn = len
+        assert list(made) == [24]
+        made.collate_fn = Plus(1)
+        assert list(made) == [25]
+        made.collate_fn = Plus(2)
+        assert list(made) == [26]
+    with loader(Sized(Fill(2)), num_workers=1, batch_size=24) as made:
+        list(made)
+        made.worker_init_fn = fail
+        with pytest.raises(LookupError, match="cannot begin"):
+            iter(made)
+    drawn = []
+    for _ in range(2):
+        with loader(Sized(Fill(2)), num_workers=workers, collate_fn=luck) as made:
+            made.generator = torch.Generator().manual_seed(3)
+            drawn.append(list(made))
+    assert drawn[0] == drawn[1]
+
+
+class Plus:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __call__(self, samples: list[Any]) -> int:
+        return len(samples) + self.value
+
+
+def luck(samples: list[Any]) -> float:
+    return float(torch.rand(()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_planned_dataset_may_grow_and_shrink_between_epochs(workers: int) -> None:
+    data = Sized(Fill(2))
+    data.length = 8
+    with loader(data, num_workers=workers, seed=0, shuffle=True) as made:
+        for length in (8, 13, 5):
+            data.length = length
+            epoch = iter(made)
+            assert len(made) == -(-length // 4)
+            found = torch.cat([images[:, 0, 0] for images, _ in epoch])
+            assert sorted(found.tolist()) == list(range(length))
+            next(iter(made))  # broken off
+        state = made.state_dict()
+        made.load_state_dict(state)
+        data.length = 6
+        with pytest.raises(UsageError, match="6 samples, and had 5 when the state"):
+            iter(made)
+
+
+def test_ranks_that_come_after_a_look_at_one_batch_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = loader(Sized(Fill(2)), seed=0, num_workers=0)
+    next(iter(made))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found = torch.cat([images[:, 0, 0] for images, _ in made])
+    assert found.tolist() == list(range(1, 24, 2))
 
 
 def test_a_schedule_is_told_whole_whoever_makes_the_order() -> None:

@@ -81,7 +81,9 @@ def test_a_sample_that_comes_twice_is_cropped_twice() -> None:
     options: dict[str, Any] = {"sampler": [2] * 8, "image_size": 16, "seed": 3}
     found = []
     for workers in (0, 2):
-        with DataLoader(ImageArray(pixels, np.arange(8)), 4, num_workers=workers, **options) as loader:
+        with DataLoader(
+            ImageArray(pixels, np.arange(8)), 4, num_workers=workers, **options
+        ) as loader:
             found.append(torch.cat([images for images, _ in loader]))
     assert torch.equal(found[0], found[1])
     assert len({image.numpy().tobytes() for image in found[0]}) == 8

@@ -98,11 +98,14 @@ class BegunRows:
 def _outline(dataset: Any) -> list[object]:
     """What differs where somebody changed a torchvision folder, or Subsets of one.
 
-    Objects count by identity, samples one by one, the transform by what it says of itself.
+    Objects count by identity, samples one by one, the transform by what it says of itself. Of
+    anything else nothing is known to be changed.
     """
     found: list[object] = []
     while type(dataset) is Subset:
         found.append((id(dataset.dataset), list(dataset.indices)))
         dataset = dataset.dataset
+    if type(dataset).__module__ != "torchvision.datasets.folder":
+        return []
     parts = {name: id(value) for name, value in vars(dataset).items()}
     return [*found, type(dataset), parts, list(dataset.samples), repr(dataset.transform)]

@@ -103,8 +103,10 @@ class Draws:
             if keys is _END:
                 self._ended = True
                 break
-            if type(keys) is list:
-                keys = keys.copy()  # a sampler may fill the same one again
+            if type(keys) is list:  # a sampler may fill the same one again
+                keys = keys.copy()
+            elif isinstance(keys, (np.ndarray, torch.Tensor)):
+                keys = copy.deepcopy(keys)
             self._waiting.append(Draw(keys, _numbers(keys), self._state()))
         return self._waiting[position] if position < len(self._waiting) else None
 
@@ -131,7 +133,7 @@ _END = object()
 def _numbers(keys: Any) -> NDArray[np.int64] | None:
     try:
         several = isinstance(keys, (list, tuple)) or getattr(keys, "ndim", 0) == 1
-        found = np.array(keys if several else [keys])
+        found = np.asarray(keys if several else [keys])
     except ValueError:  # they are themselves of several lengths
         return None
     whole = found.ndim == 1 and found.dtype.kind in "iu"

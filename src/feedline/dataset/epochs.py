@@ -43,7 +43,7 @@ class SampledEpochs:
 
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: where a worker's seeds come from; None for torch's global random state.
+        generator: gives where a worker's seeds come from; None for torch's global random state.
         identity: gives what must be the same for a state to fit, JSON-able, by its name.
         schedule: phases of image size; None for no size at all.
         share: this process among those that share an epoch, and their number.
@@ -53,7 +53,7 @@ class SampledEpochs:
     def __init__(
         self,
         sampler: Iterable[Any],
-        generator: torch.Generator | None,
+        generator: Callable[[], torch.Generator | None],
         identity: Callable[[], dict[str, Any]],
         schedule: Schedule | None,
         *,

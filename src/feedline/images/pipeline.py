@@ -87,6 +87,8 @@ class ImagePipeline:
             Exception: whatever a step that runs as it is raises.
         """
         sample = item.sample
+        if sample < 0:  # as a list counts, which torchvision has its samples in
+            sample += len(self)
         if not item.image_size:
             item = item._replace(image_size=self.image_size)
         name = self._paths.name(sample)

@@ -122,8 +122,7 @@ def row_maker(
         max_image_size=largest,
         moves_on=moves_on,
     )
-    delivery.aim()
-    return delivery
+    return _aimed(delivery)
 
 
 def whole_maker(
@@ -163,7 +162,16 @@ def whole_maker(
     )
     carrier = ParcelCarrier(parcels, spare=_KEPT_BY_USER, pin=pin)
     delivery = Delivery(feed, carrier, way, judge=lambda flight: [])
-    delivery.aim()
+    return _aimed(delivery)
+
+
+def _aimed(delivery: Delivery) -> Delivery:
+    """Set a delivery to work; where that fails nobody has it, to close it."""
+    try:
+        delivery.aim()
+    except BaseException:
+        delivery.close()
+        raise
     return delivery
 
 

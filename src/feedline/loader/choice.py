@@ -5,16 +5,20 @@ Guarantees: nothing chosen here keeps the loader alive.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from feedline.dataset.beginning import Beginning, BegunRows
 from feedline.dataset.epochs import SampledEpochs
 from feedline.dataset.samplers import share_of
 from feedline.device.normalise import Normalise
 from feedline.engine.roads import default_start_method
+from feedline.errors import UsageError
 from feedline.loader.build import PATIENCE_S, row_maker
 from feedline.loader.maker import Maker
 from feedline.loader.renewed import Renewed
@@ -23,6 +27,7 @@ from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
 from feedline.loader.way import Standing, Way
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.seeds import mix
 
 __all__ = ["Choice", "choose", "phases_of"]
 
@@ -35,13 +40,14 @@ class Choice:
         standing: where it stands.
         maker: makes them.
         road: how workers start.
-        user: a user's Dataset and how its batches are made; None for any other.
+        user: gives a user's Dataset and how its batches are made, as the loader has it then;
+            None for any other.
     """
 
     standing: Standing
     maker: Maker
     road: str
-    user: UserData | None = None
+    user: Callable[[], UserData] | None = None
 
 
 def phases_of(schedule: Any, image_size: int | None, own: bool) -> Schedule | None:
@@ -78,8 +84,26 @@ def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice
     way = _way(loader, phases, fingerprint)
     if own:
         return Choice(way, _own_maker(loader, way, phases, normalise, road), road)
-    user = UserData(
-        dataset,
+    user = partial(_user_data, weakref.ref(loader), way, phases, road, [])
+    renewed = Renewed(
+        way.begin,
+        lambda workers: user().start(workers),
+        lambda: user().look(),
+        loader.num_workers,
+        persistent=loader.persistent_workers,
+        fits=lambda maker: user().fits(maker),
+    )
+    return Choice(way, renewed, road, user)
+
+
+def _user_data(
+    of: weakref.ref[Any], way: Way, phases: Schedule | None, road: str, no_rows: list[str]
+) -> UserData:
+    """What a loader's attributes say now: as torch's, most of them may be set at any time."""
+    loader = of()
+    assert loader is not None, "an iteration keeps its loader alive"
+    return UserData(
+        loader.dataset,
         loader.collate_fn,
         batched=loader._auto_collation,
         worker_init_fn=loader.worker_init_fn,
@@ -95,16 +119,13 @@ def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice
         in_process=loader.num_workers == 0,
         on_error=loader.on_error,
         pin=loader.pin_memory,
+        no_rows=no_rows,
     )
-    renewed = Renewed(
-        way.begin,
-        user.start,
-        user.look,
-        loader.num_workers,
-        persistent=loader.persistent_workers,
-        fits=user.fits,
-    )
-    return Choice(way, renewed, road, user)
+
+
+def _generator(of: weakref.ref[Any]) -> Any:
+    loader = of()
+    return None if loader is None else loader.generator
 
 
 def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
@@ -121,7 +142,7 @@ def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
     )
     return SampledEpochs(
         loader._index_sampler,
-        loader.generator,
+        partial(_generator, weakref.ref(loader)),
         identity,
         phases,
         share=(rank, ranks),
@@ -133,8 +154,18 @@ def _own_maker(
     loader: Any, way: Way, phases: Schedule | None, normalise: Normalise, road: str
 ) -> Maker:
     assert phases is not None, "feedline's own sources have a size"
+    if not _most_rows(loader):
+        raise UsageError(
+            f"how many rows will a batch of {type(loader.dataset).__name__} have? Memory for "
+            "batches is allocated once, and neither batch_size nor the batch_sampler says: give "
+            "the batch sampler an attribute batch_size, of its largest batch; for single samples "
+            "pass batch_size=1"
+        )
+    rows = loader.dataset
+    if loader.worker_init_fn is not None:
+        rows = BegunRows(rows, Beginning(rows, loader.worker_init_fn, mix(loader.seed or 0)))
     return row_maker(
-        loader.dataset,
+        rows,
         way,
         phases=phases.phases,
         batch_size=_most_rows(loader),
@@ -152,7 +183,10 @@ def _own_maker(
 
 def _most_rows(loader: Any) -> int:
     """Rows of the largest batch; 0 where nobody knows."""
-    rows: int = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
+    batches = loader.batch_sampler
+    rows: int = loader.batch_size or getattr(batches, "batch_size", None) or 0
+    if not rows and type(batches) in (list, tuple):
+        rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)
     return rows
 
 

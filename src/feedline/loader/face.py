@@ -105,7 +105,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     dataset: Any
     _way: Standing
     _maker: Maker
-    _user: UserData | None
+    _user: Callable[[], UserData] | None
 
     def __init__(
         self,
@@ -183,6 +183,18 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             order = PlannedSampler(self.plan, dataset)
             order.belongs_to(self)
             shown = {"batch_sampler": ShownBatches(order, self.plan.batch_size, drop_last)}
+        elif rank is not None or world_size is not None:
+            raise UsageError(
+                f"rank={rank}, world_size={world_size} was given, but feedline does not make the "
+                "order here; pass a seed with it, without a sampler, or share the samples out "
+                "by a DistributedSampler"
+            )
+        elif seed is not None and batch_size is None and shuffle:
+            raise UsageError(
+                "seed was given with shuffle=True and batch_size=None, and only batches can be "
+                "planned from a seed; pass a sampler that shuffles by itself, "
+                "RandomSampler(dataset, generator=...)"
+            )
         if _TORCH_KNOWS_IN_ORDER:
             shown["in_order"] = in_order
         super().__init__(
@@ -231,10 +243,10 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     def __iter__(self) -> Any:
         """Begin an epoch."""
         self._check_usable()
-        self._notice_ranks()
+        self._given = False
+        self._notice_changes()
         self._maker.begin()
         self._iteration += 1
-        self._given = False
         iteration = Iteration(self, partial(self._advance, self._iteration), self._born)
         return self.watched(iteration, self._left)
 
@@ -257,20 +269,29 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     def __len__(self) -> int:
         """Batches in the current epoch."""
-        self._notice_ranks()
+        self._notice_changes()
         return self._way.steps(self.epoch)
 
-    def _notice_ranks(self) -> None:
-        """Take another share if torch.distributed was set up since the loader was built.
+    def _notice_changes(self) -> None:
+        """Plan anew if torch.distributed was set up since, or the dataset has another length.
 
-        Lightning, for one, does so in `fit`, to which the loader is given.
+        Lightning, for one, sets it up in `fit`, to which the loader is given.
         """
-        if self.plan is None or self.rank is not None or self.world_size is not None:
+        if self.plan is None or self._given:
             return
-        rank, world_size = rank_and_world()
-        if (rank, world_size) != (self.plan.rank, self.plan.world_size) and not self._given:
+        rank, world_size = self.plan.rank, self.plan.world_size
+        if self.rank is None and self.world_size is None:
+            rank, world_size = rank_and_world()
+        now = (len(self.dataset), rank, world_size)
+        if now != (self.plan.length, self.plan.rank, self.plan.world_size):
             assert isinstance(self._way, Journey), "a plan is a journey's"
-            self.plan = replace(self.plan, rank=rank, world_size=world_size)
+            if now[0] != self.plan.length and self._way.restored:
+                raise UsageError(
+                    f"the dataset has {now[0]} samples, and had {self.plan.length} when the state "
+                    "was loaded that this epoch is to go on from; make it what it was, or begin "
+                    "anew with set_epoch"
+                )
+            self.plan = replace(self.plan, length=now[0], rank=rank, world_size=world_size)
             self._way.replan(self.plan)
             cast(PlannedSampler, self.sampler).replan(self.plan)
             self._maker.aim()
@@ -288,12 +309,12 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     @property
     def total_steps(self) -> int:
         """Batches over the whole schedule."""
-        self._notice_ranks()
+        self._notice_changes()
         return self.plan.total_steps if self.plan else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Batches of an epoch."""
-        self._notice_ranks()
+        self._notice_changes()
         return self._way.steps(epoch)
 
     @property
@@ -339,7 +360,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
-        self._notice_ranks()
+        self._notice_changes()
         return self._way.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -351,7 +372,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         self._check_usable()
         size = state.get("image_size") if isinstance(state, Mapping) else None
         before = self._way.position.image_size
-        self._notice_ranks()
+        self._notice_changes()
         self._way.load(state)
         largest = self._maker.max_image_size
         if isinstance(size, int) and largest is not None and size > largest:
@@ -392,13 +413,13 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     def _born(self) -> list[int] | None:
         """Process ids of the workers, once there are as many as there are to be."""
         pids = self._maker.pids
-        workers = 0 if self._user and self._user.gather() else self.num_workers
+        workers = 0 if self._user and self._user().gather() else self.num_workers
         return pids if len(pids) >= workers else None
 
     @property
     def ranks(self) -> int:
         """How many processes the samples are shared among."""
-        self._notice_ranks()
+        self._notice_changes()
         return self.plan.world_size if self.plan else share_of(self._index_sampler)[1]
 
     @property
@@ -428,7 +449,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     def explain(self) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now."""
-        user = self._user
+        user = self._user() if self._user else None
         found = user.recognised() if user else None
         return explain(self, found, gathers=user is not None and user.gather() is not None)
 

@@ -34,12 +34,12 @@ class RowJudge:
         failures = sorted(flight.failures, key=lambda failure: failure.row)
         batch = flight.batch
         if self._on_error == "skip" and len(failures) < batch.rows:
-            names = [self._source.name(int(batch.samples[f.row])) for f in failures]
+            names = [self._name(int(batch.samples[f.row])) for f in failures]
             said = [f"{failure.kind}: {failure.message}" for failure in failures]
             return list(zip(names, said, strict=True))
         first = failures[0]
         sample = int(batch.samples[first.row])
-        name = self._source.name(sample)
+        name = self._name(sample)
         self._slots.release(flight.slot)
         what = first.message if name in first.message else f"{name}: {first.message}"
         unreadable = first.kind == ImageError.__name__  # which says all there is to say
@@ -51,3 +51,9 @@ class RowJudge:
         else:
             what += '. Mend or remove it, or skip such samples: on_error="skip", --on-error skip'
         raise ImageError(what) if unreadable else SampleError(f"{what}\n{first.trace}".rstrip())
+
+    def _name(self, sample: int) -> str:
+        try:
+            return self._source.name(sample)
+        except IndexError:  # there is none, which is why it failed
+            return f"{len(self._source)} samples are there"

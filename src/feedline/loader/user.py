@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -84,6 +84,7 @@ class UserData:
         in_process: there are no workers.
         on_error: "raise", or "skip" to leave samples out that raise.
         pin: page-lock the tensors.
+        no_rows: why rows cannot be made of it, once that was found.
     """
 
     dataset: Any
@@ -102,7 +103,7 @@ class UserData:
     in_process: bool
     on_error: str
     pin: bool
-    _no_rows: list[str] = field(default_factory=list, init=False)
+    no_rows: list[str]
 
     def start(self, workers: int) -> Maker:
         """Begin with the dataset as it is now, in the epoch that the way has begun."""
@@ -150,16 +151,16 @@ class UserData:
         try:
             look_at_first(maker)
         except StartError:
-            if self._no_rows:
+            if self.no_rows:
                 raise
-            self._no_rows.append("The worker_init_fn changes the dataset, or fails.")
+            self.no_rows.append("The worker_init_fn changes the dataset, or fails.")
             return False
         return True
 
     def recognised(self) -> Recognition:
         """Whether it is a torchvision pipeline that goes by rows, and why not."""
-        if self._no_rows:
-            return Recognition(None, refused=tuple(self._no_rows))
+        if self.no_rows:
+            return Recognition(None, refused=tuple(self.no_rows))
         for holds, why in (
             (self.batched and self.max_rows > 0, "Nobody knows how large its batches are."),
             (self.collate_fn is default_collate, "A collate_fn of its own wants single samples."),
@@ -204,13 +205,15 @@ class UserData:
         """What differs where the dataset is no more what it was; None where that is unknown."""
         within_s = _TELLING_S if self.start_method == "fork" else inf
         functions = self.collate_fn, self.worker_init_fn
+        options = self.ahead, self.deadline_s, self.in_order, self.pin
         if (folder := _folder(self.dataset)) is not None:
             rest, listed = folder
             told = digest(rest, *functions, within_s=within_s)
-            return None if told is None else (told, listed)
+            return None if told is None else (told, listed, *options)
         if self.in_process or self.gather() is not None:
             return object()  # begun anew each time, which costs nothing
-        return digest(self.dataset, *functions, within_s=within_s)
+        told = digest(self.dataset, *functions, within_s=within_s)
+        return None if told is None else (told, *options)
 
 
 def _folder(dataset: Any) -> tuple[object, object] | None:

@@ -97,6 +97,11 @@ class Journey:
         return self._plan.schedule.phase_at(self.position.epoch)
 
     @property
+    def restored(self) -> bool:
+        """Whether the rest of an epoch waits to be gone on with."""
+        return not self._begun and self.position.step > 0
+
+    @property
     def seed(self) -> int:
         """What this rank's randomness in the epoch follows from: 64 bits."""
         return mix(self._plan.seed, self.position.epoch, self._plan.rank)
