@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import dis
+import inspect
 import os
+import typing
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
+import project
+import project_config
 import pytest
 import torch
+from project import Asking
 from sets import Closed, Kept, as_it_is
+from torchvision.transforms import Compose
 
+from feedline.dataset import code
+from feedline.dataset.renewal import digest
 from feedline.loader import DataLoader
 
 
@@ -152,3 +163,116 @@ def test_without_workers_a_change_is_seen_at_once() -> None:
     assert next(batches) == [("one", os.getpid())] * 2
     data.value = "two"
     assert next(batches) == [("two", os.getpid())] * 2
+
+
+CODE: dict[str, tuple[Any, Any, str, Any, Any]] = {
+    "class attribute": (project.Scaled(0), project.Scaled, "scale", 5, 5),
+    "base's attribute": (project.Further(0), project.Scaled, "scale", 5, 5),
+    "attribute anew": (project.Further(0), project.Further, "scale", 5, 5),
+    "method": (project.Scaled(0), project.Scaled, "value_of", lambda self, value: 7, 7),
+    "global": (Asking(project.of_a_global), project, "OFFSET", 20, 21),
+    "settings": (Asking(project.of_settings), project.SETTINGS, "size", 160, 161),
+    "array": (Asking(project.of_an_array), project, "TABLE", np.arange(2, 5), 4),
+    "tensor": (Asking(project.of_a_tensor), project, "TENSOR", torch.arange(2, 5), 4),
+    "helper": (Asking(project.of_a_helper), project, "_helper", lambda value: 7, 7),
+    "helper's global": (Asking(project.of_a_helper), project, "DEEP", 20, 21),
+    "lambda": (Asking(project.of_a_lambda), project, "PLUS", lambda value: value + 2, 3),
+    "closure": (Asking(project.of_a_closure), project.HELD, "size", 5, 6),
+    "default": (Asking(project.of_a_default), project.of_a_default, "__defaults__", (5,), 6),
+    "module's attribute": (Asking(project.of_a_module), project_config, "SIZE", 5, 6),
+    "import within": (Asking(project.of_an_import), project_config, "SIZE", 5, 6),
+    "class as settings": (Asking(project.of_a_class), project_config.Limits, "most", 0, 0),
+    "wrapped by torch": (Asking(project.of_a_wrapped), project, "OFFSET", 20, 21),
+    "cached": (Asking(project.of_a_cached), project, "OFFSET", 20, 21),
+    "beside a lock": (Asking(project.of_a_holder), project.HOLDER, "size", 5, 6),
+    "functions in a circle": (Asking(project.odd), project_config, "EVEN", False, False),
+    "transform": (Asking(Compose([project.Shift()])), project.Shift, "by", 5, 6),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_change_of_what_the_code_goes_by_is_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, holder, attribute, value, wanted = CODE[name]
+    with loader(data) as batches:
+        first, before = epoch(batches)
+        before = set(batches.worker_pids)
+        for _ in range(3):
+            assert epoch(batches)[0] == first
+            assert set(batches.worker_pids) >= before
+        monkeypatch.setattr(holder, attribute, value)
+        then, after = epoch(batches)
+        assert then == wanted
+        assert then != first
+        assert not before & after
+
+
+def test_a_change_of_what_the_code_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader(Asking(project.of_a_helper)) as batches:
+        epoch(batches)
+        before = set(batches.worker_pids)
+        monkeypatch.setattr(project, "OFFSET", 20)
+        monkeypatch.setattr(project_config, "SIZE", 20)
+        epoch(batches)
+        assert before <= set(batches.worker_pids)
+
+
+def test_code_that_goes_by_what_does_not_pickle_keeps_its_workers() -> None:
+    with loader(project.Troublesome(0)) as batches:
+        epoch(batches)
+        before = set(batches.worker_pids)
+        for _ in range(3):
+            project.of_a_cached(1)
+            epoch(batches)
+            assert before <= set(batches.worker_pids)
+
+
+def test_a_collate_fn_goes_by_globals_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataLoader([1, 2], 2, num_workers=1, collate_fn=collate) as batches:
+        assert list(batches) == [[1, 2]]
+        monkeypatch.setitem(globals(), "FACTOR", 3)
+        assert list(batches) == [[3, 6]]
+
+
+FACTOR = 1
+
+
+def collate(samples: list[int]) -> list[int]:
+    return [sample * FACTOR for sample in samples]
+
+
+def test_what_code_goes_by_is_told_in_time_or_not_at_all() -> None:
+    assert digest(project.of_a_slow) is not None
+    assert digest(project.of_a_slow, within_s=0.04) is None
+
+
+def test_code_of_installed_packages_is_a_name() -> None:
+    assert not any(map(code.is_users, (os, torch, np, pytest, Compose, dis.dis, DataLoader)))
+    assert all(map(code.is_users, (project, Asking, collate, eval("lambda: 0", {}))))
+
+
+def bodies(found: CodeType) -> list[CodeType]:
+    within = [each for each in found.co_consts if isinstance(each, CodeType)]
+    return [found, *(each for body in within for each in bodies(body))]
+
+
+def test_the_globals_that_code_loads_are_those_that_dis_says() -> None:
+    functions = [
+        value
+        for module in (argparse, inspect, typing, code)
+        for holder in (module, *filter(inspect.isclass, vars(module).values()))
+        for value in vars(holder).values()
+        if isinstance(value, FunctionType)
+    ]
+    many: dict[str, Any] = {}
+    exec(f"def many(): return {[f'name{number}' for number in range(600)]}".replace("'", ""), many)
+    assert len(functions) > 200
+    for function in [*functions, many["many"]]:
+        said = {
+            each.argval
+            for body in bodies(function.__code__)
+            for each in dis.get_instructions(body)
+            if each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+        }
+        assert set(code._body(function.__code__).loads) == said

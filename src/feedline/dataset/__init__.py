@@ -4,6 +4,6 @@
 into the batch's memory at once, `codec` lays a batch of any structure into memory and reads it
 back, `seeds` makes random transforms repeatable, `size` tells them the image size, `raised` brings
 an exception home. The trainer's side: `epochs` draws batches from torch's samplers and resumes
-them, `renewal` notices that a dataset has changed, `carrier` hands batches out, `gather` serves
-tensors in memory without any worker.
+them, `renewal` notices that a dataset has changed, `code` what its code runs with, `carrier` hands
+batches out, `gather` serves tensors in memory without any worker.
 """
