@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,73 @@ def test_workers_collect_no_garbage_of_the_trainers(tmp_path: Path) -> None:
         gc.enable()
     gc.collect()
     assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
+
+
+def fork() -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    return child
+
+
+def fork_by_multiprocessing() -> int:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    assert child.pid is not None
+    return child.pid
+
+
+def fork_twice() -> int:
+    """A child of a child, as a daemon is."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, fork().to_bytes(8, "little"))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return int.from_bytes(os.read(reader, 8), "little")
+
+
+def start_program() -> int:
+    return os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+
+
+class Leaving(Kept):
+    """Its worker starts a process, which lives on when the worker is gone; tells which."""
+
+    def __getitem__(self, index: int) -> int:
+        return self.value()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("method", "start"),
+    [
+        *(("fork", start) for start in (fork, fork_by_multiprocessing, fork_twice, start_program)),
+        ("forkserver", fork),
+        ("spawn", fork),
+    ],
+)
+def test_a_process_that_a_worker_leaves_behind_does_not_hold_up_the_end(
+    method: str, start: Callable[[], int]
+) -> None:
+    data, pids = Leaving(start), []
+    loader = DataLoader(data, None, num_workers=1, start_method=method)
+    try:
+        pids += loader  # of one worker
+        data.note = "another dataset"
+        pids += loader  # of another, as the first is renewed
+        loader.close()
+        assert len(pids) == 8
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        loader.close()
 
 
 def open_files() -> int:

@@ -109,6 +109,7 @@ class Feed:
         """Grow or shrink the crew."""
         self._recall()  # those that are to leave would else hear of it after all that is queued
         self._crew.resize(workers)
+        self._tasks.resize(workers)
         self._workers = workers
         self._pump()
 

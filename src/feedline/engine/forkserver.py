@@ -120,6 +120,8 @@ def _serve(main_fd: int, trainer: int, preload: Sequence[str], source: AnySource
                 message, fds, _, _ = socket.recv_fds(main, _MESSAGE_BYTES, _CREW_FDS)
                 if not message:
                     return
+                for fd in fds:
+                    os.set_inheritable(fd, False)  # a program that a worker starts gets none
                 control, tasks, results, block = fds[:4]
                 made_by = fds[4] if source is None else source
                 crew = _Crew(socket.socket(fileno=control), tasks, results, block, made_by)

@@ -31,6 +31,11 @@ class Parcels(Slots):
         self._memory: list[Memfd | None] = [None] * slots
         self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
 
+    def grow(self, slots: int) -> None:
+        """Have at least so many slots; new ones begin with no memory, as all did."""
+        self._memory += [None] * (slots - self.slots)
+        super().grow(slots)
+
     @property
     def memory_bytes(self) -> int:
         """What the slots have by now."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import cast
 
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS
@@ -17,11 +19,25 @@ from feedline.engine.process import in_worker
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
 
-__all__ = ["WORKER_BYTES", "default_start_method", "start_crew"]
+__all__ = ["WORKER_BYTES", "default_start_method", "start_crew", "taking_arguments"]
 
 # Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
 WORKER_BYTES = 64 << 20
 _METHODS = ("fork", "forkserver", "spawn")
+_taking = ContextVar("_taking", default=False)
+
+
+@contextmanager
+def taking_arguments() -> Iterator[None]:
+    """What begins within comes with the arguments of a new process, not with its script's import.
+
+    multiprocessing calls both the same, and by itself starts no process before they are over.
+    """
+    before = _taking.set(True)
+    try:
+        yield
+    finally:
+        _taking.reset(before)
 
 
 def default_start_method() -> str:
@@ -63,7 +79,13 @@ def start_crew(
     )
     if workers == 0:
         return InlineCrew(cast(Source, source), slots_bytes)
-    if in_worker() or getattr(multiprocessing.current_process(), "_inheriting", False):
+    beginning = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if beginning and _taking.get() and method == "spawn":
+        raise UsageError(
+            "a loader with spawned workers cannot be an argument of a process: build it there, or "
+            'use start_method="forkserver", where there is one'
+        )
+    if in_worker() or (beginning and not _taking.get()):
         raise UsageError(
             "a loader with workers was built inside a worker: your script builds it when it is "
             'imported. Put that code under `if __name__ == "__main__":`'

@@ -45,6 +45,12 @@ class Slots:
         """Give a slot back."""
         self._free.append(slot)
 
+    def grow(self, slots: int) -> None:
+        """Have at least so many slots; those that there are stay."""
+        more = range(self.slots, max(self.slots, slots))
+        self.slots += len(more)
+        self._free.extend(more)
+
     @property
     def lent(self) -> int:
         """How many slots are on loan, or kept by a child."""

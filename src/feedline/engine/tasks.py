@@ -36,6 +36,10 @@ class Tasks(Protocol):
         """Where they are made."""
         ...
 
+    def resize(self, workers: int) -> None:
+        """There are so many workers from now on."""
+        ...
+
     def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
         """Divide a new flight."""
         ...
@@ -67,6 +71,9 @@ class PieceTasks:
     def __init__(self, ring: Ring, fields: Callable[[int], tuple[Field, ...]]) -> None:
         self.slots = ring
         self._fields = fields
+
+    def resize(self, workers: int) -> None:
+        """The ring stays: its memory is allocated once, and all workers share each batch."""
 
     def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
         """As many pieces as `rows_per_piece` finds right.
@@ -128,12 +135,20 @@ class OrderTasks:
 
     Args:
         parcels: the slots.
+        wanted: how many slots so many workers need.
         shares_memory: whether workers can read and write them; else all goes by messages.
     """
 
-    def __init__(self, parcels: Parcels, *, shares_memory: bool) -> None:
+    def __init__(
+        self, parcels: Parcels, wanted: Callable[[int], int], *, shares_memory: bool
+    ) -> None:
         self.slots = parcels
+        self._wanted = wanted
         self._shares_memory = shares_memory
+
+    def resize(self, workers: int) -> None:
+        """A batch is one worker's: more of them make more batches at a time."""
+        self.slots.grow(self._wanted(workers))
 
     def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
         """One."""

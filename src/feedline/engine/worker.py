@@ -62,6 +62,7 @@ def run(
         seat: this worker's number.
         workers: how many there are to be.
     """
+    _keep_from_children(tasks, results)
     parent = os.getppid()
     block = Memfd(block_fd, os.fstat(block_fd).st_size)
     line = board_of(block.array)[seat]
@@ -96,6 +97,20 @@ def run(
         if report.memory >= 0:
             os.close(report.memory)
         line[PIECE] = 0
+
+
+def _keep_from_children(*connections: socket.socket) -> None:
+    """Close a worker's connections in whatever it forks.
+
+    The trainer waits for the results to end, which they do not while any process holds them; and
+    a child of a user's code may live on when its worker is gone.
+    """
+
+    def close() -> None:
+        for connection in connections:
+            connection.close()
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _private(fd: int) -> NDArray[np.uint8]:

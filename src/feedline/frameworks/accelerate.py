@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 
 from feedline.errors import UsageError
 
-__all__ = ["Accelerated"]
+__all__ = ["TOLD_BY_ACCELERATE", "Accelerated"]
 
 T = TypeVar("T")
+
+TOLD_BY_ACCELERATE = frozenset({"_gradients", "end_of_dataloader", "remainder"})
+"""Attributes of a loader that are of one run: a copy has to be prepared itself."""
 
 
 class Accelerated:

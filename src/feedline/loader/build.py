@@ -151,9 +151,13 @@ def whole_maker(
     crew = start_crew(
         source, slots_bytes=0, workers=workers, method=start_method, preload=_PRELOAD_WHOLE
     )
-    parcels = Parcels(max(1, ahead) * workers + _KEPT_BY_USER)
+
+    def slots(workers: int) -> int:
+        return max(1, ahead) * workers + _KEPT_BY_USER
+
+    parcels = Parcels(slots(workers))
     feed = Feed(
-        OrderTasks(parcels, shares_memory=crew.shares_memory),
+        OrderTasks(parcels, slots, shares_memory=crew.shares_memory),
         crew,
         workers=workers,
         timeout_s=inf,  # a user's sample may take as long as it likes

@@ -1,7 +1,8 @@
 """The loader as a user holds it: a torch DataLoader with an engine of feedline's own.
 
 Guarantees: batches come in the way's order at the way's sizes, exact to the batch, whatever the
-number of workers; `state_dict` names the next batch to hand out, at any moment.
+number of workers; `state_dict` names the next batch to hand out, at any moment. A copy, or what a
+pickle gives, is built of the same arguments: it begins anew, and shares nothing that is at work.
 Relies on: being used from one thread of the process that built it.
 """
 
@@ -22,9 +23,10 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from feedline.dataset.samplers import share_of
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from feedline.engine.roads import taking_arguments
 from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
-from feedline.frameworks.accelerate import Accelerated
+from feedline.frameworks.accelerate import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
 from feedline.loader.choice import choose, phases_of
 from feedline.loader.explain import explain
@@ -55,6 +57,9 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     `device` uint8 on the CPU, with it normalised, of `dtype`, on that device; either way of shape
     (N, 3, H, W), channels_last in memory; labels are int64, shape (N,). Of any other Dataset a
     batch is what torch's DataLoader makes of it.
+
+    A copy of it, or what comes back from a pickle, is another loader with the same arguments. It
+    stands at the beginning; `load_state_dict(loader.state_dict())` brings it to where this one is.
 
     Args:
         dataset: what the samples come from.
@@ -141,6 +146,10 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
+        added_before = set(vars(self))  # by a subclass
         own = is_source(dataset)
         # Before torch's own checks: these say more.
         check_arguments(
@@ -237,6 +246,19 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         if own:
             self.max_image_size = self._maker.max_image_size
         self._finalizer = weakref.finalize(self, _end, self._owner, self._maker)
+        self._arguments = given
+        self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
+
+    # Copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made of: the arguments, not what is at work."""
+        return _built_again, (type(self), self._arguments), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a subclass or a user has added to the loader."""
+        known = self._not_added | TOLD_BY_ACCELERATE
+        return {name: value for name, value in vars(self).items() if name not in known}
 
     # Iteration
 
@@ -408,7 +430,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             )
         if wanted != had:
             self._maker.resize(wanted)
-            self.__dict__["num_workers"] = wanted
+            self.__dict__["num_workers"] = self._arguments["num_workers"] = wanted
 
     def _born(self) -> list[int] | None:
         """Process ids of the workers, once there are as many as there are to be."""
@@ -483,6 +505,14 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _built_again(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
+    """A loader of the same class. As with any pickle, a subclass's constructor is not called."""
+    loader = kind.__new__(kind)
+    with taking_arguments():
+        DataLoader.__init__(loader, **arguments)
+    return loader
 
 
 def _end(owner: int, maker: Maker) -> None:

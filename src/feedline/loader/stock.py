@@ -2,8 +2,9 @@
 
 Guarantees: what torch's DataLoader gives, and where it stands. A state goes on by drawing again
 what was handed out, from the random states of then, and throwing it away: exact for a dataset that
-does the same again, at the price of its work. Without workers a dataset or iterator with
-`state_dict` and `load_state_dict` is asked for its own state instead.
+does the same again, at the price of its work. An exception that stands for a batch is a step as a
+batch is. Without workers a dataset or iterator with `state_dict` and `load_state_dict` is asked for
+its own state instead.
 Relies on: the loader calling `begin` for each iteration.
 """
 
@@ -25,6 +26,7 @@ from feedline.plan.state import (
     Position,
     check_same_run,
     check_state,
+    is_count,
     position_in,
 )
 from feedline.trace.split import Timing
@@ -51,6 +53,7 @@ class Stock:
         self._of = weakref.ref(loader)
         self._fingerprint = dataset
         self.position = Position()
+        self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self.skipped: list[Skipped] = []
         self.deaths: list[str] = []
         self.timing = Timing()
@@ -85,7 +88,7 @@ class Stock:
         return RandomStates.now(None, self._loader.generator)
 
     def _open(self) -> None:
-        restored, self._restored = self._restored, None
+        restored = self._restored
         if restored is None:
             self._start = self._now()
             self._iterator = TorchDataLoader.__iter__(self._loader)
@@ -94,31 +97,43 @@ class Stock:
         self._loader._iterator = None  # workers that persist have gone on from where they began
         if restored.get(_DATASET) is not None:
             dataset.load_state_dict(restored[_DATASET])
-        self._start = RandomStates.from_json(restored["random"], None, self._loader.generator)
+        start = RandomStates.from_json(restored["random"], None, self._loader.generator)
         own = restored.get(_ITERATOR)
-        with self._start.again():
-            self._iterator = TorchDataLoader.__iter__(self._loader)
+        with start.again():
+            iterator = TorchDataLoader.__iter__(self._loader)
             if own is None and restored.get(_DATASET) is None:
-                for _ in range(self.position.step):
-                    if next(self._iterator, _END) is _END:
-                        break
+                self._skip(iterator)
         if own is not None:  # it may set the random state, too, which then has to stay
-            self._samples().load_state_dict(own)
+            _samples(iterator).load_state_dict(own)
+        # Only now: where something failed on the way here, the next call tries again.
+        self._start, self._iterator, self._restored = start, iterator, None
 
-    def _samples(self) -> Any:
-        """The iterator over the dataset itself, where there are no workers."""
-        return getattr(getattr(self._iterator, "_dataset_fetcher", None), "dataset_iter", None)
+    def _skip(self, iterator: Any) -> None:
+        """Draw again what was handed out; what was raised then may be raised again."""
+        for step in range(self.position.step):
+            before = _received(iterator)
+            try:
+                if next(iterator, _END) is _END:
+                    return
+            except Exception:
+                if step not in self._raised or not _moved(iterator, before):
+                    raise
 
     def next(self) -> Any:
         """Hand out the next batch."""
-        if self._restored is not None:
+        # There is none open after `set_epoch`, which may come between `begin` and here.
+        if self._restored is not None or self._iterator is None:
             self._open()
-        if self._iterator is None:
-            raise UsageError("a batch was asked for before an iteration was begun")
+        before = _received(self._iterator)
         try:
             made = next(self._iterator)
         except StopIteration:
             self._next_epoch()
+            raise
+        except Exception:
+            if _moved(self._iterator, before):
+                self._raised.append(self.position.step)
+                self.position = self.position.at(self.position.step + 1)
             raise
         self.position = self.position.at(self.position.step + 1)
         return made
@@ -126,10 +141,11 @@ class Stock:
     def _next_epoch(self) -> None:
         self._iterator = None
         self._start = None
+        self._raised = []
         self.position = Position(epoch=self.position.epoch + 1)
 
     def aim(self) -> None:
-        """Whatever was restored is opened when the next batch is asked for."""
+        """Whatever was restored or set is opened when the next batch is asked for."""
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands."""
@@ -141,11 +157,12 @@ class Stock:
             "epoch": self.position.epoch,
             "step": self.position.step,
             **self._mine(),
+            "raised": list(self._raised),
             "random": start.as_json(),
         }
         if self._loader.num_workers == 0:
             dataset: Any = self._loader.dataset
-            samples = self._samples()
+            samples = _samples(self._iterator)
             if _keeps_state(samples):
                 state[_ITERATOR] = samples.state_dict()
             elif _keeps_state(dataset):
@@ -177,7 +194,13 @@ class Stock:
         position = position_in(state)
         if not isinstance(state.get("random"), Mapping):
             raise StateError("cannot resume: the state is damaged: random")
+        raised = state.get("raised", [])  # older states have none
+        if not isinstance(raised, list) or not all(
+            is_count(step) and step < position.step for step in raised
+        ):
+            raise StateError("cannot resume: the state is damaged: raised")
         self._restored = dict(state)
+        self._raised = list(raised)
         self.position = position
 
     def steps(self, epoch: int) -> int:
@@ -192,6 +215,7 @@ class Stock:
         if epoch == self.position.epoch:
             return False
         self._iterator = self._start = self._restored = None
+        self._raised = []
         self.position = Position(epoch=epoch)
         return True
 
@@ -218,6 +242,28 @@ class Stock:
         """Let torch's workers end."""
         iterator, self._iterator = self._iterator, None
         del iterator
+
+
+def _samples(iterator: Any) -> Any:
+    """The iterator over the dataset itself, where there are no workers."""
+    return getattr(getattr(iterator, "_dataset_fetcher", None), "dataset_iter", None)
+
+
+def _received(iterator: Any) -> int | None:
+    """How many batches of workers torch's iterator has taken in order; None without workers."""
+    received: int | None = getattr(iterator, "_rcvd_idx", None)
+    return received
+
+
+def _moved(iterator: Any, before: int | None) -> bool:
+    """Whether what was raised stands for a batch: after a timeout the same batch is still to come.
+
+    Args:
+        iterator: torch's.
+        before: what `_received` said before.
+    """
+    in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
+    return before is None or not in_order or iterator._rcvd_idx != before
 
 
 def _keeps_state(thing: object) -> bool:

@@ -1,0 +1,164 @@
+"""An IterableDataset, on torch's engine: what goes wrong in it, and where it goes on from then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sets import through_json
+from torch.utils.data import IterableDataset
+
+from feedline.errors import StateError
+from feedline.loader import DataLoader
+from processes import eventually
+
+
+class Faulty:
+    """Numbers up to 12, of which some raise and are over then."""
+
+    def __init__(self, bad: tuple[int, ...]) -> None:
+        self.bad, self.next = bad, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next > 12:
+            raise StopIteration
+        if self.next - 1 in self.bad:
+            raise ValueError(f"not {self.next - 1}")
+        return self.next - 1
+
+
+class WithFaults(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Faulty((2, 7))
+
+
+class FailsOnce(IterableDataset[int]):
+    """A disk that is away once, when it comes to a number, after it was told to be."""
+
+    away = False
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(12):
+            if self.away and number == self.at:
+                self.away = False
+                raise OSError("the disk is away")
+            yield number
+
+
+class Epochs(IterableDataset[int]):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100 * self.epoch, 100 * self.epoch + 4))
+
+
+def steps(batches: Any) -> Iterator[Any]:
+    """What each step comes to: a batch, or what was raised."""
+    while True:
+        try:
+            yield next(batches).tolist()
+        except StopIteration:
+            return
+        except ValueError:
+            yield "raised"
+
+
+EPOCH = [[0, 1], "raised", [3, 4], [5, 6], "raised", [8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("done", range(len(EPOCH) + 1))
+def test_a_state_goes_on_after_any_number_of_errors(done: int, workers: int) -> None:
+    with DataLoader(WithFaults(), 2, num_workers=workers) as loader:
+        before = steps(iter(loader))
+        assert [next(before) for _ in range(done)] == EPOCH[:done]
+        state = through_json(loader.state_dict())
+    assert state["step"] == done
+    with DataLoader(WithFaults(), 2, num_workers=workers) as other:
+        other.load_state_dict(state)
+        assert through_json(other.state_dict()) == state
+        after = iter(other)
+        if done < len(EPOCH):
+            assert next(steps(after)) == EPOCH[done]
+            later = through_json(other.state_dict())
+            assert [*steps(after)] == EPOCH[done + 1 :]
+            other.load_state_dict(later)  # of a loader that went on itself
+            assert [*steps(iter(other))] == EPOCH[done + 1 :]
+        else:
+            assert [*steps(after)] == []
+        assert other.epoch == 1
+        assert [*steps(iter(other))] == EPOCH
+        assert other.epoch == 2
+
+
+def test_an_error_on_the_way_to_where_a_state_stands_loses_nothing() -> None:
+    dataset = FailsOnce(at=1)
+    loader = DataLoader(dataset, 2)
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    state = loader.state_dict()
+    other = DataLoader(dataset, 2)
+    other.load_state_dict(state)
+    dataset.away = True
+    with pytest.raises(OSError, match="the disk is away"):
+        iter(other)
+    assert other.state_dict() == state
+    assert [batch.tolist() for batch in other] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+    assert other.epoch == 1
+
+
+class Waiting(IterableDataset[int]):
+    def __init__(self, until: Path) -> None:
+        self.until = until
+
+    def __iter__(self) -> Iterator[int]:
+        assert eventually(self.until.exists)
+        return iter(range(4))
+
+
+def test_after_a_timeout_the_same_batch_is_still_to_come(tmp_path: Path) -> None:
+    with DataLoader(Waiting(tmp_path / "now"), 2, num_workers=1, timeout=1) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(batches)
+        assert loader.state_dict()["step"] == 0
+        (tmp_path / "now").touch()
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("raised", [None, 1, "1", [2], [-1], [0.5], [True], {"0": 1}])
+def test_damaged_notes_of_what_was_raised_are_refused(raised: Any) -> None:
+    loader = DataLoader(WithFaults(), 2)
+    next(iter(loader))
+    with pytest.raises(StateError, match="damaged: raised"):
+        loader.load_state_dict({**loader.state_dict(), "raised": raised})
+
+
+def test_a_state_from_before_errors_were_noted_goes_on() -> None:
+    loader = DataLoader(WithFaults(), 2)
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["raised"]
+    loader.load_state_dict(state)
+    assert [*steps(iter(loader))] == EPOCH[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_set_before_the_first_batch_is_the_one_that_runs(workers: int) -> None:
+    with DataLoader(Epochs(), 2, num_workers=workers) as loader:
+        batches = iter(loader)
+        loader.set_epoch(1)
+        assert [batch.tolist() for batch in batches] == [[100, 101], [102, 103]]
+        assert loader.epoch == 2

@@ -1,0 +1,133 @@
+"""Copies of a loader, and what comes back from a pickle: others, of the same arguments."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, RandomSampler, default_collate
+
+from feedline.loader import DataLoader
+from sources import Rows
+
+
+def through_pickle(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader))
+
+
+COPIES = [copy.copy, copy.deepcopy, through_pickle]
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+class Named(DataLoader[Any]):
+    """A subclass with a constructor and attributes of its own."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+        super().__init__(list(range(12)), 4, **options)
+        self.names = [name]
+
+    def named(self) -> list[Any]:
+        return [(self.name, batch.tolist()) for batch in self]
+
+
+def doubled(samples: list[int]) -> torch.Tensor:
+    return 2 * default_collate(samples)  # type: ignore[no-any-return]
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in this process": lambda: DataLoader(list(range(10)), 3, shuffle=True, seed=4),
+    "workers": lambda: DataLoader(
+        list(range(10)), 3, drop_last=True, num_workers=2, collate_fn=doubled
+    ),
+    "sampler": lambda: DataLoader(
+        list(range(10)), sampler=RandomSampler(range(5)), generator=torch.Generator()
+    ),
+    "no batches": lambda: DataLoader(list(range(10)), None, start_method="fork", num_workers=1),
+    "iterable": lambda: DataLoader(Numbers(), 4, num_workers=1),
+    "rows": lambda: DataLoader(Rows(10), 3, schedule="8x1,4x2", num_workers=2, prefetch=2),
+}
+
+
+def epoch(loader: DataLoader[Any]) -> list[Any]:
+    torch.manual_seed(1)
+    if loader.generator is not None:
+        loader.generator.manual_seed(2)
+    return [str(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_copy_gives_what_its_original_gives_and_lives_on_its_own(
+    name: str, copied: Callable[[Any], Any]
+) -> None:
+    with LOADERS[name]() as loader:
+        expected = [epoch(loader), epoch(loader)]
+        with copied(loader) as other:
+            assert type(other) is DataLoader
+            assert other.epoch == 0
+            assert [epoch(other), epoch(other)] == expected
+            assert not {*other.worker_pids} & {*loader.worker_pids}
+        assert len(epoch(loader)) == len(expected[1])  # closing one leaves the other
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_of_a_subclass_is_one_with_all_that_it_has(copied: Callable[[Any], Any]) -> None:
+    with Named("n", seed=1, shuffle=True, num_workers=1) as loader:
+        loader.note = {"added": loader.name}  # type: ignore[attr-defined]
+        loader.num_workers = 2
+        expected = loader.named()
+        with copied(loader) as other:
+            assert type(other) is Named
+            assert (other.name, other.names, other.note) == ("n", ["n"], {"added": "n"})
+            assert (other.names is loader.names) == (copied is copy.copy)
+            assert other.num_workers == 2
+            assert other.named() == expected
+            with copied(other) as third:  # a copy is as good as its original
+                assert third.named() == expected
+                assert third.note == other.note
+
+
+def test_a_copy_can_be_brought_to_where_its_original_stands() -> None:
+    loader = DataLoader(list(range(10)), 3, shuffle=True, seed=4)
+    batches = iter(loader)
+    next(batches)
+    other = copy.deepcopy(loader)
+    other.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in batches]
+
+
+def test_a_closed_loader_can_be_copied() -> None:
+    loader = DataLoader(list(range(10)), 5)
+    loader.close()
+    assert len(list(copy.copy(loader))) == 2
+
+
+def tell(loader: DataLoader[Any], results: Any) -> None:
+    with loader:
+        results.put([batch[1].tolist() for batch in loader])
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with DataLoader(Rows(10), 5, shuffle=False, image_size=8, num_workers=1) as loader:
+        if prepared:
+            accelerate = pytest.importorskip("accelerate")
+            assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+            next(iter(loader))
+        process = context.Process(target=tell, args=(loader, results))
+        process.start()
+        assert results.get(timeout=60) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        process.join()
+    results.close()
