@@ -5,6 +5,9 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import TypeGuard
+
 import torch
 from torch.utils.data import default_collate
 
@@ -16,10 +19,16 @@ from feedline.system import usable_cores
 
 __all__ = ["check_arguments", "usable_device", "worker_count"]
 
+_MAX_PREFETCH_FACTOR = 1024
+_WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
+
 
 def check_arguments(
     source: Source | None,
     *,
+    batch_size: object,
+    num_workers: object,
+    prefetch_factor: object,
     schedule: object,
     image_size: int | None,
     max_image_size: int | None,
@@ -36,8 +45,8 @@ def check_arguments(
 
     Args:
         source: one of feedline's own; None for any other Dataset.
-        schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout, device,
-            collate_fn, seed: as the loader was given them.
+        batch_size, num_workers, prefetch_factor, schedule, image_size, max_image_size, prefetch,
+            dtype, on_error, timeout, device, collate_fn, seed: as the loader was given them.
         iterable: the dataset is an IterableDataset.
 
     Raises:
@@ -75,6 +84,7 @@ def check_arguments(
                 "batches, in the dataset's own order, and knows nothing of that. Use a map-style "
                 "Dataset, or leave it out"
             )
+    _check_counts(batch_size, num_workers, prefetch_factor)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if on_error not in ("raise", "skip"):
@@ -95,6 +105,28 @@ def check_arguments(
         raise UsageError(
             f"image_size {image_size} is above max_image_size {max_image_size}; leave one out"
         )
+
+
+def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:
+    """Check the numbers that torch would take as they are, or refuse without showing their type.
+
+    What is below their range, and a prefetch_factor without workers, torch refuses itself.
+    """
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+        raise UsageError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    if not (num_workers is None or isinstance(num_workers, str) or _is_whole(num_workers)):
+        raise UsageError(f"{_WORKERS}, got {num_workers!r}")
+    if prefetch_factor is None or num_workers is None or num_workers == 0:
+        return
+    if not (_is_whole(prefetch_factor) and prefetch_factor <= _MAX_PREFETCH_FACTOR):
+        raise UsageError(
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
+            f"{prefetch_factor!r}: it is how many batches each worker makes ahead"
+        )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -131,6 +163,4 @@ def worker_count(workers: int | str) -> int:
         return min(usable_cores(), MAX_SEATS)
     if isinstance(workers, int) and not isinstance(workers, bool) and 0 <= workers <= MAX_SEATS:
         return workers
-    raise UsageError(
-        f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}, got {workers!r}'
-    )
+    raise UsageError(f"{_WORKERS}, got {workers!r}")
