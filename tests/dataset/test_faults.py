@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import torch
 from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
 
+from feedline.dataset.raised import say_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone
@@ -185,6 +187,35 @@ def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
     assert "index 6" in said
     assert "len() is 8" in said
+
+
+SAID = [
+    (ValueError("bad"), "bad\nof sample 5"),
+    (ValueError(), "of sample 5"),
+    (KeyError("k"), "'k'\nof sample 5"),
+    (FileNotFoundError(2, "no", "file"), "[Errno 2] no (of sample 5): 'file'"),
+    (ValueError("a", "b"), "('a', 'b')"),
+    (ValueError(3), "3"),
+]
+
+
+@pytest.mark.parametrize(("error", "after"), SAID)
+def test_notes_go_into_a_message_where_python_prints_none(error: Exception, after: str) -> None:
+    error.__notes__ = ["of sample 5"]  # type: ignore[attr-defined]
+    say_notes(error)
+    assert str(error) == after
+    say_notes(Frozen(3))
+
+
+def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
+    def sample(index: int) -> int:
+        if index == 5:
+            raise ValueError("bad")
+        return index
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        list(DataLoader(Made(8, sample), 4, num_workers=0))
+    assert "index 5 of Made" in "".join(traceback.format_exception(caught.value))
 
 
 class Promising(Drawing):

@@ -6,11 +6,12 @@ to the next batch, as torch's does.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from feedline.dataset.raised import SkippedBatch
+from feedline.dataset.raised import SkippedBatch, say_notes
 from feedline.loader.maker import Skipped
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
@@ -63,8 +64,10 @@ class Direct:
         except StopIteration as error:
             self._way.delivered(batch)
             raise RuntimeError("the dataset raised StopIteration for a sample") from error
-        except Exception:
+        except Exception as error:
             self._way.delivered(batch)
+            if sys.version_info < (3, 11):
+                say_notes(error)
             raise
         self._way.delivered(batch)  # not after Ctrl-C: the next call makes it again
         now_s = time.perf_counter()
