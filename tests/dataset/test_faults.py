@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +244,69 @@ def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
         iter(loader)
     with DataLoader(data, 4, num_workers=1, start_method="fork") as forked:
         assert [batch.tolist() for batch in forked] == [[0, 1, 2, 3]]
+
+
+class Choosy:
+    def __init__(self, kept: Any) -> None:
+        self.lock, self.kept = threading.Lock(), kept
+
+    def __getstate__(self) -> Any:
+        if self.kept is None:
+            raise LookupError("nothing kept")
+        return {"kept": self.kept}
+
+
+class Held(Made):
+    def __init__(self, held: Any) -> None:
+        super().__init__(4, as_it_is)
+        self.held = held
+
+
+AT_THE_TOP = "at the top of a module, or use start_method="
+LEFT_OUT = "in the worker, .*leave it out in __getstate__, or use start_method="
+
+
+def local_instance() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "said"),
+    [
+        (lambda: lambda: 0, "dataset.held", AT_THE_TOP),
+        (local_instance, "dataset.held", AT_THE_TOP),
+        (lambda: partial(as_it_is, lambda: 0), "dataset.held.args[0]", AT_THE_TOP),
+        (threading.Lock, "dataset.held", LEFT_OUT),
+        (lambda: {"all": [1, sys.__stderr__]}, "dataset.held['all'][1]", LEFT_OUT),
+        (lambda: iter(i for i in range(3)), "dataset.held", "a generator does.*" + LEFT_OUT),
+        (lambda: threading, "dataset.held", LEFT_OUT),
+        (lambda: Choosy(threading.Lock()), "dataset.held.kept", LEFT_OUT),
+        (lambda: Choosy(None), "dataset.held", "__getstate__ raised LookupError: nothing kept"),
+    ],
+)
+def test_what_does_not_pickle_is_named_with_what_helps(
+    make: Callable[[], Any], path: str, said: str
+) -> None:
+    loader = DataLoader(Held(make()), num_workers=1, start_method="forkserver")
+    with pytest.raises(
+        UsageError, match=f"(?s)^{re.escape(path)} cannot be sent.*{said}"
+    ) as caught:
+        iter(loader)
+    assert ("top of a module" in str(caught.value)) == (said == AT_THE_TOP)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_was_given_and_does_not_pickle_is_called_as_it_was_given(
+    name: str, method: str
+) -> None:
+    options: dict[str, Any] = {name: lambda given: given}
+    loader = DataLoader(Drawing(), num_workers=1, start_method=method, **options)
+    with pytest.raises(UsageError, match=f"^{name} cannot be sent"):
+        iter(loader)
 
 
 def test_an_init_function_that_raises_is_heard_each_time() -> None:

@@ -59,6 +59,10 @@ class DatasetSource:
         self._seeds_itself = False
         self._broken: Raised | None = None
 
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return {**self._beginning.given(), "collate_fn": self._collate}
+
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker

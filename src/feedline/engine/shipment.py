@@ -10,23 +10,22 @@ Relies on: the source being picklable; `pack` names the attribute that is not.
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing.spawn as mp_spawn
 import os
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import process as mp_process
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.culprit import culprit_in
 from feedline.engine.layout import align
-from feedline.engine.source import AnySource
+from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
 __all__ = ["lay", "main_module", "pack", "search_path", "size_bytes", "unpack"]
@@ -46,10 +45,11 @@ def pack(source: AnySource) -> list[memoryview | bytes]:
     try:
         body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
     except Exception as error:
+        given = source.given() if isinstance(source, Given) else {}
+        found = culprit_in(source, type(source).__name__, given)
         raise UsageError(
-            f"{_culprit(source)} cannot be sent to worker processes: {error}. Lambdas and "
-            "functions or classes made inside a function cannot be pickled: define them at the "
-            'top of a module, or use start_method="fork" (Linux) or num_workers=0'
+            f"{found.path} cannot be sent to worker processes: {found.reason}. {found.remedy}, or "
+            'use start_method="fork" (Linux) or num_workers=0'
         ) from error
     home = _home() | (main_module() if b"__main__" in body else {})
     return [pickle.dumps(home), body, *[buffer.raw() for buffer in buffers]]
@@ -128,36 +128,3 @@ def _home() -> dict[str, Any]:
     with contextlib.suppress(OSError):  # it has been removed
         home["dir"] = os.getcwd()
     return home
-
-
-def _pickles(value: object) -> bool:
-    try:
-        # Large arrays need not be copied to learn that they pickle.
-        pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
-    except Exception:
-        return False
-    return True
-
-
-def _culprit(value: object, depth: int = 0) -> str:
-    """The path to the innermost attribute that does not pickle, e.g. ImageFolder.transform."""
-    name = type(value).__name__
-    if isinstance(value, (FunctionType, type)):
-        return f"{value.__module__}.{value.__qualname__}"
-    parts: dict[str, object] = {}
-    if depth < 8:
-        parts = {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, dict):
-            parts = {f"[{key!r}]": part for key, part in value.items()}
-        elif isinstance(value, (list, tuple)):
-            parts = {f"[{k}]": part for k, part in enumerate(value)}
-    for key, part in parts.items():
-        if not _pickles(part):
-            # Within a part of its own, only what follows its name: Folder.transform.function
-            inner = _culprit(part, depth + 1) if _nests(part) else ""
-            return name + key + inner[len(type(part).__name__) :]
-    return name
-
-
-def _nests(value: object) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, (Callable, type))  # type: ignore[arg-type]
