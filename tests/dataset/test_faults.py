@@ -182,6 +182,37 @@ def test_a_batch_that_cannot_be_sent_says_so() -> None:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("make", "where", "kind"),
+    [
+        (lambda: (i for i in range(3)), "batch[0][1]", "generator"),
+        (threading.Lock, "batch[0][1]", "lock"),
+        (lambda: sys.__stderr__, "batch[0][1]", "TextIOWrapper"),
+        (lambda: {"of": sys}, "batch[0][1]['of']", "module"),
+    ],
+)
+def test_what_cannot_be_sent_home_is_named_with_what_helps(
+    make: Callable[[], Any], where: str, kind: str, on_error: str
+) -> None:
+    def sample(index: int) -> Any:
+        if on_error == "skip" and index % 2:
+            raise ValueError("odd")
+        return torch.zeros(3, requires_grad=True), make()
+
+    data = Made(4, sample)
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": on_error}
+    loader = DataLoader(data, 2, num_workers=1, **options)
+    with (
+        loader,
+        pytest.raises(TypeError, match=r"(?s)Caught.*Original Traceback.*pickle") as caught,
+    ):
+        next(iter(loader))
+    first = str(caught.value).split("\n")[0]
+    assert f"and {where}, of type {kind}, cannot be" in first
+    assert "in collate_fn or __getitem__, or use num_workers=0" in first
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     loader = DataLoader(Promising(6), 4, num_workers=workers)

@@ -22,8 +22,10 @@ from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.raised import Raised, SkippedBatch
 from feedline.dataset.size import sized
+from feedline.engine.culprit import culprit_in
 from feedline.engine.messages import Order, said
 from feedline.engine.space import Space
+from feedline.errors import FeedlineError
 from feedline.randomness import fingerprint, seed_all
 
 __all__ = ["DatasetSource", "Told"]
@@ -85,7 +87,12 @@ class DatasetSource:
         if not self._seeds_itself:
             seed_all(order.seed)
         try:
-            return lay(self.make(pickle.loads(keys), order.image_size or None, space, at), space)
+            batch = self.make(pickle.loads(keys), order.image_size or None, space, at)
+            try:
+                return lay(batch, space)
+            except Exception as error:
+                _explain(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
+                raise
         except (Exception, SystemExit) as error:
             return lay(Raised.of(error, self._place), space)
 
@@ -170,6 +177,19 @@ class DatasetSource:
         elif isinstance(error, SystemExit):
             note += " It asked the whole process to exit: raise an ordinary exception instead."
         _note(error, note)
+
+
+def _explain(error: Exception, batch: object) -> None:
+    """Add to an exception what in a batch kept it from going home, unless there was no memory."""
+    if isinstance(error, (FeedlineError, MemoryError, OSError)):
+        return
+    found = culprit_in(batch, "batch")
+    _note(
+        error,
+        f"What a worker returns is pickled on its way home, and {found.path}, of type "
+        f"{type(found.value).__name__}, cannot be: turn it into tensors, numbers or text in "
+        "collate_fn or __getitem__, or use num_workers=0.",
+    )
 
 
 def _note(error: BaseException, text: str) -> None:
