@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -250,6 +251,55 @@ def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
     with pytest.raises(ValueError, match="bad") as caught:
         list(DataLoader(Made(8, sample), 4, num_workers=0))
     assert "index 5 of Made" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:
+    def sample(index: int) -> int:
+        return next(iter(())) if index == 5 else index
+
+    batches = iter(DataLoader(Made(12, sample), 4, num_workers=0, collate_fn=as_it_is))
+    assert next(batches) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=r"StopIteration.*index 5 of Made\."):
+        next(batches)
+    assert rest(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
+    def sample(index: int) -> int:
+        if index > 2:
+            raise ValueError(f"bad {index}")
+        return index
+
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": "skip"}
+    with DataLoader(Made(9, sample), 4, num_workers=workers, **options) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2]
+        assert loader.skipped == [("3", "ValueError: bad 3")]
+        with pytest.raises(ValueError, match="bad 4") as caught:
+            next(batches)
+        told = "".join(traceback.format_exception(caught.value))
+        assert "index 4 of Made. Not one of its batch's 4 samples" in told.replace("\n", " ")
+        with pytest.raises(ValueError, match="bad 8") as alone:
+            next(batches)
+        assert "Not one" not in "".join(traceback.format_exception(alone.value))
+
+
+def test_what_is_left_out_keeps_nothing_alive() -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index == 1:
+            raise ValueError("bad")
+        made = torch.ones(3)
+        alive.append(weakref.ref(made))
+        return made
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    gc.disable()
+    try:
+        list(DataLoader(Made(4, sample), 4, num_workers=0, on_error="skip"))
+        assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
 
 
 class Promising(Drawing):

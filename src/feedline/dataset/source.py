@@ -150,17 +150,24 @@ class DatasetSource:
         self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
     ) -> tuple[Any, Any]:
         samples, made = [], []
-        for k, key in enumerate(keys):
-            if at is not None:
-                at(k)
-            try:
-                samples.append(self._sample(key))
-                made.append(key)
-            except Exception as error:
-                if not samples and k == len(keys) - 1:
-                    raise
-                skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
-        return samples, made
+        first: Exception | None = None
+        try:
+            for k, key in enumerate(keys):
+                if at is not None:
+                    at(k)
+                try:
+                    samples.append(self._sample(key))
+                    made.append(key)
+                except Exception as error:
+                    first = error if first is None else first
+                    skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
+            if first is not None and not samples:
+                if len(skipped) > 1:
+                    _note(first, f"Not one of its batch's {len(skipped)} samples could be made.")
+                raise first
+            return samples, made
+        finally:
+            first = None  # its traceback holds this frame, and with it the samples
 
     def _sample(self, key: Any) -> Any:
         try:

@@ -63,7 +63,11 @@ class Direct:
             made = self._make(batch)
         except StopIteration as error:
             self._way.delivered(batch)
-            raise RuntimeError("the dataset raised StopIteration for a sample") from error
+            notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]
+            raise RuntimeError(
+                f"StopIteration would end the epoch without a word. {' '.join(notes)} An iterator "
+                "in the dataset ran out, or next() was called without a default"
+            ) from error
         except Exception as error:
             self._way.delivered(batch)
             if sys.version_info < (3, 11):
