@@ -95,6 +95,17 @@ class Seen:
         return SEEN
 """
 
+UNDER_THE_GUARD = """
+import feedline
+from sets import Kept
+
+if __name__ == "__main__":
+    class Mine(Kept):
+        pass
+
+    list(feedline.DataLoader(Mine(0), num_workers=1, start_method="forkserver"))
+"""
+
 FROM_STDIN = """
 import feedline
 from sets import Kept
@@ -124,14 +135,15 @@ print("fine")
 """
 
 
-def run(folder: Path, text: str, *, stdin: bool = False) -> tuple[str, str]:
+def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     """Run a script that may import the tests' modules; its output and its errors."""
     script = folder / "script.py"
+    given = {"file": [str(script)], "stdin": ["-"], "command": ["-c", text]}[by]
     script.write_text(text)
     paths = [str(TESTS), str(TESTS / "dataset"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-" if stdin else str(script)],
-        input=text if stdin else None,
+        [sys.executable, *given],
+        input=text if by == "stdin" else None,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -171,12 +183,20 @@ def test_a_script_from_stdin_is_told_to_be_a_file(
     method: str, data: str, fine: bool, tmp_path: Path
 ) -> None:
     text = FROM_STDIN.format(data=data, method=method)
-    output, errors = run(tmp_path, text, stdin=True)
+    output, errors = run(tmp_path, text, by="stdin")
     if fine:
         assert (output, errors) == ("4", "")
     else:
         assert "UsageError: worker processes have to import your script" in errors
         assert 'Put it into a file, or use start_method="fork"' in errors
+
+
+@pytest.mark.parametrize("by", ["file", "command"])
+def test_a_class_that_workers_do_not_find_in_the_script_is_named(by: str, tmp_path: Path) -> None:
+    _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
+    assert "StartError: a worker could not open the dataset" in errors
+    assert "'Mine'" in errors
+    assert "Put it into a module of its own, or at the top of the script" in errors
 
 
 def global_states() -> list[Any]:

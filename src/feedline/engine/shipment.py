@@ -86,7 +86,17 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
     # What multiprocessing does for its own children: import the user's script, whose
     # `if __name__ == "__main__"` part does not run there, so that its classes are found.
     mp_spawn.prepare(home)
-    source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
+    try:
+        source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
+    except AttributeError as error:
+        if "_main__'" not in str(error):
+            raise
+        raise AttributeError(
+            f"{error}: it is in your script, which workers import without what stands under "
+            '`if __name__ == "__main__"`, and cannot import from python -c or a notebook. Put it '
+            "into a module of its own, or at the top of the script, or use "
+            'start_method="fork" (Linux)'
+        ) from error
     return source
 
 
