@@ -67,6 +67,86 @@ def test_an_argument_that_cannot_be_used_is_named_and_shown(
         DataLoader(Rows(10), **{"num_workers": 0, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, got '8'"),
+        ({"batch_size": np.int64(8)}, r"batch_size must be .* got (np\.int64\()?8"),
+        ({"num_workers": 1.5}, r'num_workers must be "auto" or a whole number .* got 1\.5'),
+        ({"num_workers": [2]}, r"num_workers must be .* got \[2\]"),
+        ({"num_workers": True}, "num_workers must be .* got True"),
+        ({"prefetch_factor": 10**9}, "prefetch_factor must be .* from 1 to 1024, got 1000000000"),
+        ({"prefetch_factor": 1025}, "prefetch_factor must be .* got 1025"),
+        ({"prefetch_factor": 1.5}, r"prefetch_factor must be .* got 1\.5"),
+        ({"prefetch_factor": "2"}, "prefetch_factor must be .* got '2'"),
+        ({"prefetch_factor": True}, "prefetch_factor must be .* got True"),
+        # torch's own words
+        ({"batch_size": 0}, "batch_size should be a positive integer value"),
+        ({"num_workers": -1}, "num_workers option should be non-negative"),
+        ({"prefetch_factor": -1}, "prefetch_factor option should be non-negative"),
+        ({"num_workers": 0, "prefetch_factor": 2}, "only be specified in multiprocessing"),
+    ],
+)
+def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DataLoader(range(10), **{"num_workers": 1, **options})  # type: ignore[arg-type]
+
+
+class Long:
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> Any:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Lengthless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "said"),
+    [
+        (Long(32.0), {}, r"__len__ of Long gives 32\.0"),
+        (Long("32"), {}, "__len__ of Long gives '32'"),
+        (Long(-3), {"shuffle": True}, "__len__ of Long gives -3"),
+        (Long(None), {"seed": 1}, "__len__ of Long gives None"),
+        (Long(None), {"schedule": "8x1"}, "__len__ of Long gives None"),
+        (Lengthless(), {}, "a Lengthless does not say how many .* __len__, .*IterableDataset"),
+        (None, {}, "from a NoneType: it has no __getitem__; pass a Dataset, a list"),
+        (None, {"sampler": [0]}, "from a NoneType: it has no __getitem__"),
+        (iter([1]), {}, "from a list_iterator: it has no __getitem__; .*a torch IterableDataset"),
+    ],
+)
+def test_what_is_no_dataset_is_named_with_what_it_lacks(
+    dataset: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        DataLoader(dataset, **options)
+
+
+def test_a_length_that_nobody_needs_yet_may_come_later() -> None:
+    assert next(iter(DataLoader(Lengthless(), 2, sampler=[3, 4]))).tolist() == [3, 4]  # type: ignore[arg-type]
+    assert list(DataLoader(Lengthless(), batch_sampler=[[0], [1, 2]]))[1].tolist() == [1, 2]  # type: ignore[arg-type]
+    for unknown in (None, -1, RuntimeError("not set up")):
+        data = Long(unknown)
+        loader = DataLoader(data, 2)  # type: ignore[arg-type]
+        data.length = 4
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_a_whole_number_of_numpy_is_taken_where_torch_takes_it() -> None:
+    loader = DataLoader(range(10), 5, num_workers=1, prefetch_factor=np.int64(1024))  # type: ignore[arg-type]
+    with loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
 @pytest.mark.parametrize("schedule", ["", "8", "8x0", [], 7, [8], "8x1,,9x1"])
 def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> None:
     with pytest.raises(ScheduleError):

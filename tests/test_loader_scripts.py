@@ -60,6 +60,63 @@ with feedline.DataLoader(Mine(10), 4, image_size=4, num_workers=2) as loader:
 print("fine")
 """
 
+ARGUMENTS = """
+import os, sys
+from pathlib import Path
+import feedline
+from sets import Kept, as_it_is
+
+if __name__ == "__main__":
+    options = {"num_workers": 1, "collate_fn": as_it_is}
+    # The fork server is older than what follows.
+    with feedline.DataLoader(Kept(0), start_method="forkserver", **options) as first:
+        list(first)
+        later = Path(__file__).parent / "later"
+        os.chdir(later)
+        sys.path.insert(0, str(later))
+        sys.argv += ["--size", "8"]
+        from seen import SEEN, Seen
+        for method in ("forkserver", "spawn", "fork"):
+            with feedline.DataLoader(Seen(), start_method=method, **options) as loader:
+                assert list(loader) == [[SEEN]], (method, list(loader))
+    print("fine")
+"""
+
+SEEN = """
+import os, sys
+
+SEEN = list(sys.argv), os.getcwd(), list(sys.path)
+
+class Seen:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return SEEN
+"""
+
+UNDER_THE_GUARD = """
+import feedline
+from sets import Kept
+
+if __name__ == "__main__":
+    class Mine(Kept):
+        pass
+
+    list(feedline.DataLoader(Mine(0), num_workers=1, start_method="forkserver"))
+"""
+
+FROM_STDIN = """
+import feedline
+from sets import Kept
+
+class Mine(Kept):
+    pass
+
+if __name__ == "__main__":
+    print(len(list(feedline.DataLoader({data}, num_workers=1, start_method={method!r}))))
+"""
+
 IMPORTS = """
 import random, numpy, torch
 
@@ -78,13 +135,15 @@ print("fine")
 """
 
 
-def run(folder: Path, text: str) -> tuple[str, str]:
+def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     """Run a script that may import the tests' modules; its output and its errors."""
     script = folder / "script.py"
+    given = {"file": [str(script)], "stdin": ["-"], "command": ["-c", text]}[by]
     script.write_text(text)
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(TESTS), str(TESTS / "dataset"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, *given],
+        input=text if by == "stdin" else None,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -103,6 +162,41 @@ def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_
     assert "fine" not in output
     assert 'if __name__ == "__main__"' in errors
     assert "Traceback" in errors
+
+
+def test_a_module_finds_the_trainers_arguments_paths_and_directory(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "seen.py").write_text(SEEN)
+    assert run(tmp_path, ARGUMENTS) == ("fine", "")
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "fine"),
+    [
+        ("forkserver", "Mine(0)", False),
+        ("forkserver", "Kept(0)", True),
+        ("spawn", "Kept(0)", False),  # multiprocessing itself imports the script in any case
+        ("fork", "Mine(0)", True),
+    ],
+)
+def test_a_script_from_stdin_is_told_to_be_a_file(
+    method: str, data: str, fine: bool, tmp_path: Path
+) -> None:
+    text = FROM_STDIN.format(data=data, method=method)
+    output, errors = run(tmp_path, text, by="stdin")
+    if fine:
+        assert (output, errors) == ("4", "")
+    else:
+        assert "UsageError: worker processes have to import your script" in errors
+        assert 'Put it into a file, or use start_method="fork"' in errors
+
+
+@pytest.mark.parametrize("by", ["file", "command"])
+def test_a_class_that_workers_do_not_find_in_the_script_is_named(by: str, tmp_path: Path) -> None:
+    _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
+    assert "StartError: a worker could not open the dataset" in errors
+    assert "'Mine'" in errors
+    assert "Put it into a module of its own, or at the top of the script" in errors
 
 
 def global_states() -> list[Any]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
+import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ import pytest
 import torch
 from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
 
+from feedline.dataset.raised import say_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone
@@ -179,6 +185,37 @@ def test_a_batch_that_cannot_be_sent_says_so() -> None:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("make", "where", "kind"),
+    [
+        (lambda: (i for i in range(3)), "batch[0][1]", "generator"),
+        (threading.Lock, "batch[0][1]", "lock"),
+        (lambda: sys.__stderr__, "batch[0][1]", "TextIOWrapper"),
+        (lambda: {"of": sys}, "batch[0][1]['of']", "module"),
+    ],
+)
+def test_what_cannot_be_sent_home_is_named_with_what_helps(
+    make: Callable[[], Any], where: str, kind: str, on_error: str
+) -> None:
+    def sample(index: int) -> Any:
+        if on_error == "skip" and index % 2:
+            raise ValueError("odd")
+        return torch.zeros(3, requires_grad=True), make()
+
+    data = Made(4, sample)
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": on_error}
+    loader = DataLoader(data, 2, num_workers=1, **options)
+    with (
+        loader,
+        pytest.raises(TypeError, match=r"(?s)Caught.*Original Traceback.*pickle") as caught,
+    ):
+        next(iter(loader))
+    first = str(caught.value).split("\n")[0]
+    assert f"and {where}, of type {kind}, cannot be" in first
+    assert "in collate_fn or __getitem__, or use num_workers=0" in first
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     loader = DataLoader(Promising(6), 4, num_workers=workers)
@@ -187,6 +224,84 @@ def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
     assert "index 6" in said
     assert "len() is 8" in said
+
+
+SAID = [
+    (ValueError("bad"), "bad\nof sample 5"),
+    (ValueError(), "of sample 5"),
+    (KeyError("k"), "'k'\nof sample 5"),
+    (FileNotFoundError(2, "no", "file"), "[Errno 2] no (of sample 5): 'file'"),
+    (ValueError("a", "b"), "('a', 'b')"),
+    (ValueError(3), "3"),
+]
+
+
+@pytest.mark.parametrize(("error", "after"), SAID)
+def test_notes_go_into_a_message_where_python_prints_none(error: Exception, after: str) -> None:
+    error.__notes__ = ["of sample 5"]  # type: ignore[attr-defined]
+    say_notes(error)
+    assert str(error) == after
+    say_notes(Frozen(3))
+
+
+def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
+    def sample(index: int) -> int:
+        if index == 5:
+            raise ValueError("bad")
+        return index
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        list(DataLoader(Made(8, sample), 4, num_workers=0))
+    assert "index 5 of Made" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:
+    def sample(index: int) -> int:
+        return next(iter(())) if index == 5 else index
+
+    batches = iter(DataLoader(Made(12, sample), 4, num_workers=0, collate_fn=as_it_is))
+    assert next(batches) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=r"StopIteration.*index 5 of Made\."):
+        next(batches)
+    assert rest(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
+    def sample(index: int) -> int:
+        if index > 2:
+            raise ValueError(f"bad {index}")
+        return index
+
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": "skip"}
+    with DataLoader(Made(9, sample), 4, num_workers=workers, **options) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2]
+        assert loader.skipped == [("3", "ValueError: bad 3")]
+        with pytest.raises(ValueError, match="bad 4") as caught:
+            next(batches)
+        told = "".join(traceback.format_exception(caught.value))
+        assert "index 4 of Made. Not one of its batch's 4 samples" in told.replace("\n", " ")
+        with pytest.raises(ValueError, match="bad 8") as alone:
+            next(batches)
+        assert "Not one" not in "".join(traceback.format_exception(alone.value))
+
+
+def test_what_is_left_out_keeps_nothing_alive() -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index == 1:
+            raise ValueError("bad")
+        made = torch.ones(3)
+        alive.append(weakref.ref(made))
+        return made
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    gc.disable()
+    try:
+        list(DataLoader(Made(4, sample), 4, num_workers=0, on_error="skip"))
+        assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
 
 
 class Promising(Drawing):
@@ -212,6 +327,69 @@ def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
         iter(loader)
     with DataLoader(data, 4, num_workers=1, start_method="fork") as forked:
         assert [batch.tolist() for batch in forked] == [[0, 1, 2, 3]]
+
+
+class Choosy:
+    def __init__(self, kept: Any) -> None:
+        self.lock, self.kept = threading.Lock(), kept
+
+    def __getstate__(self) -> Any:
+        if self.kept is None:
+            raise LookupError("nothing kept")
+        return {"kept": self.kept}
+
+
+class Held(Made):
+    def __init__(self, held: Any) -> None:
+        super().__init__(4, as_it_is)
+        self.held = held
+
+
+AT_THE_TOP = "at the top of a module, or use start_method="
+LEFT_OUT = "in the worker, .*leave it out in __getstate__, or use start_method="
+
+
+def local_instance() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "said"),
+    [
+        (lambda: lambda: 0, "dataset.held", AT_THE_TOP),
+        (local_instance, "dataset.held", AT_THE_TOP),
+        (lambda: partial(as_it_is, lambda: 0), "dataset.held.args[0]", AT_THE_TOP),
+        (threading.Lock, "dataset.held", LEFT_OUT),
+        (lambda: {"all": [1, sys.__stderr__]}, "dataset.held['all'][1]", LEFT_OUT),
+        (lambda: iter(i for i in range(3)), "dataset.held", "a generator does.*" + LEFT_OUT),
+        (lambda: threading, "dataset.held", LEFT_OUT),
+        (lambda: Choosy(threading.Lock()), "dataset.held.kept", LEFT_OUT),
+        (lambda: Choosy(None), "dataset.held", "__getstate__ raised LookupError: nothing kept"),
+    ],
+)
+def test_what_does_not_pickle_is_named_with_what_helps(
+    make: Callable[[], Any], path: str, said: str
+) -> None:
+    loader = DataLoader(Held(make()), num_workers=1, start_method="forkserver")
+    with pytest.raises(
+        UsageError, match=f"(?s)^{re.escape(path)} cannot be sent.*{said}"
+    ) as caught:
+        iter(loader)
+    assert ("top of a module" in str(caught.value)) == (said == AT_THE_TOP)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_was_given_and_does_not_pickle_is_called_as_it_was_given(
+    name: str, method: str
+) -> None:
+    options: dict[str, Any] = {name: lambda given: given}
+    loader = DataLoader(Drawing(), num_workers=1, start_method=method, **options)
+    with pytest.raises(UsageError, match=f"^{name} cannot be sent"):
+        iter(loader)
 
 
 def test_an_init_function_that_raises_is_heard_each_time() -> None:

@@ -34,6 +34,10 @@ class Beginning:
     worker_init_fn: Callable[[int], None] | None
     seed: int
 
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return {"dataset": self.dataset, "worker_init_fn": self.worker_init_fn}
+
     def become(self, worker: int, workers: int) -> None:
         """Be a worker from now on."""
         seed = self.seed + worker
@@ -59,6 +63,10 @@ class BegunRows:
     def __init__(self, rows: Source, beginning: Beginning) -> None:
         self._rows = rows
         self._beginning = beginning
+
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return self._beginning.given()
 
     def open(self, worker: int, workers: int) -> None:
         """A worker begins.

@@ -8,7 +8,9 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Raised", "SkippedBatch"]
+from feedline.engine.messages import said
+
+__all__ = ["Raised", "SkippedBatch", "say_notes"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,24 @@ class Raised:
             return self.kind(self.message)
         except Exception:  # its class wants other arguments
             return RuntimeError(self.message)
+
+
+def say_notes(error: BaseException) -> None:
+    """Put the notes on an exception into its message, for Pythons that print no notes.
+
+    An exception whose message is not what it was made with stays as it is.
+    """
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    first = error.args[0] if error.args else ""
+    with contextlib.suppress(Exception):  # its class may allow no change
+        if not notes:
+            return
+        if isinstance(error, OSError) and error.strerror is not None:
+            error.strerror = f"{error.strerror} ({notes})"
+        elif isinstance(error, KeyError) and error.args:
+            error.args = (_Text(f"{error}\n{notes}"), *error.args[1:])
+        elif isinstance(first, str) and said(error) == first:
+            error.args = (f"{first}\n{notes}".lstrip(), *error.args[1:])
 
 
 class _Text(str):

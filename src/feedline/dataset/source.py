@@ -22,8 +22,10 @@ from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.raised import Raised, SkippedBatch
 from feedline.dataset.size import sized
+from feedline.engine.culprit import culprit_in
 from feedline.engine.messages import Order, said
 from feedline.engine.space import Space
+from feedline.errors import FeedlineError
 from feedline.randomness import fingerprint, seed_all
 
 __all__ = ["DatasetSource", "Told"]
@@ -59,6 +61,10 @@ class DatasetSource:
         self._seeds_itself = False
         self._broken: Raised | None = None
 
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return {**self._beginning.given(), "collate_fn": self._collate}
+
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker
@@ -81,7 +87,12 @@ class DatasetSource:
         if not self._seeds_itself:
             seed_all(order.seed)
         try:
-            return lay(self.make(pickle.loads(keys), order.image_size or None, space, at), space)
+            batch = self.make(pickle.loads(keys), order.image_size or None, space, at)
+            try:
+                return lay(batch, space)
+            except Exception as error:
+                _explain(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
+                raise
         except (Exception, SystemExit) as error:
             return lay(Raised.of(error, self._place), space)
 
@@ -139,17 +150,24 @@ class DatasetSource:
         self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
     ) -> tuple[Any, Any]:
         samples, made = [], []
-        for k, key in enumerate(keys):
-            if at is not None:
-                at(k)
-            try:
-                samples.append(self._sample(key))
-                made.append(key)
-            except Exception as error:
-                if not samples and k == len(keys) - 1:
-                    raise
-                skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
-        return samples, made
+        first: Exception | None = None
+        try:
+            for k, key in enumerate(keys):
+                if at is not None:
+                    at(k)
+                try:
+                    samples.append(self._sample(key))
+                    made.append(key)
+                except Exception as error:
+                    first = error if first is None else first
+                    skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
+            if first is not None and not samples:
+                if len(skipped) > 1:
+                    _note(first, f"Not one of its batch's {len(skipped)} samples could be made.")
+                raise first
+            return samples, made
+        finally:
+            first = None  # its traceback holds this frame, and with it the samples
 
     def _sample(self, key: Any) -> Any:
         try:
@@ -166,6 +184,19 @@ class DatasetSource:
         elif isinstance(error, SystemExit):
             note += " It asked the whole process to exit: raise an ordinary exception instead."
         _note(error, note)
+
+
+def _explain(error: Exception, batch: object) -> None:
+    """Add to an exception what in a batch kept it from going home, unless there was no memory."""
+    if isinstance(error, (FeedlineError, MemoryError, OSError)):
+        return
+    found = culprit_in(batch, "batch")
+    _note(
+        error,
+        f"What a worker returns is pickled on its way home, and {found.path}, of type "
+        f"{type(found.value).__name__}, cannot be: turn it into tensors, numbers or text in "
+        "collate_fn or __getitem__, or use num_workers=0.",
+    )
 
 
 def _note(error: BaseException, text: str) -> None:

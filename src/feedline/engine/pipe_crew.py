@@ -51,13 +51,14 @@ class PipeCrew:
 
     Raises:
         ResourceError: the memory cannot be had.
-        UsageError: from `resize`: the source cannot be pickled.
+        UsageError: the user's script is in no file. From `resize`: the source cannot be pickled.
     """
 
     shares_memory = False
 
     def __init__(self, source: AnySource, slots_bytes: int, method: str = "spawn") -> None:
         self._context: Any = multiprocessing.get_context(method)
+        shipment.main_module()  # multiprocessing has each of its children import the script
         self._argument: AnySource | None = None
         self._refused: UsageError | None = None
         parts: Sequence[memoryview | bytes] = []

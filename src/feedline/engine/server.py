@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from feedline.engine.forkserver import serve
 from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.shipment import search_path
 from feedline.engine.slots import OwnFork
 from feedline.engine.source import AnySource
 
@@ -92,10 +93,8 @@ class ForkServer(_Server):
                 # The kernel's death signal is for the death of the starting thread.
                 "tied": threading.current_thread() is threading.main_thread(),
             }
-            # Python passes over entries of other types, a Path say, and so must we.
-            path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(start), *path],
+                [sys.executable, "-c", _BOOT, json.dumps(start), *search_path()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **WORKER_ENVIRONMENT},

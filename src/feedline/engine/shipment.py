@@ -2,28 +2,33 @@
 
 Guarantees: numpy arrays inside the source are stored once for all workers (pickle protocol 5,
 out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The
-pickle is made by the trainer for its own workers and never read from a file.
+pickle is made by the trainer for its own workers and never read from a file. What a module of the
+user's looks at when it is imported (arguments, search path, working directory) is the trainer's.
 Relies on: the source being picklable; `pack` names the attribute that is not.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import multiprocessing.spawn as mp_spawn
+import os
 import pickle
 import struct
-from collections.abc import Callable, Sequence
-from types import FunctionType
+import sys
+from collections.abc import Sequence
+from multiprocessing import process as mp_process
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.culprit import culprit_in
 from feedline.engine.layout import align
-from feedline.engine.source import AnySource
+from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
-__all__ = ["lay", "pack", "size_bytes", "unpack"]
+__all__ = ["lay", "main_module", "pack", "search_path", "size_bytes", "unpack"]
 
 _COUNT = struct.Struct("<q")
 _LINE_BYTES = 64
@@ -33,18 +38,21 @@ def pack(source: AnySource) -> list[memoryview | bytes]:
     """The parts of a shipment, to be laid one after another by `lay`.
 
     Raises:
-        UsageError: something in the source cannot be pickled; names it.
+        UsageError: something in the source cannot be pickled; names it. Or it needs the user's
+            script, which is in no file.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
     except Exception as error:
+        given = source.given() if isinstance(source, Given) else {}
+        found = culprit_in(source, type(source).__name__, given)
         raise UsageError(
-            f"{_culprit(source)} cannot be sent to worker processes: {error}. Lambdas and "
-            "functions or classes made inside a function cannot be pickled: define them at the "
-            'top of a module, or use start_method="fork" (Linux) or num_workers=0'
+            f"{found.path} cannot be sent to worker processes: {found.reason}. {found.remedy}, or "
+            'use start_method="fork" (Linux) or num_workers=0'
         ) from error
-    return [pickle.dumps(_main_module(body)), body, *[buffer.raw() for buffer in buffers]]
+    home = _home() | (main_module() if b"__main__" in body else {})
+    return [pickle.dumps(home), body, *[buffer.raw() for buffer in buffers]]
 
 
 def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
@@ -72,51 +80,61 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
     for size in sizes:
         parts.append(data[offset : offset + size])
         offset += align(size, _LINE_BYTES)
-    main = pickle.loads(parts[0])
-    if main:
-        # What multiprocessing does for its own children: import the user's script, whose
-        # `if __name__ == "__main__"` part does not run there, so that its classes are found.
-        mp_spawn.prepare(main)
-    source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
+    home = pickle.loads(parts[0])
+    with contextlib.suppress(OSError):  # one that has been removed: the worker stays where it is
+        os.chdir(home.pop("dir", "."))
+    # What multiprocessing does for its own children: import the user's script, whose
+    # `if __name__ == "__main__"` part does not run there, so that its classes are found.
+    mp_spawn.prepare(home)
+    try:
+        source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
+    except AttributeError as error:
+        if "_main__'" not in str(error):
+            raise
+        raise AttributeError(
+            f"{error}: it is in your script, which workers import without what stands under "
+            '`if __name__ == "__main__"`, and cannot import from python -c or a notebook. Put it '
+            "into a module of its own, or at the top of the script, or use "
+            'start_method="fork" (Linux)'
+        ) from error
     return source
 
 
-def _main_module(body: bytes) -> dict[str, Any]:
-    """How a worker finds the user's script; empty where the source needs nothing from it."""
-    if b"__main__" not in body:
-        return {}
+def search_path() -> list[str]:
+    """Where this process looks for modules, as another process can be told it."""
+    # Python passes over entries of other types, a Path say, and so must we.
+    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+
+
+def main_module() -> dict[str, Any]:
+    """How a worker finds the user's script, as multiprocessing says it; empty where there is none.
+
+    Raises:
+        UsageError: it was read from no file, so that no other process can import it.
+    """
     data = mp_spawn.get_preparation_data("feedline worker")
-    return {name: data[name] for name in data if name.startswith("init_main")}
+    found = {name: data[name] for name in data if name.startswith("init_main")}
+    path = found.get("init_main_from_path")
+    # The __main__.py of an archive is left alone by multiprocessing.
+    if path is not None and Path(path).stem != "__main__" and not Path(path).exists():
+        raise UsageError(
+            f"worker processes have to import your script, and there is no file {path}: was it "
+            "read from stdin? Put it into a file, or use "
+            'start_method="fork" (Linux) or num_workers=0'
+        )
+    return found
 
 
-def _pickles(value: object) -> bool:
-    try:
-        # Large arrays need not be copied to learn that they pickle.
-        pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
-    except Exception:
-        return False
-    return True
+def _home() -> dict[str, Any]:
+    """What a worker takes over before it imports anything of the user's.
 
-
-def _culprit(value: object, depth: int = 0) -> str:
-    """The path to the innermost attribute that does not pickle, e.g. ImageFolder.transform."""
-    name = type(value).__name__
-    if isinstance(value, (FunctionType, type)):
-        return f"{value.__module__}.{value.__qualname__}"
-    parts: dict[str, object] = {}
-    if depth < 8:
-        parts = {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, dict):
-            parts = {f"[{key!r}]": part for key, part in value.items()}
-        elif isinstance(value, (list, tuple)):
-            parts = {f"[{k}]": part for k, part in enumerate(value)}
-    for key, part in parts.items():
-        if not _pickles(part):
-            # Within a part of its own, only what follows its name: Folder.transform.function
-            inner = _culprit(part, depth + 1) if _nests(part) else ""
-            return name + key + inner[len(type(part).__name__) :]
-    return name
-
-
-def _nests(value: object) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, (Callable, type))  # type: ignore[arg-type]
+    The fork server has none of it: it serves many crews and may be older than a change of these.
+    """
+    home = {
+        "sys_argv": sys.argv,
+        "sys_path": search_path(),
+        "orig_dir": mp_process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+    }
+    with contextlib.suppress(OSError):  # it has been removed
+        home["dir"] = os.getcwd()
+    return home

@@ -8,7 +8,7 @@ worker each: any dataset with any way of collating it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from feedline.engine.messages import Order
 from feedline.engine.space import Space
 from feedline.plan.row import Field, Item
 
-__all__ = ["AnySource", "BatchSource", "Row", "Source", "packs"]
+__all__ = ["AnySource", "BatchSource", "Given", "Row", "Source", "packs"]
 
 Row = tuple[NDArray[np.generic], ...]
 
@@ -75,6 +75,15 @@ class BatchSource(Protocol):
         Returns:
             How many of the last bytes in `space` say how the batch is put together.
         """
+        ...
+
+
+@runtime_checkable
+class Given(Protocol):
+    """A source that holds what a user gave to the loader, under names of its own."""
+
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
         ...
 
 

@@ -5,6 +5,9 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any, TypeGuard
+
 import torch
 from torch.utils.data import default_collate
 
@@ -16,10 +19,19 @@ from feedline.system import usable_cores
 
 __all__ = ["check_arguments", "usable_device", "worker_count"]
 
+_MAX_PREFETCH_FACTOR = 1024
+_WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
+
 
 def check_arguments(
     source: Source | None,
     *,
+    dataset: object,
+    sampled: bool,
+    shuffle: object,
+    batch_size: object,
+    num_workers: object,
+    prefetch_factor: object,
     schedule: object,
     image_size: int | None,
     max_image_size: int | None,
@@ -36,8 +48,11 @@ def check_arguments(
 
     Args:
         source: one of feedline's own; None for any other Dataset.
-        schedule, image_size, max_image_size, prefetch, dtype, on_error, timeout, device,
-            collate_fn, seed: as the loader was given them.
+        dataset: whatever it is.
+        sampled: a sampler says which samples there are.
+        shuffle, batch_size, num_workers, prefetch_factor, schedule, image_size, max_image_size,
+            prefetch, dtype, on_error, timeout, device, collate_fn, seed: as the loader was given
+            them.
         iterable: the dataset is an IterableDataset.
 
     Raises:
@@ -65,6 +80,10 @@ def check_arguments(
             "any other Dataset come on the CPU: pin_memory=True and batch.to(device, "
             "non_blocking=True) bring them there"
         )
+    if source is None and not iterable:
+        _check_samples(dataset)
+        if not sampled:
+            _check_length(dataset, needed=bool(shuffle) or seed is not None or schedule is not None)
     if iterable:
         given = {"seed": seed, "schedule": schedule, "image_size": image_size}
         useless = [f"{name}={value!r}" for name, value in given.items() if value is not None]
@@ -75,6 +94,7 @@ def check_arguments(
                 "batches, in the dataset's own order, and knows nothing of that. Use a map-style "
                 "Dataset, or leave it out"
             )
+    _check_counts(batch_size, num_workers, prefetch_factor)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if on_error not in ("raise", "skip"):
@@ -95,6 +115,67 @@ def check_arguments(
         raise UsageError(
             f"image_size {image_size} is above max_image_size {max_image_size}; leave one out"
         )
+
+
+def _check_samples(dataset: object) -> None:
+    """Check that samples can be asked for."""
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        endless = hasattr(dataset, "__iter__")
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass "
+            + (
+                "a list of what it gives, or a torch IterableDataset whose __iter__ makes it"
+                if endless
+                else "a Dataset, a list, or anything else with __getitem__ and __len__"
+            )
+        )
+
+
+def _check_length(dataset: Any, *, needed: bool) -> None:
+    """Check that there is a number of samples.
+
+    Args:
+        dataset: of which no sampler says how many samples there are.
+        needed: the number is needed at once; else a dataset may still be about to learn it.
+    """
+    name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
+    if length_of is None:
+        raise UsageError(
+            f"a {name} does not say how many samples it has: give it a __len__, give the loader a "
+            "sampler, or make it a torch IterableDataset"
+        )
+    try:
+        given = length_of(dataset)
+    except Exception:
+        return  # whoever needs the length hears of it
+    unknown = given is None or (isinstance(given, Integral) and given < 0)
+    if (unknown and needed) or not (unknown or hasattr(given, "__index__")):
+        raise UsageError(
+            f"len() of a dataset must be a whole number of at least 0, and the __len__ of {name} "
+            f"gives {given!r}"
+        )
+
+
+def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:
+    """Check the numbers that torch would take as they are, or refuse without showing their type.
+
+    What is below their range, and a prefetch_factor without workers, torch refuses itself.
+    """
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+        raise UsageError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    if not (num_workers is None or isinstance(num_workers, str) or _is_whole(num_workers)):
+        raise UsageError(f"{_WORKERS}, got {num_workers!r}")
+    if prefetch_factor is None or num_workers is None or num_workers == 0:
+        return
+    if not (_is_whole(prefetch_factor) and prefetch_factor <= _MAX_PREFETCH_FACTOR):
+        raise UsageError(
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
+            f"{prefetch_factor!r}: it is how many batches each worker makes ahead"
+        )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -131,6 +212,4 @@ def worker_count(workers: int | str) -> int:
         return min(usable_cores(), MAX_SEATS)
     if isinstance(workers, int) and not isinstance(workers, bool) and 0 <= workers <= MAX_SEATS:
         return workers
-    raise UsageError(
-        f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}, got {workers!r}'
-    )
+    raise UsageError(f"{_WORKERS}, got {workers!r}")

@@ -6,11 +6,12 @@ to the next batch, as torch's does.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from feedline.dataset.raised import SkippedBatch
+from feedline.dataset.raised import SkippedBatch, say_notes
 from feedline.loader.maker import Skipped
 from feedline.loader.way import Way
 from feedline.plan.batches import Batch
@@ -62,9 +63,15 @@ class Direct:
             made = self._make(batch)
         except StopIteration as error:
             self._way.delivered(batch)
-            raise RuntimeError("the dataset raised StopIteration for a sample") from error
-        except Exception:
+            notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]
+            raise RuntimeError(
+                f"StopIteration would end the epoch without a word. {' '.join(notes)} An iterator "
+                "in the dataset ran out, or next() was called without a default"
+            ) from error
+        except Exception as error:
             self._way.delivered(batch)
+            if sys.version_info < (3, 11):
+                say_notes(error)
             raise
         self._way.delivered(batch)  # not after Ctrl-C: the next call makes it again
         now_s = time.perf_counter()

@@ -154,6 +154,12 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         # Before torch's own checks: these say more.
         check_arguments(
             cast(Source, dataset) if own else None,
+            dataset=dataset,
+            sampled=sampler is not None or batch_sampler is not None,
+            shuffle=shuffle,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
             schedule=schedule,
             image_size=image_size,
             max_image_size=max_image_size,

@@ -24,7 +24,7 @@ def _timm() -> Any:
         if error.name != "timm":
             raise
         raise UsageError(
-            'training needs timm, which is not installed; run: pip install "feedline[train]"'
+            "training needs timm, which is not installed; run: pip install timm"
         ) from None
     return timm
 

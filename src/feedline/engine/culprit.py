@@ -1,0 +1,137 @@
+"""What in a value cannot be pickled, for errors that help.
+
+Guarantees: changes nothing, and takes long only where pickling has failed already.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType, FunctionType, MethodType, ModuleType
+
+from feedline.engine.messages import said
+
+__all__ = ["Culprit", "culprit_in"]
+
+_DEPTH = 8
+_MOST_PARTS = 1000
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The innermost part of a value that does not pickle.
+
+    Args:
+        path: how a user comes to it, as in dataset.transform.function.
+        value: the part.
+        error: what pickling it raises.
+    """
+
+    path: str
+    value: object
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """Why it does not pickle."""
+        method = self._raised_in()
+        kind = type(self.error).__name__
+        if method is not None:
+            return f"its {method} raised {kind}: {said(self.error)}"
+        return said(self.error)
+
+    @property
+    def remedy(self) -> str:
+        """What there is to be done about it, besides not pickling it; a sentence's beginning."""
+        kind = self.value if isinstance(self.value, type) else type(self.value)
+        if isinstance(self.value, (FunctionType, type)) or "<locals>" in kind.__qualname__:
+            return (
+                "Lambdas and functions or classes made inside a function cannot be pickled: "
+                "define them at the top of a module"
+            )
+        if kind.__module__.startswith("multiprocessing."):
+            return "Make it by multiprocessing.get_context() of the workers' start method"
+        if self._raised_in() is not None:
+            return f"Mend how {kind.__name__} is pickled"
+        return (
+            f"What belongs to one process, as a {kind.__name__} does, cannot be pickled: open or "
+            "make it in the worker, when it is first used, and leave it out in __getstate__"
+        )
+
+    def _raised_in(self) -> str | None:
+        """The method of the value's own that raised the error."""
+        trace = self.error.__traceback__
+        while trace is not None:
+            if _is_about(trace.tb_frame, self.value):
+                return trace.tb_frame.f_code.co_name
+            trace = trace.tb_next
+        return None
+
+
+def culprit_in(value: object, path: str, parts: Mapping[str, object] | None = None) -> Culprit:
+    """Find what does not pickle.
+
+    Args:
+        value: something that does not.
+        path: what a user calls it.
+        parts: what is in it, by a user's names for them, where those are not its attributes.
+    """
+    for name, part in (parts or {}).items():
+        if _refusal(part) is not None:
+            return culprit_in(part, name)
+    return _innermost(value, path, _refusal(value), _DEPTH)
+
+
+def _innermost(value: object, path: str, error: Exception | None, depth: int) -> Culprit:
+    for key, part in _parts(value).items() if depth else ():
+        refused = _refusal(part)
+        if refused is not None:
+            return _innermost(part, path + key, refused, depth - 1)
+    # It may pickle by itself, and not along with what it came in.
+    return Culprit(path, value, error or pickle.PicklingError("it cannot be pickled"))
+
+
+def _refusal(value: object) -> Exception | None:
+    """What pickling raises."""
+    try:
+        # Large arrays need not be copied to learn that they pickle.
+        pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: object) -> dict[str, object]:
+    """What is pickled with a value, by what a user writes behind its name."""
+    if isinstance(value, partial):
+        return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
+    if isinstance(value, MethodType):
+        return {".__self__": value.__self__}
+    if isinstance(value, (FunctionType, ModuleType, type)):
+        return {}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": part for key, part in list(value.items())[:_MOST_PARTS]}
+    if isinstance(value, (list, tuple)):
+        return {f"[{k}]": part for k, part in enumerate(value[:_MOST_PARTS])}
+    own = getattr(type(value), "__getstate__", None)
+    if own in (None, getattr(object, "__getstate__", None)):
+        state = getattr(value, "__dict__", {})
+    else:
+        try:
+            state = own(value)
+        except Exception:
+            return {}
+    return {f".{key}": part for key, part in state.items()} if isinstance(state, dict) else {}
+
+
+def _is_about(frame: FrameType, value: object) -> bool:
+    """Whether a frame is of a method of a value's."""
+    code = frame.f_code
+    return (
+        bool(code.co_varnames)
+        and frame.f_locals.get(code.co_varnames[0]) is value
+        and (code.co_name.startswith("__"))
+    )
