@@ -170,9 +170,11 @@ def test_workers_killed_at_any_moment_cost_and_double_no_batch(
 
         killer = threading.Thread(target=kill)
         killer.start()
-        seen = [plain(batch) for _ in range(8) for batch in loader]
-        stop.set()
-        killer.join()
+        try:
+            seen = [plain(batch) for _ in range(8) for batch in loader]
+        finally:
+            stop.set()
+            killer.join()
     with DataLoader(Slow(60, 0), 4, shuffle=True, seed=1) as alone:
         assert seen == [plain(batch) for _ in range(8) for batch in alone]
     assert len(kills) > 3

@@ -44,9 +44,11 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     processes = running(script)
     script.kill()
     script.wait()
-    assert eventually(lambda: gone(processes))
-    assert eventually(lambda: set(os.listdir("/dev/shm")) <= before)
-    script.communicate()
+    try:
+        assert eventually(lambda: gone(processes))
+        assert eventually(lambda: set(os.listdir("/dev/shm")) <= before)
+    finally:
+        script.communicate()
 
 
 def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:

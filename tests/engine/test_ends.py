@@ -36,9 +36,11 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     processes = running(script, least=4)
     script.kill()
     script.wait()
-    assert eventually(lambda: gone(processes), within_s=10)
-    assert eventually(lambda: set(os.listdir("/dev/shm")) <= before, within_s=10)
-    script.communicate()
+    try:
+        assert eventually(lambda: gone(processes), within_s=10)
+        assert eventually(lambda: set(os.listdir("/dev/shm")) <= before, within_s=10)
+    finally:
+        script.communicate()
 
 
 def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Path) -> None:
