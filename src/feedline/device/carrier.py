@@ -1,6 +1,7 @@
 """How a filled batch gets to the step: what the loader asks of a carrier.
 
-Two carriers keep this protocol: HostCarrier (no device, or device="cpu") and CudaCarrier.
+Three carriers keep this protocol: HostCarrier (no device, or device="cpu"), CudaCarrier, and for
+whole batches `dataset.carrier.ParcelCarrier`.
 """
 
 from __future__ import annotations

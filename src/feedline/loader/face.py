@@ -91,7 +91,8 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
             allocated once; None allows up to the largest of the schedule's sizes at which its
             largest batch fits the memory that the schedule itself needs.
-        prefetch: batches that are made ahead of feedline's own sources; the ring has one more.
+        prefetch: batches that are made ahead where rows are, of feedline's own sources and of
+            recognised pipelines; the ring has one more.
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, used with `device`.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
