@@ -314,3 +314,31 @@ def test_an_epoch_may_be_set_on_what_was_restored_within_an_iteration(workers: i
         loader.set_epoch(5)
         assert sum(len(batch[0]) for batch in epoch) == 23
         assert loader.epoch == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -> None:
+    with DataLoader(DATA, 4, shuffle=True, num_workers=workers) as loader:
+        epoch = iter(loader)
+        start = loader.state_dict()
+        seen = [plain(next(epoch)) for _ in range(3)]
+        middle = loader.state_dict()
+        loader.load_state_dict(middle)
+        assert loader.state_dict() == middle
+        iter(loader)  # given up before its first batch
+        seen += [plain(batch) for batch in loader]
+        loader.load_state_dict(start)
+        assert [plain(batch) for batch in loader] == seen
+        assert len(seen) == 6
+
+
+def test_epochs_after_one_that_was_restored_go_on_as_they_would_have() -> None:
+    torch.manual_seed(4)
+    whole = DataLoader(DATA, 4, shuffle=True)
+    wanted = [plain(batch) for _ in range(4) for batch in whole]
+    torch.manual_seed(4)
+    first = DataLoader(DATA, 4, shuffle=True)
+    seen = [plain(batch) for _ in range(2) for batch in first]
+    second = DataLoader(DATA, 4, shuffle=True)
+    second.load_state_dict(through_json(first.state_dict()))
+    assert seen + [plain(batch) for _ in range(2) for batch in second] == wanted

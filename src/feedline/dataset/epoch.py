@@ -122,7 +122,7 @@ class Sampling:
         seed: int | None,
         *,
         comparable: bool,
-        set_mark: bool = True,
+        begin: bool = False,
     ) -> tuple[Epoch, int]:
         """The epoch of a state at its step, by the sampler's own state or drawing again.
 
@@ -131,7 +131,8 @@ class Sampling:
             step: batches that were handed out.
             seed: of the epoch; None for the one that was drawn.
             comparable: it is of this very share of the epoch: digests must be the same.
-            set_mark: set the sampler to the epoch that it was set to then.
+            begin: an iteration begins with it: the sampler is as it is set by now, and where the
+                random states still are those of then, they are drawn from, not a copy.
 
         Returns:
             The epoch, and the digest of what was handed out of it.
@@ -143,7 +144,7 @@ class Sampling:
         kept = stateful_part(self.sampler)
         kept_before = None if kept is None else copy.deepcopy(kept.state_dict())
         try:
-            return self._reopened(state, step, seed, comparable, set_mark)
+            return self._reopened(state, step, seed, comparable, begin)
         except Exception as error:
             before.set_generators()
             if mark is not None:
@@ -163,20 +164,20 @@ class Sampling:
         step: int,
         seed: int | None,
         comparable: bool,
-        set_mark: bool,
+        begin: bool,
     ) -> tuple[Epoch, int]:
         mark = state["start"].get("epoch")
-        if set_mark and mark is not None:
+        if mark is not None and not begin:
             if not is_count(mark):
                 raise StateError(f"cannot resume: damaged position, the sampler's epoch {mark!r}")
             set_epoch(self.sampler, mark)
         wanted = state.get("upcoming")
         keeps_state = stateful_part(self.sampler) is not None
         if step and keeps_state and state.get("sampler_state") is not None:
-            epoch = self._again(state, state["sampler_state"], seed)
+            epoch = self._again(state, state["sampler_state"], seed, begin)
             if epoch.upcoming() == wanted and is_count(state.get("drawn")):
                 return epoch, int(state["drawn"])
-        epoch = self._again(state, state["start"].get("sampler"), seed)
+        epoch = self._again(state, state["start"].get("sampler"), seed, begin)
         digest = 0
         for k in range(step):
             if epoch.draws.peek() is None:
@@ -194,7 +195,9 @@ class Sampling:
             )
         return epoch, digest
 
-    def _again(self, state: Mapping[str, Any], sampler_state: Any, seed: int | None) -> Epoch:
+    def _again(
+        self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
+    ) -> Epoch:
         """Open the epoch of a state once more, with the random states of then.
 
         A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
@@ -210,6 +213,8 @@ class Sampling:
             then.set_generators()
         if kept is not None and sampler_state is not None:
             kept.load_state_dict(sampler_state)
+        if then is not None and begin and then.everywhere == self.now().everywhere:
+            then = None  # else the next epoch would be this one again
         epoch = self.open(seed, then)
         epoch.start = dict(state["start"])
         return epoch

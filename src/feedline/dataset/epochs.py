@@ -88,10 +88,9 @@ class SampledEpochs:
 
     def _open_restored(self) -> None:
         """Open what was restored; at its beginning with the sampler as it is set by now."""
-        state, self._restored = self._restored, None
-        if state is not None and self.position.step == 0:
+        if self._restored is not None and self.position.step == 0:
             self._open, self._digest = self._sampling.reopen(
-                state, 0, self._own_seed(), comparable=False, set_mark=False
+                self._restored, 0, self._own_seed(), comparable=False, begin=True
             )
 
     def moved(self) -> bool:
@@ -117,6 +116,7 @@ class SampledEpochs:
         """A batch was handed out, or what was raised in its place."""
         assert self._open is not None, "a batch of an epoch that was never opened"
         self._begun = True
+        self._restored = None
         self._early.add(batch.step)
         step = self.position.step
         while step in self._early:
@@ -229,18 +229,20 @@ class SampledEpochs:
             "world": self._world,
             "drawn": self._digest,
         }
-        if epoch is not None:
-            return state | {
-                "drawn_seed": epoch.seed,
-                "start": epoch.start,
-                "sampler_state": epoch.draws.sampler_state,
-                "upcoming": epoch.upcoming(),
-            }
-        if self._restored is not None:
-            start = self._restored["start"]
-        else:
+        restored = self._restored
+        mark = epoch_mark(self._sampling.sampler)
+        if restored is not None and (epoch is None or restored["start"].get("epoch") == mark):
+            names = ("drawn_seed", "start", "sampler_state", "upcoming")  # as they came
+            return state | {name: restored[name] for name in names if name in restored}
+        if epoch is None:
             start = self._sampling.start(self._sampling.now())
-        return state | {"drawn_seed": None, "start": start}
+            return state | {"drawn_seed": None, "start": start}
+        return state | {
+            "drawn_seed": epoch.seed,
+            "start": epoch.start,
+            "sampler_state": epoch.draws.sampler_state,
+            "upcoming": epoch.upcoming(),
+        }
 
     def _mine(self) -> dict[str, Any]:
         return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampling.sampler)}
