@@ -81,7 +81,7 @@ class SampledEpochs:
             self._next_epoch()
         self._under_way = True
         if self._restored is None:
-            self._open = self._sampling.open(self._own_seed())
+            self._open = self._sampling.open(self._own_seed(self.position.epoch))
         else:
             self._open_restored()
         return True
@@ -90,7 +90,7 @@ class SampledEpochs:
         """Open what was restored; at its beginning with the sampler as it is set by now."""
         if self._restored is not None and self.position.step == 0:
             self._open, self._digest = self._sampling.reopen(
-                self._restored, 0, self._own_seed(), comparable=False, begin=True
+                self._restored, 0, self._own_seed(self.position.epoch), comparable=False, begin=True
             )
 
     def moved(self) -> bool:
@@ -101,7 +101,7 @@ class SampledEpochs:
         if epoch.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
-        self._open = self._sampling.open(self._own_seed(), epoch.random)
+        self._open = self._sampling.open(self._own_seed(self.position.epoch), epoch.random)
         return True
 
     def at_end(self) -> bool:
@@ -148,7 +148,7 @@ class SampledEpochs:
         self._under_way = waits
         self.position = replace(self.position, epoch=epoch)
         if waits:  # an iteration has begun and given nothing: it is this epoch's
-            self._open = self._sampling.open(self._own_seed())
+            self._open = self._sampling.open(self._own_seed(self.position.epoch))
         return True
 
     def set_image_size(self, size: int | None) -> bool:
@@ -206,8 +206,8 @@ class SampledEpochs:
         assert self._open is not None, "an epoch has a seed once an iteration has begun"
         return self._open.seed
 
-    def _own_seed(self) -> int | None:
-        return None if self._seed is None else mix(self._seed, self.position.epoch)
+    def _own_seed(self, epoch: int) -> int | None:
+        return None if self._seed is None else mix(self._seed, epoch)
 
     # State
 
@@ -270,9 +270,8 @@ class SampledEpochs:
         if not (whole and (opened or unopened)):
             raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
         mine = (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        seed = None if self._seed is None else mix(self._seed, position.epoch)
         found, digest = self._sampling.reopen(
-            state, position.step, seed, comparable=mine and opened
+            state, position.step, self._own_seed(position.epoch), comparable=mine and opened
         )
         self._open, self._digest = (found, digest) if opened else (None, 0)
         self._early = set(early)
