@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Subset
 from torch.utils.data._utils import worker as torch_worker
 
+from feedline.dataset.folder import folder_in
 from feedline.engine.source import Row, Source
 from feedline.plan.row import Field, Item
 from feedline.randomness import seed_all
@@ -109,11 +109,10 @@ def _outline(dataset: Any) -> list[object]:
     Objects count by identity, samples one by one, the transform by what it says of itself. Of
     anything else nothing is known to be changed.
     """
-    found: list[object] = []
-    while type(dataset) is Subset:
-        found.append((id(dataset.dataset), list(dataset.indices)))
-        dataset = dataset.dataset
-    if type(dataset).__module__ != "torchvision.datasets.folder":
+    found = folder_in(dataset)
+    if found is None:
         return []
-    parts = {name: id(value) for name, value in vars(dataset).items()}
-    return [*found, type(dataset), parts, list(dataset.samples), repr(dataset.transform)]
+    folder, chosen = found
+    parts = {name: id(value) for name, value in vars(folder).items()}
+    whole = id(folder), type(folder), parts, list(folder.samples), repr(folder.transform)
+    return [*chosen, *whole]

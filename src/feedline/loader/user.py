@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from torch.utils.data import IterableDataset, Subset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from feedline.dataset.beginning import Beginning, BegunRows
+from feedline.dataset.folder import folder_in
 from feedline.dataset.gather import Gather, gatherer
 from feedline.dataset.renewal import digest
 from feedline.dataset.source import DatasetSource
@@ -223,12 +224,10 @@ def _folder(dataset: Any) -> tuple[object, object] | None:
         All but its samples, and its samples: tuples that cannot change, to be compared one by
         one, most of them by identity. For a million that takes milliseconds, pickling seconds.
     """
-    listed = []
-    while type(dataset) is Subset:
-        listed.append(list(dataset.indices))
-        dataset = dataset.dataset
-    if type(dataset).__module__ != "torchvision.datasets.folder":
+    found = folder_in(dataset)
+    if found is None:
         return None
+    dataset, listed = found
     samples = dataset.samples
     rest = {key: value for key, value in vars(dataset).items() if value is not samples}
     return (type(dataset), {**rest, "imgs": None, "targets": None}), [list(samples), *listed]
