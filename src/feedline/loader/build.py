@@ -6,6 +6,7 @@ worker each; and for a process that makes its batches itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -192,18 +193,32 @@ def look_at_first(maker: Maker) -> None:
             maker.carrier.look(flight)
 
 
-def direct_maker(source: DatasetSource, way: Way, gather: Gather | None, *, pin: bool) -> Direct:
-    """Batches made in this process: nobody else is quicker, or nobody else is there."""
+def direct_maker(
+    source: DatasetSource, way: Way, gatherer: Callable[[], Gather | None], *, pin: bool
+) -> Direct:
+    """Batches made in this process: nobody else is quicker, or nobody else is there.
+
+    Args:
+        source: makes them of samples.
+        way: where the loader stands.
+        gatherer: looks whether the dataset, as it is now, needs no samples.
+        pin: page-lock the tensors.
+    """
     pinned = pins(pin)
 
     def make(batch: Batch) -> Any:
-        keys = batch.asked
-        if gather is not None and type(keys) is list and all(type(key) is int for key in keys):
-            made = gather(keys)
-        else:
+        made = _gathered(gatherer(), batch.asked)
+        if made is None:
             # What a worker would make, and without a trace in the user's own random states.
             with seeded(batch.whole_seed):
-                made = source.make(keys, batch.image_size or None, None, at=None)
+                made = source.make(batch.asked, batch.image_size or None, None, at=None)
         return pin_memory(made) if pinned else made
 
     return Direct(make, way)
+
+
+def _gathered(gather: Gather | None, keys: Any) -> Any:
+    """A batch taken from memory; None where samples have to be asked for, or have more to say."""
+    with contextlib.suppress(Exception):
+        return None if gather is None else gather(keys)
+    return None

@@ -20,7 +20,7 @@ def explain(loader: Any, found: Recognition | None, *, gathers: bool) -> str:
     Args:
         loader: a feedline DataLoader, whose own attributes are the facts.
         found: what was made of its dataset; None where that is feedline's own, or iterable.
-        gathers: its dataset is tensors in memory.
+        gathers: its dataset is rows in memory.
     """
     facts = {
         "samples": _samples(loader),
@@ -62,7 +62,7 @@ def _engine(loader: Any, found: Recognition | None, gathers: bool) -> str:
     if is_source(dataset) or (found is not None and found.source is not None):
         return "rows, written by all workers side by side into one batch"
     if gathers:
-        return "tensors in memory, indexed a batch at a time in this process: no worker is quicker"
+        return "rows in memory, taken a batch at a time in this process: no worker is quicker"
     if loader.num_workers == 0:
         return "samples made and collated in this process"
     return "whole batches, each made and collated by one worker into shared memory"

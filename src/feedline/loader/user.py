@@ -1,7 +1,7 @@
 """A user's Dataset behind a loader: looked at when an iteration begins, and made by whoever can.
 
 Guarantees: a torchvision pipeline that is recognised goes by rows, anything else by whole batches,
-tensors in memory without workers; each time of the dataset as it is then.
+rows in memory without workers; each time of the dataset as it is then.
 """
 
 from __future__ import annotations
@@ -123,9 +123,8 @@ class UserData:
             batched=self.batched,
             skip_errors=self.on_error == "skip",
         )
-        gather = self.gather()
-        if workers == 0 or gather is not None:
-            return direct_maker(source, self.way, gather, pin=self.pin)
+        if workers == 0 or self.gather() is not None:
+            return direct_maker(source, self.way, self.gather, pin=self.pin)
         return whole_maker(
             source,
             self.way,
