@@ -9,8 +9,9 @@ the dataset cannot be pickled), and memory (PSS of the whole process tree) and d
 trainer are compared between the 5th epoch and the last.
 
 Datasets: `images`, a torchvision ImageFolder with RandomResizedCrop(224), flip, ToTensor and
-Normalize, which is recognised; `work`, some 2 ms of Python and torch a sample, which is not;
-`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own.
+Normalize, which is recognised; `work`, some 0.5 ms of Python and torch a sample, which is not;
+`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class that only looks
+them up; `mirrored`, behind one that mirrors every second, by chance, and scales them.
 
 Caveats: files come from the page cache; nothing is done with a batch, so nobody competes with the
 workers for the cores; the first batch of feedline's first loader has the import of what it needs.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -64,7 +66,7 @@ class Work(Dataset[Any]):
 
 
 class Tiny(Dataset[Any]):
-    """Tiny images in memory, behind a class that nobody knows."""
+    """Tiny images in memory, looked up."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images, self.labels = images, labels
@@ -74,6 +76,16 @@ class Tiny(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.images[index], self.labels[index]
+
+
+class Mirrored(Tiny):
+    """Tiny images in memory, and too little work on each for any overhead to hide behind."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image, label = super().__getitem__(index)
+        if random.random() < 0.5:
+            image = image.flip(-1)
+        return image / 255, label
 
 
 class Unpicklable(Work):
@@ -164,6 +176,7 @@ def main() -> None:
         ("work", Work(), 64, (1, 2, 4)),
         ("tensors", TensorDataset(images, labels), 128, (0, 1, 2, 4)),
         ("tiny", Tiny(images, labels), 128, (0, 1, 2, 4)),
+        ("mirrored", Mirrored(images, labels), 128, (0, 1, 2, 4)),
     ]
     found: dict[str, Any] = {
         "machine": machine(),

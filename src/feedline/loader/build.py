@@ -194,20 +194,20 @@ def look_at_first(maker: Maker) -> None:
 
 
 def direct_maker(
-    source: DatasetSource, way: Way, gatherer: Callable[[], Gather | None], *, pin: bool
+    source: DatasetSource, way: Way, gatherer: Callable[[], Gather | None] | None, *, pin: bool
 ) -> Direct:
     """Batches made in this process: nobody else is quicker, or nobody else is there.
 
     Args:
         source: makes them of samples.
         way: where the loader stands.
-        gatherer: looks whether the dataset, as it is now, needs no samples.
+        gatherer: looks whether the dataset, as it is then, needs no samples; None: it needs them.
         pin: page-lock the tensors.
     """
     pinned = pins(pin)
 
     def make(batch: Batch) -> Any:
-        made = _gathered(gatherer(), batch.asked)
+        made = _gathered(gatherer() if gatherer else None, batch.asked)
         if made is None:
             # What a worker would make, and without a trace in the user's own random states.
             with seeded(batch.whole_seed):
@@ -219,6 +219,7 @@ def direct_maker(
 
 def _gathered(gather: Gather | None, keys: Any) -> Any:
     """A batch taken from memory; None where samples have to be asked for, or have more to say."""
-    with contextlib.suppress(Exception):
-        return None if gather is None else gather(keys)
+    if gather is not None:
+        with contextlib.suppress(Exception):
+            return gather(keys)
     return None

@@ -123,8 +123,9 @@ class UserData:
             batched=self.batched,
             skip_errors=self.on_error == "skip",
         )
-        if workers == 0 or self.gather() is not None:
-            return direct_maker(source, self.way, self.gather, pin=self.pin)
+        gathers = self.gather() is not None
+        if workers == 0 or gathers:
+            return direct_maker(source, self.way, self.gather if gathers else None, pin=self.pin)
         return whole_maker(
             source,
             self.way,
