@@ -142,8 +142,12 @@ def test_a_length_that_nobody_needs_yet_may_come_later() -> None:
 
 
 def test_a_whole_number_of_numpy_is_taken_where_torch_takes_it() -> None:
-    loader = DataLoader(range(10), 5, num_workers=1, prefetch_factor=np.int64(1024))  # type: ignore[arg-type]
-    with loader:
+    one, most = np.int64(1), np.int64(1024)
+    with DataLoader(range(10), 5, num_workers=one, prefetch_factor=most) as loader:  # type: ignore[arg-type]
+        assert type(loader.num_workers) is int
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        loader.num_workers = np.int64(2)  # type: ignore[assignment]
+        assert type(loader.num_workers) is int
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 

@@ -210,6 +210,6 @@ def worker_count(workers: int | str) -> int:
     """
     if workers == "auto":
         return min(usable_cores(), MAX_SEATS)
-    if isinstance(workers, int) and not isinstance(workers, bool) and 0 <= workers <= MAX_SEATS:
-        return workers
+    if _is_whole(workers) and 0 <= workers <= MAX_SEATS:
+        return int(workers)
     raise UsageError(f"{_WORKERS}, got {workers!r}")

@@ -178,6 +178,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             num_workers = "auto" if own else 0
         if own or isinstance(num_workers, str):
             num_workers = worker_count(num_workers)
+        num_workers = int(num_workers)  # of numpy's, torch would keep it as it is
         phases = phases_of(schedule, image_size, own)
         self.plan: Plan | None = None
         shown: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
