@@ -26,10 +26,10 @@ from feedline.loader.stock import Stock
 from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
 from feedline.loader.way import Standing, Way
 from feedline.plan.journey import Journey
-from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.schedule import Schedule
 from feedline.plan.seeds import mix
 
-__all__ = ["Choice", "choose", "phases_of"]
+__all__ = ["Choice", "choose"]
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,6 @@ class Choice:
     maker: Maker
     road: str
     user: Callable[[], UserData] | None = None
-
-
-def phases_of(schedule: Any, image_size: int | None, own: bool) -> Schedule | None:
-    """The phases of image size; None where the dataset is not told any.
-
-    Args:
-        schedule: as a loader is given it.
-        image_size: likewise, without a schedule.
-        own: the dataset is one of feedline's, which have a size in any case.
-    """
-    if schedule is not None:
-        return Schedule.of(schedule)
-    if image_size is None and not own:
-        return None
-    return Schedule((Phase(size=224 if image_size is None else image_size, epochs=1),))
 
 
 def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice:

@@ -28,14 +28,15 @@ from feedline.engine.source import Source
 from feedline.errors import ClosedError, UsageError
 from feedline.frameworks.accelerate import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.choice import choose, phases_of
+from feedline.loader.choice import choose
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
+from feedline.loader.order import phases_of, plan_of
 from feedline.loader.planned import PlannedSampler, ShownBatches
 from feedline.loader.user import UserData, is_source
 from feedline.loader.way import Standing
-from feedline.plan.batches import Batch, Plan
+from feedline.plan.batches import Batch
 from feedline.plan.journey import Journey
 from feedline.plan.schedule import Phase, Schedule
 from feedline.system import rank_and_world
@@ -180,38 +181,24 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             num_workers = worker_count(num_workers)
         num_workers = int(num_workers)  # of numpy's, torch would keep it as it is
         phases = phases_of(schedule, image_size, own)
-        self.plan: Plan | None = None
+        self.plan = plan_of(
+            dataset,
+            phases,
+            own=own,
+            sampled=sampler is not None or batch_sampler is not None,
+            asked=seed is not None or schedule is not None,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
         shown: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
-        ordered = sampler is None and batch_sampler is None and batch_size is not None
-        planned = own or seed is not None or schedule is not None
-        if ordered and planned and not isinstance(dataset, IterableDataset):
-            rank_found, world_found = rank_and_world()
-            self.plan = Plan(
-                length=len(dataset),  # type: ignore[arg-type]
-                schedule=phases or Schedule((Phase(size=1, epochs=1),)),
-                batch_size=batch_size,  # type: ignore[arg-type]
-                shuffle=own if shuffle is None else bool(shuffle),
-                drop_last=drop_last,
-                seed=0 if seed is None else seed,
-                rank=rank_found if rank is None else rank,
-                world_size=world_found if world_size is None else world_size,
-                sized=phases is not None,
-            )
+        if self.plan:
             order = PlannedSampler(self.plan, dataset)
             order.belongs_to(self)
             shown = {"batch_sampler": ShownBatches(order, self.plan.batch_size, drop_last)}
-        elif rank is not None or world_size is not None:
-            raise UsageError(
-                f"rank={rank}, world_size={world_size} was given, but feedline does not make the "
-                "order here; pass a seed with it, without a sampler, or share the samples out "
-                "by a DistributedSampler"
-            )
-        elif seed is not None and batch_size is None and shuffle:
-            raise UsageError(
-                "seed was given with shuffle=True and batch_size=None, and only batches can be "
-                "planned from a seed; pass a sampler that shuffles by itself, "
-                "RandomSampler(dataset, generator=...)"
-            )
         if _TORCH_KNOWS_IN_ORDER:
             shown["in_order"] = in_order
         super().__init__(
