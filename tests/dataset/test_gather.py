@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
 from collections.abc import Iterator
 from copy import copy
 from functools import partial
@@ -16,7 +17,7 @@ import torch
 from sets import plain
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
 from feedline.dataset.gather import gatherer
@@ -82,7 +83,7 @@ class Nested(Tables):
 
 class Numbers(Tables):
     def __getitem__(self, i):
-        return self.ints[i], self.floats[i], self.truths[i], self.numbers[i]
+        return self.ints[i], self.floats[i], self.numbers[i], i
 
 
 class Decides(Tables):
@@ -95,7 +96,28 @@ class Decides(Tables):
         return image
 
 
-LOOK_UP = [Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
+class Columns(Tables):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.arange(ROWS * 3.0).view(ROWS, 3)
+        self.x, self.y = self.table[:, 1:], self.table[:, 0]
+        self.turned = np.arange(ROWS * 2).reshape(2, ROWS).T
+        self.of_torch = self.table.numpy()
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index], self.turned[index], self.of_torch[index]
+
+
+class SameTable(Tables):
+    def __init__(self):
+        super().__init__()
+        self.targets = self.images
+
+    def __getitem__(self, i):
+        return self.images[i] if self.targets is self.images else (self.images[i], self.targets[i])
+
+
+LOOK_UP = [Columns, SameTable, Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
 
 
 def with_transform() -> Tables:
@@ -136,9 +158,124 @@ class Constant(Tables):
         return self.images[index], 1
 
 
-class GivesIndex(Tables):
+class FillsWhenAsked(Tables):
+    def __init__(self):
+        super().__init__()
+        self.made = [None] * ROWS
+
     def __getitem__(self, index):
-        return self.images[index], index
+        if self.made[index] is None:
+            self.array[index] = index
+            self.made[index] = True
+        return self.array[index]
+
+
+class Unlabelled(Tables):
+    def __init__(self):
+        super().__init__()
+        self.found = [3, None] * (ROWS // 2)
+
+    def __getitem__(self, index):
+        if self.found[index] is None:
+            return self.images[index], self.numbers[index]
+        return self.images[index], self.ints[index]
+
+
+class Truths(Tables):
+    def __getitem__(self, index):
+        if self.truths[index] is True:
+            return self.images[index], self.truths[index]
+        return -self.images[index], self.truths[index]
+
+
+class Asserts(Tables):
+    def __init__(self):
+        super().__init__()
+        self.found = [3, None] * (ROWS // 2)
+
+    def __getitem__(self, index):
+        assert self.found[index] is not None
+        return self.images[index]
+
+
+class TooShort(Tables):
+    def __getitem__(self, index):
+        self.short[index]
+        return self.images[index]
+
+    def __init__(self):
+        super().__init__()
+        self.short = [0] * 5
+
+
+class Waits(Tables):
+    def __getitem__(self, index):
+        while self.truths[index] is None:
+            pass
+        return self.images[index]
+
+
+class Goes(Tables):
+    def __getitem__(self, index):
+        image = self.images[index]
+        for _ in (0, 1, 2):
+            image = self.images[index]
+        return image
+
+
+class Climbs(Tables):
+    def __getitem__(self, index):
+        ().__class__.__base__.__subclasses__()
+        return self.images[index]
+
+
+class DeletesGlobal(Tables):
+    def __getitem__(self, index):
+        global flag
+        flag = 1
+        del flag
+        return self.images[index]
+
+
+class Static(Tables):
+    @staticmethod
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+class OtherAttributes(Tables):
+    @property
+    def __dict__(self):
+        calls.append("asked for the attributes")
+        return {"images": torch.zeros(ROWS)}
+
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+class OfMeta(type):
+    def __getattribute__(cls, name):
+        if name == "__getitem__":
+            raise RuntimeError("not for you")
+        return super().__getattribute__(name)
+
+
+class Meta(Tables, metaclass=OfMeta):
+    def __getitem__(self, index):
+        return self.images[index] + 1
+
+
+class ManyDims(Pair):
+    def __init__(self):
+        super().__init__()
+        self.images = torch.arange(ROWS).view(ROWS, *[1] * 70)
+
+
+class Freed(Pair):
+    def __init__(self):
+        super().__init__()
+        self.images = torch.ones(ROWS, 100)
+        self.images.untyped_storage().resize_(0)
 
 
 class LooksAtRow(Tables):
@@ -254,13 +391,19 @@ class Gradient(Pair):
 class Strided(Pair):
     def __init__(self):
         super().__init__()
-        self.images = torch.arange(ROWS * 4).view(4, ROWS).T
+        self.images = torch.arange(ROWS * 4).view(4, ROWS, 1).transpose(0, 1)
+
+
+class StridedHalf(Pair):
+    def __init__(self):
+        super().__init__()
+        self.images = self.half.T.contiguous().T
 
 
 class Sliced(Tables):
     def __init__(self):
         super().__init__()
-        self.array = self.array[:, ::2]
+        self.array = self.array[:, :, ::2]
 
     def __getitem__(self, index):
         return self.array[index]
@@ -303,7 +446,20 @@ REFUSED = [
     AllOfIt,
     Fixed,
     Constant,
-    GivesIndex,
+    FillsWhenAsked,
+    Unlabelled,
+    Truths,
+    Asserts,
+    TooShort,
+    Waits,
+    Goes,
+    Climbs,
+    DeletesGlobal,
+    Static,
+    OtherAttributes,
+    Meta,
+    ManyDims,
+    Freed,
     LooksAtRow,
     Compares,
     Counts,
@@ -319,6 +475,7 @@ REFUSED = [
     Together,
     Gradient,
     Strided,
+    StridedHalf,
     Sliced,
     Texts,
     Formats,
@@ -337,7 +494,7 @@ def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
         given = {"batch_size": 7, "shuffle": True} | given
         try:
             found.append([plain(batch) for batch in kind(make(), **given)])
-        except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+        except Exception as error:
             found.append([type(error)])
     return found[0], found[1]
 
@@ -430,6 +587,7 @@ def test_subsets_are_looked_through() -> None:
         Subset(data, np.arange(3, 20)),  # type: ignore[arg-type]
         Subset(data, torch.arange(3, 20)),  # type: ignore[arg-type]
         Subset(data, range(3, 20, 2)),
+        Subset(Numbers(), range(3, 20, 2)),
     ]
     for part in parts:
         assert gatherer(part, default_collate) is not None
@@ -437,19 +595,60 @@ def test_subsets_are_looked_through() -> None:
         assert ours == theirs
 
 
-def test_truth_is_no_row_number() -> None:
-    """As an index of a tensor it adds a dimension."""
-    data = Subset(Pair(), [True, False])  # type: ignore[list-item]
-    theirs, ours = both(partial(copy, data))
-    assert ours == theirs
+def test_what_is_no_row_number_is_left_to_the_dataset() -> None:
+    """A truth, or a list of one, adds a dimension to a tensor's row."""
+    mask = torch.arange(20) % 3 == 0
+    for indices in ([True, False], mask, torch.nonzero(mask), mask.to(torch.uint8), [[1], [2]]):
+        data: Any = Subset(Pair(), indices)  # type: ignore[arg-type]
+        theirs, ours = both(partial(copy, data))
+        assert ours == theirs
+
+
+def test_indices_of_another_class_are_asked_once_and_for_what_is_needed() -> None:
+    class Endless:
+        asked = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, k: int) -> int:
+            self.asked += 1
+            return k + int(torch.randint(2, ()))
+
+    indices = Endless()
+    loader = feedline.DataLoader(Subset(Pair(), indices), batch_size=4)  # type: ignore[arg-type]
+    assert len(next(iter(loader))[0]) == 4
+    assert indices.asked == 4
 
 
 def test_keys_that_are_not_numbers_are_asked_for() -> None:
     data = Pair()
-    keys: Any = [[slice(0, 2), slice(2, 4)], [torch.tensor([1, 2])], [np.int64(3), -1]]
-    for given in (keys, [[]]):
-        theirs, ours = both(partial(copy, data), batch_size=1, shuffle=False, batch_sampler=given)
-        assert ours == theirs
+    for keys in (
+        [slice(0, 2), slice(2, 4)],
+        [torch.tensor([1, 2])],
+        [torch.tensor([1]), torch.tensor([3])],
+        [torch.tensor(True), torch.tensor(False)],
+        [torch.tensor(3, dtype=torch.uint8)],
+        [torch.tensor(3), np.int64(4), -1],
+        [np.int16(3), np.uint8(4)],
+        [np.bool_(True)],
+        (1, 2),
+        range(3),
+        torch.arange(3),
+        np.arange(3),
+        {1, 2},
+        [],
+    ):
+        for made in (data, Numbers()):
+            theirs, ours = both(
+                partial(copy, made), batch_size=1, shuffle=False, batch_sampler=[keys]
+            )
+            assert ours == theirs
+
+
+def test_keys_that_can_be_gone_through_once_are_there_for_the_samples() -> None:
+    loader = feedline.DataLoader(Pair(), batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
+    assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
 
 
 def test_a_row_that_is_missing_is_named_and_can_be_left_out() -> None:
@@ -495,6 +694,53 @@ def test_another_method_of_the_class_is_followed() -> None:
     assert len(next(batches)) == 2
     Mine.__getitem__ = lambda self, index: index  # type: ignore[assignment]
     assert next(batches).tolist() == [2, 3]
+
+
+def test_a_list_of_more_than_numbers_is_left_to_the_dataset() -> None:
+    data = Numbers()
+    data.ints = [1, "b", "c", "d", 5, *range(5, ROWS)]  # type: ignore[list-item]
+    theirs, ours = both(partial(copy, data), batch_size=2, shuffle=False)
+    assert ours == theirs
+
+
+def test_tensors_can_still_be_resized() -> None:
+    data = Pair()
+    data.images = torch.zeros(ROWS, 3)
+    data.labels = torch.zeros(ROWS, 3, dtype=torch.bfloat16)
+    next(iter(feedline.DataLoader(data, batch_size=2)))
+    data.images.resize_(ROWS + 10, 3)
+    data.labels.resize_(ROWS + 10, 3)
+
+
+def test_on_another_default_device_samples_are_asked_for() -> None:
+    with torch.device("meta"):
+        assert gatherer(Numbers(), default_collate) is None
+        assert gatherer(Nested(), default_collate) is None
+
+
+def test_a_debugger_finds_the_dataset_itself() -> None:
+    seen = []
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if frame.f_code is Pair.__getitem__.__code__:
+            seen.append(type(frame.f_locals["self"]))
+
+    batches = iter(feedline.DataLoader(Pair(), batch_size=2))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert next(batches)[1].tolist() == [0, 7]
+    finally:
+        sys.settrace(before)
+    assert seen == [Pair, Pair]
+
+
+def test_a_tensor_collate_of_torchs_own_but_not_for_tensors_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, collate_str_fn)
+    theirs, ours = both(Pair)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("kind", [tuple, dict, int, torch.Tensor])

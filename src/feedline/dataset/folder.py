@@ -15,10 +15,10 @@ def folder_in(dataset: Any) -> tuple[Any, list[list[Any]]] | None:
     Returns:
         None for any other dataset.
     """
-    chosen = []
+    subsets = []
     while type(dataset) is Subset:
-        chosen.append(list(dataset.indices))
+        subsets.append(dataset)
         dataset = dataset.dataset
     if type(dataset).__module__ != "torchvision.datasets.folder":
         return None
-    return dataset, chosen
+    return dataset, [list(subset.indices) for subset in subsets]

@@ -7,7 +7,6 @@ the dataset doing nothing but to look rows up: it is torch's own class, or `look
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from feedline.dataset.lookup import Row, looked_up, table_of
+from feedline.dataset.lookup import Index, Row, looked_up, table_of
 from feedline.dataset.plain import is_plain
 
 __all__ = ["Gather", "gatherer"]
@@ -27,8 +26,13 @@ Gather: TypeAlias = Callable[[Any], Any]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Take: TypeAlias = Callable[[_Numbers], torch.Tensor]
 
+_COLLATE = {
+    torch.Tensor: torch_collate.collate_tensor_fn,
+    np.ndarray: torch_collate.collate_numpy_array_fn,
+    float: torch_collate.collate_float_fn,
+    int: torch_collate.collate_int_fn,
+}
 _NUMPY_KNOWS = {
-    torch.bool,
     torch.uint8,
     torch.int8,
     torch.int16,
@@ -54,20 +58,19 @@ def gatherer(dataset: object, collate_fn: object) -> Gather | None:
     if collate_fn is not default_collate or not _is_as_torch_made_it():
         return None
     if type(dataset) is Subset:
-        inner = gatherer(dataset.dataset, collate_fn)
-        if inner is None:
+        subset, within = dataset, gatherer(dataset.dataset, collate_fn)
+        if within is None or type(subset.indices) not in (list, range, np.ndarray, torch.Tensor):
             return None
-        subset, within = dataset, inner
         return lambda keys: within([subset.indices[key] for key in keys])
-    if type(dataset) is TensorDataset:
-        rows: Any = tuple(map(Row, dataset.tensors)) or None
-    else:
-        rows = looked_up(dataset)
-    if rows is None:
-        return None
     try:
-        takes = _collated(rows, _take)
-    except _NoTableError:
+        if type(dataset) is TensorDataset:
+            rows: Any = tuple(map(Row, dataset.tensors)) or None
+        else:
+            rows = looked_up(dataset)
+        takes = None if rows is None else _collated(rows, _take)
+    except Exception:  # tensors and classes of every kind are asked for what only most of them have
+        return None
+    if takes is None:
         return None
 
     def gather(keys: Any) -> Any:
@@ -80,16 +83,28 @@ def gatherer(dataset: object, collate_fn: object) -> Gather | None:
 def _is_as_torch_made_it() -> bool:
     """Whether default_collate does what torch's does, with nothing that a user has registered."""
     functions = torch_collate.default_collate_fn_map
-    return {tuple, list, dict}.isdisjoint(functions) and all(
-        function.__module__ == torch_collate.__name__ for function in functions.values()
+    return (
+        {tuple, list, dict}.isdisjoint(functions)
+        and all(functions.get(kind) is function for kind, function in _COLLATE.items())
+        and all(function.__module__ == torch_collate.__name__ for function in functions.values())
     )
 
 
 def _numbers(keys: Any) -> _Numbers:
-    kinds = set(map(type, keys))
-    if not kinds or bool in kinds:  # which is an int, but no row's number
+    """The numbers of rows; only such keys as are collated to int64 themselves."""
+    if type(keys) is not list or not keys:
         raise TypeError
-    return np.array(keys if kinds == {int} else [index(key) for key in keys], np.int64)
+    kinds = set(map(type, keys))
+    if len(kinds) > 1:
+        raise TypeError
+    return np.array(keys if kinds == {int} else [_number(key) for key in keys], np.int64)
+
+
+def _number(key: Any) -> int:
+    one = type(key) is torch.Tensor and key.dim() == 0 and key.dtype == torch.int64
+    if one or type(key) is np.int64:
+        return int(key)
+    raise TypeError  # a slice, a mask, or another that stands for many rows
 
 
 def _collated(rows: Any, column: Callable[[Any], Any]) -> Any:
@@ -106,54 +121,67 @@ def _collated(rows: Any, column: Callable[[Any], Any]) -> Any:
     return column(rows)
 
 
-def _take(row: Row) -> _Take:
+def _take(row: Row | Index) -> _Take:
     """A function from row numbers to those rows of a table, collated."""
+    if type(row) is Index:
+        return lambda numbers: torch.from_numpy(numbers.copy())
     table = table_of(row)
     if type(table) is torch.Tensor:
         return _take_tensor(table)
+    # Of anything else collating makes tensors on the default device.
+    if torch.empty(0).device.type != "cpu":
+        raise _NoTableError
     if type(table) is np.ndarray:
         return _take_array(table)
-    if type(table) is list and table and type(table[0]) in (bool, int, float):
-        return lambda numbers: default_collate([table[number] for number in numbers.tolist()])
+    if type(table) is list and type(table[0]) in (int, float):
+        return lambda numbers: _collated_numbers([table[number] for number in numbers.tolist()])
     raise _NoTableError
+
+
+def _collated_numbers(found: list[Any]) -> Any:
+    if not set(map(type, found)) <= {int, float}:
+        raise TypeError
+    return default_collate(found)
 
 
 def _take_tensor(tensor: torch.Tensor) -> _Take:
     """Not by torch's own indexing, which shares even the smallest batch out among its threads: on a
-    busy machine they wait for one another for milliseconds.
+    busy machine they wait for one another for milliseconds. Not by `tensor.numpy()`, after which
+    the user could not resize the tensor any more.
     """
-    dtype = tensor.dtype
-    try:
-        if not tensor.is_contiguous() or tensor.dim() < 1:
-            raise _NoTableError
-        if dtype in _NUMPY_KNOWS:
-            return _take_rows(tensor.numpy())
-        if not is_plain(tensor) or tensor.requires_grad:
-            raise _NoTableError
-        shape = tensor.shape[1:]
-        take = _take_rows(tensor.reshape(len(tensor), -1).view(torch.uint8).numpy())
-    except (TypeError, RuntimeError):  # sparse, on a device, with a gradient, a lazy conjugate
-        raise _NoTableError from None
+    dtype, shape = tensor.dtype, tensor.shape[1:]
+    if tensor.requires_grad or not is_plain(tensor):
+        raise _NoTableError
+    end = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+    if tensor.is_contiguous() and end > tensor.untyped_storage().nbytes():  # it was freed by hand
+        raise _NoTableError
+    if dtype in _NUMPY_KNOWS:
+        return _take_rows(np.from_dlpack(tensor))
+    if not tensor.is_contiguous():
+        raise _NoTableError
+    take = _take_rows(np.from_dlpack(tensor.reshape(len(tensor), -1).view(torch.uint8)))
     return lambda numbers: take(numbers).view(dtype).view(len(numbers), *shape)
 
 
 def _take_array(array: NDArray[Any]) -> _Take:
-    if not array.ndim or not _is_memory(array):
+    if not _is_memory(array):
         raise _NoTableError
-    try:
-        dtype = torch.as_tensor(array[:1].copy()).dtype
-        # Of single numbers some releases of torch might make another one.
-        if array.ndim == 1 and torch.as_tensor([array[0]]).dtype != dtype:
-            raise _NoTableError
-    except (TypeError, ValueError, IndexError):  # texts, objects, another byte order; no row
-        raise _NoTableError from None
+    like = np.zeros((1,) * array.ndim, array.dtype)
+    dtype = torch.as_tensor(like).dtype
+    # Of single numbers some releases of torch might make another one.
+    if array.ndim == 1 and torch.as_tensor([like[0]]).dtype != dtype:
+        raise _NoTableError
     return _take_rows(array)
 
 
 def _take_rows(rows: NDArray[Any]) -> _Take:
-    if not rows.size or not rows.flags.c_contiguous:  # else all of it would be copied each time
+    if not rows.ndim or not rows.size:
         raise _NoTableError
-    return lambda numbers: torch.from_numpy(rows.take(numbers, axis=0))
+    if rows.flags.c_contiguous:
+        return lambda numbers: torch.from_numpy(rows.take(numbers, axis=0))
+    if rows.ndim > 2:  # a batch would have strides of its own
+        raise _NoTableError
+    return lambda numbers: torch.from_numpy(np.ascontiguousarray(rows[numbers]))
 
 
 def _is_memory(array: NDArray[Any]) -> bool:
@@ -161,4 +189,4 @@ def _is_memory(array: NDArray[Any]) -> bool:
     within: Any = array
     while type(within) is np.ndarray:
         within = within.base
-    return within is None or type(within) in (bytes, bytearray)
+    return within is None or type(within) in (bytes, bytearray, torch.Tensor)

@@ -1,24 +1,28 @@
 """Datasets that only look rows up in tables: `return self.images[i], self.labels[i]`.
 
 How it is told: the code of `__getitem__` runs once on stand-ins for the dataset and the index, with
-no global, builtin or handler of exceptions in its reach. The stand-ins can be handed on and put
-into tuples, lists and dicts, a table's can be indexed by the index's, and anything else that is
+no global, builtin, loop or handler of exceptions in its reach. The stand-ins can be handed on and
+put into tuples, lists and dicts, a table's can be indexed by the index's, and anything else that is
 done to one of them is an error. Code that comes through gives the same for every index: so and so
 many rows, in such and such a structure. It cannot have drawn a number, nor left a trace.
+
+Relies on the tables: a test such as `self.labels[i] is None` goes unnoticed. So every table that
+was looked at is in what is given, and whoever takes it must find rows of numbers there.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
+import sys
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Row", "looked_up"]
+__all__ = ["Index", "Row", "looked_up", "table_of"]
 
 _SETTINGS = (type(None), bool, int, float, str)
 """Attributes that code may look at as they are, to decide by: they cannot change within it."""
@@ -26,8 +30,8 @@ _SETTINGS = (type(None), bool, int, float, str)
 _NOT_SEEN = {
     code
     for name, code in dis.opmap.items()
-    # What a stand-in would not notice: exceptions caught, and patterns that ask for its type.
-    if name.startswith(("SETUP_", "MATCH_"))
+    # What a stand-in would not notice: exceptions caught, patterns that ask for its type, globals.
+    if name.startswith(("SETUP_", "MATCH_", "STORE_GLOBAL", "DELETE_GLOBAL"))
 }
 _NO_PLAIN_METHOD = (
     inspect.CO_VARARGS
@@ -36,6 +40,7 @@ _NO_PLAIN_METHOD = (
     | inspect.CO_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
 )
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _UNSET: Any = object()
 
 
@@ -67,7 +72,9 @@ class Row(_StandIn):
     __slots__ = ()
 
 
-class _Index(_StandIn):
+class Index(_StandIn):
+    """Stands for the index that is asked for."""
+
     __slots__ = ()
 
 
@@ -75,31 +82,35 @@ class _Table(_StandIn):
     __slots__ = ()
 
     def __getitem__(self, index: object) -> Row:
-        if type(index) is not _Index:
+        if type(index) is not Index:
             raise _NotToldError
-        return Row(table_of(self))
+        table, looked_at = table_of(self)
+        looked_at[id(table)] = table
+        return Row(table)
 
 
 class _Dataset(_StandIn):
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        dataset = table_of(self)
+        dataset, tables, looked_at = table_of(self)
         # As `object` finds attributes; what a class does on its own account is not told.
-        of_class = next(
-            (vars(kind)[name] for kind in type(dataset).__mro__ if name in vars(kind)), _UNSET
-        )
+        of_class = _of_class(type(dataset), name)
         if hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__"):
             raise _NotToldError
-        value = vars(dataset).get(name, of_class)
+        own = vars(dataset)
+        if type(own) is not dict:
+            raise _NotToldError
+        value = own.get(name, of_class)
         if type(value) in _SETTINGS:
             return value
         if type(value) in (torch.Tensor, np.ndarray, list) and value is not of_class:
-            return _Table(value)
+            # One for each table, whatever it is called: `self.x is self.y` is as it was.
+            return tables.setdefault(id(value), _Table((value, looked_at)))
         raise _NotToldError
 
 
-def table_of(stand_in: Row | _StandIn) -> Any:
+def table_of(stand_in: _StandIn) -> Any:
     """What a stand-in stands for; of a row, the table that it is of."""
     return object.__getattribute__(stand_in, "_of")
 
@@ -108,28 +119,56 @@ def looked_up(dataset: object) -> Any:
     """What `dataset[index]` gives, in terms of rows.
 
     Returns:
-        A Row, or tuples, lists and dicts of them; None where that cannot be told, or where a batch
-        of indices is asked for at once (`__getitems__`).
+        A Row or Index, or tuples, lists and dicts of them; None where that cannot be told, where a
+        batch of indices is asked for at once (`__getitems__`), or where a debugger looks on: it
+        shall find what it knows.
     """
     kind = type(dataset)
-    function = getattr(kind, "__getitem__", None)
+    function = _of_class(kind, "__getitem__")
     if type(function) is not FunctionType or not _is_plain(function.__code__):
         return None
-    if kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__"):
-        return None  # else what it answers would have to be asked for
-    if hasattr(dataset, "__getitems__"):
+    if not _is_ordinary(kind) or _debugged():
         return None
+    looked_at: dict[int, Any] = {}
     alone = FunctionType(function.__code__, {"__builtins__": {}})
     try:
-        found = alone(_Dataset(dataset), _Index(None))
-        return found if _is_rows(found) and set(alone.__globals__) == {"__builtins__"} else None
+        if _of_class(kind, "__getitems__") is not _UNSET or "__getitems__" in vars(dataset):
+            return None
+        found = alone(_Dataset((dataset, {}, looked_at)), Index(None))
+        rows = list(_leaves(found))
     except Exception:  # whatever the code came to, away from all that it needs
         return None
+    return found if {id(table_of(row)) for row in rows} >= looked_at.keys() else None
+
+
+def _of_class(kind: type, name: str) -> Any:
+    """A class's attribute as it was written; `_UNSET` where there is none."""
+    for each in kind.__mro__:
+        if name in each.__dict__:
+            return each.__dict__[name]
+    return _UNSET
+
+
+def _is_ordinary(kind: type) -> bool:
+    """Whether attributes of its instances are found as those of any object are."""
+    return (
+        _of_class(kind, "__getattribute__") is object.__getattribute__
+        and _of_class(kind, "__getattr__") is _UNSET  # what it answers would have to be asked for
+        and type(_of_class(kind, "__dict__")) is GetSetDescriptorType
+    )
+
+
+def _debugged() -> bool:
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    by_events = monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+    return by_events or sys.gettrace() is not None
 
 
 @lru_cache(maxsize=64)
 def _is_plain(code: CodeType) -> bool:
-    """Whether it is a method of one index, with nothing around it, that catches no exception."""
+    """Whether it is a method of one index, with nothing around it, that neither catches exceptions
+    nor goes back, nor names what Python keeps between underscores.
+    """
     return (
         code.co_argcount == 2
         and not code.co_kwonlyargcount
@@ -137,13 +176,27 @@ def _is_plain(code: CodeType) -> bool:
         and not code.co_flags & _NO_PLAIN_METHOD
         and not getattr(code, "co_exceptiontable", b"")
         and not any(type(constant) is CodeType for constant in code.co_consts)
+        and not any(name.startswith("__") for name in code.co_names)
         and _NOT_SEEN.isdisjoint(code.co_code[::2])
+        and not any(
+            step.opcode in _JUMPS and step.argval <= step.offset
+            for step in dis.get_instructions(code)
+        )
     )
 
 
-def _is_rows(found: Any) -> bool:
-    if type(found) is Row:
-        return True
+def _leaves(found: Any) -> Any:
+    """The rows in what was given.
+
+    Raises:
+        _NotToldError: there is something else in it, or nothing.
+    """
+    if type(found) in (Row, Index):
+        yield found
+        return
     if type(found) is dict:
-        found = list(found.values())
-    return type(found) in (tuple, list) and bool(found) and all(map(_is_rows, found))
+        found = tuple(found.values())
+    if type(found) not in (tuple, list) or not found:
+        raise _NotToldError
+    for part in found:
+        yield from _leaves(part)
