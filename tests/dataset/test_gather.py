@@ -96,6 +96,11 @@ class Decides(Tables):
         return image
 
 
+class OnlyIndex(Tables):
+    def __getitem__(self, index):
+        return index
+
+
 class Columns(Tables):
     def __init__(self):
         super().__init__()
@@ -117,7 +122,7 @@ class SameTable(Tables):
         return self.images[i] if self.targets is self.images else (self.images[i], self.targets[i])
 
 
-LOOK_UP = [Columns, SameTable, Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
+LOOK_UP = [OnlyIndex, Columns, SameTable, Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
 
 
 def with_transform() -> Tables:
@@ -388,6 +393,13 @@ class Gradient(Pair):
         self.images = torch.ones(ROWS, 2, requires_grad=True)
 
 
+class FreedColumn(Pair):
+    def __init__(self):
+        super().__init__()
+        self.images = torch.ones(ROWS, 100)[:, 1:]
+        self.images.untyped_storage().resize_(0)
+
+
 class Strided(Pair):
     def __init__(self):
         super().__init__()
@@ -460,6 +472,7 @@ REFUSED = [
     Meta,
     ManyDims,
     Freed,
+    FreedColumn,
     LooksAtRow,
     Compares,
     Counts,
@@ -715,6 +728,7 @@ def test_tensors_can_still_be_resized() -> None:
 def test_on_another_default_device_samples_are_asked_for() -> None:
     with torch.device("meta"):
         assert gatherer(Numbers(), default_collate) is None
+        assert gatherer(OnlyIndex(), default_collate) is None
         assert gatherer(Nested(), default_collate) is None
 
 

@@ -123,14 +123,14 @@ def _collated(rows: Any, column: Callable[[Any], Any]) -> Any:
 
 def _take(row: Row | Index) -> _Take:
     """A function from row numbers to those rows of a table, collated."""
-    if type(row) is Index:
-        return lambda numbers: torch.from_numpy(numbers.copy())
     table = table_of(row)
     if type(table) is torch.Tensor:
         return _take_tensor(table)
     # Of anything else collating makes tensors on the default device.
     if torch.empty(0).device.type != "cpu":
         raise _NoTableError
+    if type(row) is Index:
+        return lambda numbers: torch.from_numpy(numbers.copy())
     if type(table) is np.ndarray:
         return _take_array(table)
     if type(table) is list and type(table[0]) in (int, float):
@@ -152,8 +152,9 @@ def _take_tensor(tensor: torch.Tensor) -> _Take:
     dtype, shape = tensor.dtype, tensor.shape[1:]
     if tensor.requires_grad or not is_plain(tensor):
         raise _NoTableError
-    end = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
-    if tensor.is_contiguous() and end > tensor.untyped_storage().nbytes():  # it was freed by hand
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    end = tensor.storage_offset() + 1 + sum((n - 1) * step for n, step in steps)
+    if end * tensor.element_size() > tensor.untyped_storage().nbytes():  # it was freed by hand
         raise _NoTableError
     if dtype in _NUMPY_KNOWS:
         return _take_rows(np.from_dlpack(tensor))
