@@ -122,7 +122,7 @@ class SameTable(Tables):
         return self.images[i] if self.targets is self.images else (self.images[i], self.targets[i])
 
 
-LOOK_UP = [OnlyIndex, Columns, SameTable, Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
+LOOK_UP = [OnlyIndex, Columns, Pair, Inherits, OfTorch, Single, Nested, Numbers, Decides]
 
 
 def with_transform() -> Tables:
@@ -161,6 +161,34 @@ class Fixed(Tables):
 class Constant(Tables):
     def __getitem__(self, index):
         return self.images[index], 1
+
+
+class First(Tables):
+    def __getitem__(self, index):
+        first = index is self.scale
+        return (self.images[index], self.ints[index]) if first else (self.images[index],) * 2
+
+
+class Ignored(Tables):
+    def __getitem__(self, index):
+        if self.ints[index] is self.scale:
+            return -self.ints[index]
+        return self.ints[index]
+
+
+class Mirrored(Tables):
+    def __getitem__(self, index):
+        return self.turned[index]
+
+    def __init__(self):
+        super().__init__()
+        self.turned = np.arange(ROWS * 2).reshape(ROWS, 2)[:, ::-1]
+
+
+class Fields(Mirrored):
+    def __init__(self):
+        super().__init__()
+        self.turned = np.zeros((ROWS, 3), [("a", "i1"), ("x", "f4")])["x"]
 
 
 class FillsWhenAsked(Tables):
@@ -458,6 +486,11 @@ REFUSED = [
     AllOfIt,
     Fixed,
     Constant,
+    SameTable,
+    First,
+    Ignored,
+    Mirrored,
+    Fields,
     FillsWhenAsked,
     Unlabelled,
     Truths,
@@ -660,8 +693,27 @@ def test_keys_that_are_not_numbers_are_asked_for() -> None:
 
 
 def test_keys_that_can_be_gone_through_once_are_there_for_the_samples() -> None:
-    loader = feedline.DataLoader(Pair(), batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
-    assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
+    for data in (Pair(), Subset(Pair(), range(ROWS)), Subset(Pair(), np.arange(ROWS, dtype="i4"))):  # type: ignore[arg-type]
+        loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
+        assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
+
+
+@pytest.mark.parametrize("data", [Subset(Pair(), range(9)), TensorDataset(torch.arange(9))])
+def test_a_way_to_ask_for_many_that_is_one_datasets_own_is_taken(data: Any) -> None:
+    data.__getitems__ = lambda keys: [torch.tensor(-key) for key in keys]
+    assert next(iter(feedline.DataLoader(data, batch_size=3))).tolist() == [0, -1, -2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_can_be_changed_in_place_where_gradients_are_kept(dtype: torch.dtype) -> None:
+    data = TensorDataset(torch.ones(ROWS, 2, dtype=dtype))
+    weights = torch.ones(2, dtype=dtype, requires_grad=True)
+    with torch.no_grad():
+        (batch,) = next(iter(feedline.DataLoader(data, batch_size=4)))
+    batch.mul_(weights)
+    batch.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [4, 4]
 
 
 def test_a_row_that_is_missing_is_named_and_can_be_left_out() -> None:

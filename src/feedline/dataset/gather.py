@@ -57,11 +57,13 @@ def gatherer(dataset: object, collate_fn: object) -> Gather | None:
     """
     if collate_fn is not default_collate or not _is_as_torch_made_it():
         return None
+    if type(dataset) in (Subset, TensorDataset) and "__getitems__" in vars(dataset):
+        return None
     if type(dataset) is Subset:
         subset, within = dataset, gatherer(dataset.dataset, collate_fn)
         if within is None or type(subset.indices) not in (list, range, np.ndarray, torch.Tensor):
             return None
-        return lambda keys: within([subset.indices[key] for key in keys])
+        return lambda keys: within([subset.indices[key] for key in _listed(keys)])
     try:
         if type(dataset) is TensorDataset:
             rows: Any = tuple(map(Row, dataset.tensors)) or None
@@ -92,17 +94,23 @@ def _is_as_torch_made_it() -> bool:
 
 def _numbers(keys: Any) -> _Numbers:
     """The numbers of rows; only such keys as are collated to int64 themselves."""
-    if type(keys) is not list or not keys:
-        raise TypeError
-    kinds = set(map(type, keys))
-    if len(kinds) > 1:
+    kinds = set(map(type, _listed(keys)))
+    if len(kinds) != 1:
         raise TypeError
     return np.array(keys if kinds == {int} else [_number(key) for key in keys], np.int64)
 
 
+def _listed(keys: Any) -> list[Any]:
+    """The keys, if they can be gone through again."""
+    if type(keys) is not list:
+        raise TypeError
+    return keys
+
+
 def _number(key: Any) -> int:
-    one = type(key) is torch.Tensor and key.dim() == 0 and key.dtype == torch.int64
-    if one or type(key) is np.int64:
+    if type(key) is np.int64:
+        return int(key)
+    if type(key) is torch.Tensor and key.dim() == 0 and key.dtype == torch.int64 and key.is_cpu:
         return int(key)
     raise TypeError  # a slice, a mask, or another that stands for many rows
 
@@ -161,7 +169,14 @@ def _take_tensor(tensor: torch.Tensor) -> _Take:
     if not tensor.is_contiguous():
         raise _NoTableError
     take = _take_rows(np.from_dlpack(tensor.reshape(len(tensor), -1).view(torch.uint8)))
-    return lambda numbers: take(numbers).view(dtype).view(len(numbers), *shape)
+
+    def copy(numbers: _Numbers) -> torch.Tensor:
+        made = torch.empty((len(numbers), *shape), dtype=dtype, device="cpu")
+        # Not a view of what was taken, of which autograd would not allow all that is done to one.
+        made.reshape(len(numbers), -1).view(torch.uint8).copy_(take(numbers))
+        return made
+
+    return copy
 
 
 def _take_array(array: NDArray[Any]) -> _Take:
@@ -172,6 +187,8 @@ def _take_array(array: NDArray[Any]) -> _Take:
     # Of single numbers some releases of torch might make another one.
     if array.ndim == 1 and torch.as_tensor([like[0]]).dtype != dtype:
         raise _NoTableError
+    if any(step < 0 or step % array.itemsize for step in array.strides[1:]):
+        raise _NoTableError  # torch refuses such rows
     return _take_rows(array)
 
 

@@ -6,8 +6,8 @@ put into tuples, lists and dicts, a table's can be indexed by the index's, and a
 done to one of them is an error. Code that comes through gives the same for every index: so and so
 many rows, in such and such a structure. It cannot have drawn a number, nor left a trace.
 
-Relies on the tables: a test such as `self.labels[i] is None` goes unnoticed. So every table that
-was looked at is in what is given, and whoever takes it must find rows of numbers there.
+Relies on the tables: `self.labels[i] is None` goes unnoticed. So every table that was looked at is
+in what is given, and whoever takes it must find rows of numbers there, of which none is None.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dis
 import inspect
 import sys
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType, FunctionType, GetSetDescriptorType
 from typing import Any
 
@@ -93,7 +94,7 @@ class _Dataset(_StandIn):
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        dataset, tables, looked_at = table_of(self)
+        dataset, looked_at = table_of(self)
         # As `object` finds attributes; what a class does on its own account is not told.
         of_class = _of_class(type(dataset), name)
         if hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__"):
@@ -105,8 +106,7 @@ class _Dataset(_StandIn):
         if type(value) in _SETTINGS:
             return value
         if type(value) in (torch.Tensor, np.ndarray, list) and value is not of_class:
-            # One for each table, whatever it is called: `self.x is self.y` is as it was.
-            return tables.setdefault(id(value), _Table((value, looked_at)))
+            return _Table((value, looked_at))
         raise _NotToldError
 
 
@@ -134,7 +134,7 @@ def looked_up(dataset: object) -> Any:
     try:
         if _of_class(kind, "__getitems__") is not _UNSET or "__getitems__" in vars(dataset):
             return None
-        found = alone(_Dataset((dataset, {}, looked_at)), Index(None))
+        found = alone(_Dataset((dataset, looked_at)), Index(None))
         rows = list(_leaves(found))
     except Exception:  # whatever the code came to, away from all that it needs
         return None
@@ -164,10 +164,23 @@ def _debugged() -> bool:
     return by_events or sys.gettrace() is not None
 
 
+def _goes_back(step: dis.Instruction) -> bool:
+    return step.opcode in _JUMPS and step.argval <= step.offset
+
+
+def _compares_identity(before: dis.Instruction, step: dis.Instruction) -> bool:
+    """Whether it is an `is` that stand-ins would answer wrongly: `index is self.first`.
+
+    No index or row of numbers is None, True or False, and no stand-in is.
+    """
+    constant = before.opname == "LOAD_CONST" and before.argval in (None, True, False)
+    return step.opname == "IS_OP" and not constant
+
+
 @lru_cache(maxsize=64)
 def _is_plain(code: CodeType) -> bool:
     """Whether it is a method of one index, with nothing around it, that neither catches exceptions
-    nor goes back, nor names what Python keeps between underscores.
+    nor goes back, asks what is what, or names what Python keeps between underscores.
     """
     return (
         code.co_argcount == 2
@@ -179,8 +192,8 @@ def _is_plain(code: CodeType) -> bool:
         and not any(name.startswith("__") for name in code.co_names)
         and _NOT_SEEN.isdisjoint(code.co_code[::2])
         and not any(
-            step.opcode in _JUMPS and step.argval <= step.offset
-            for step in dis.get_instructions(code)
+            _goes_back(step) or _compares_identity(before, step)
+            for before, step in pairwise(dis.get_instructions(code))
         )
     )
 
