@@ -32,8 +32,8 @@ from feedline.loader.choice import choose
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
 from feedline.loader.maker import Maker
-from feedline.loader.order import phases_of, plan_of
 from feedline.loader.planned import PlannedSampler, ShownBatches
+from feedline.loader.planning import phases_of, plan_of
 from feedline.loader.user import UserData, is_source
 from feedline.loader.way import Standing
 from feedline.plan.batches import Batch
