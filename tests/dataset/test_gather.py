@@ -59,13 +59,7 @@ class Inherits(Pair):
     pass
 
 
-class OfTorch(Dataset):
-    def __init__(self):
-        self.images = torch.arange(ROWS)
-
-    def __len__(self):
-        return ROWS
-
+class OfTorch(Tables, Dataset):
     def __getitem__(self, index):
         """With a docstring."""
         return self.images[index]
@@ -535,9 +529,9 @@ REFUSED = [
 def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
     """What torch and feedline give of a dataset, or what they raise."""
     found: list[list[Any]] = []
+    given = {"batch_size": 7, "shuffle": True} | given
     for kind in (TorchDataLoader, feedline.DataLoader):
         torch.manual_seed(5)
-        given = {"batch_size": 7, "shuffle": True} | given
         try:
             found.append([plain(batch) for batch in kind(make(), **given)])
         except Exception as error:
