@@ -18,8 +18,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "feedline.images._lookup",
-            ["src/feedline/images/_lookup.c"],
+            "feedline.images._lut",
+            ["src/feedline/images/_lut.c"],
             extra_compile_args=["-O3"],
             optional=True,
         ),

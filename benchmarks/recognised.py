@@ -24,9 +24,9 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from feedline.images.lookup import look_up
-from feedline.images.recognise import recognise
+from feedline.images.lut import apply_lut
 from feedline.plan.row import Item
+from feedline.recognition.recognise import recognise
 
 ROUNDS = 10
 MOST_IMAGES = 100
@@ -88,7 +88,7 @@ def main(root: str) -> None:
     table, floats = np.ones((3, 256), np.float32), np.ones((3, 224, 224), np.float32)
     picture = torch.from_numpy(pixels).permute(2, 0, 1)
     line = turns(
-        lambda _: look_up(pixels, table, floats),
+        lambda _: apply_lut(pixels, table, floats),
         lambda _: NORMALIZE(picture.contiguous().to(torch.float32).div(255)),
         200,
     )

@@ -10,7 +10,7 @@ import pytest
 from feedline.device.carrier import Tensors
 from feedline.device.host import HostCarrier
 from feedline.engine.feed import Feed
-from feedline.engine.flight import Flight
+from feedline.engine.in_flight import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from loader_reading import planned, planned_epoch, read, seen
@@ -27,7 +27,7 @@ class AheadCarrier(HostCarrier):
         super().__init__(*arguments)
         self._waiting: deque[Tensors] = deque()
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: InFlightBatch) -> None:
         super().send(flight)
         self._waiting.append(tuple(tensor.clone() for tensor in super().receive()))
         AheadCarrier.most = max(AheadCarrier.most, len(self._waiting))

@@ -22,7 +22,7 @@ import pytest
 import torch
 from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
 
-from feedline.dataset.raised import say_notes
+from feedline.dataset.worker_exception import say_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone

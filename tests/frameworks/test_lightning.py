@@ -79,7 +79,7 @@ def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     said = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for each in said:
-        assert each["class"] == "feedline.loader.face"
+        assert each["class"] == "feedline.loader.dataloader"
         assert each["distributed"] == bool(options)
         assert each["same"] == bool(options)  # else built anew, with a DistributedSampler
         assert each["seed"] == options.get("seed")

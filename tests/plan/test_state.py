@@ -13,7 +13,7 @@ from plans import batch_equals, every_rank, global_rows, plans
 
 from feedline.errors import StateError
 from feedline.plan.batches import Plan
-from feedline.plan.journey import Journey
+from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
 from feedline.plan.state import STATE_VERSION, Position, resume, snapshot
 
@@ -47,14 +47,14 @@ def test_a_state_goes_through_json_and_back_to_its_position(
 @given(st.data(), plans())
 def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, plan: Plan) -> None:
     plan = replace(plan, rank=data.draw(st.integers(0, plan.world_size - 1)))
-    whole = list(Journey(plan, endless=False).ahead())
+    whole = list(PlannedCursor(plan, endless=False).ahead())
     done = data.draw(st.integers(0, len(whole) - 1))
-    journey = Journey(plan, endless=False)
+    journey = PlannedCursor(plan, endless=False)
     journey.begin()
     for batch in whole[:done]:
         journey.delivered(batch)
     state = json.loads(json.dumps(snapshot(plan, journey.position, "data")))
-    fresh = Journey(replace(plan), endless=False)
+    fresh = PlannedCursor(replace(plan), endless=False)
     fresh.restore(resume(state, plan, "data"))
     remainder = list(fresh.ahead())
     assert len(remainder) == len(whole) - done
@@ -194,7 +194,7 @@ def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) 
 
 def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase() -> None:
     position = resume({**state_at(), "epoch": 10**30}, PLAN, "data")
-    journey = Journey(PLAN, endless=False)
+    journey = PlannedCursor(PLAN, endless=False)
     journey.restore(position)
     assert next(journey.ahead()).image_size == 16
 

@@ -18,11 +18,11 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.train.checkpoint import load_checkpoint
-from feedline.train.folder import occupied
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
 from feedline.train.run import run_training
+from feedline.train.run_folder import occupied
 
 MODEL = "test_resnet.r160_in1k"
 STEPS_PER_EPOCH = 5  # 40 images in batches of 8
@@ -139,7 +139,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
-from feedline.train.folder import occupied
+from feedline.train.run_folder import occupied
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training

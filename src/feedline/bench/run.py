@@ -24,7 +24,7 @@ from feedline.bench.theirs import torch_process
 from feedline.bench.turns import plan_turns
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import require_memory
-from feedline.engine.roads import WORKER_BYTES
+from feedline.engine.start_method import WORKER_BYTES
 from feedline.images.folder import ImageFolder
 from feedline.loader.arguments import worker_count
 from feedline.system import usable_cores

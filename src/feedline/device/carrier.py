@@ -1,7 +1,7 @@
 """How a filled batch gets to the step: what the loader asks of a carrier.
 
 Three carriers keep this protocol: HostCarrier (no device, or device="cpu"), CudaCarrier, and for
-whole batches `dataset.carrier.ParcelCarrier`.
+whole batches `dataset.carrier.WholeBatchCarrier`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.engine.flight import Flight
-from feedline.engine.ring import Ring
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.in_flight import InFlightBatch
 from feedline.plan.row import Field
 from feedline.trace.split import Timing
 
@@ -43,7 +43,7 @@ class Carrier(Protocol):
         """The step wants a batch now: whatever passes until `receive` is exposed."""
         ...
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: InFlightBatch) -> None:
         """Start a batch on its way. Takes over its slot."""
         ...
 
@@ -60,7 +60,7 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish all copies and let go of the ring."""
+        """TransformTail all copies and let go of the ring."""
         ...
 
 
@@ -75,7 +75,7 @@ def to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
     return tensor.permute(0, 3, 1, 2) if is_image(field) else tensor
 
 
-def good_rows(ring: Ring, flight: Flight) -> tuple[NDArray[np.generic], ...]:
+def good_rows(ring: FixedSlots, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
     """Copies of the rows of a batch that could be made, in order; frees the slot."""
     rows = flight.batch.rows
     keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])

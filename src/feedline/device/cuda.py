@@ -17,8 +17,8 @@ import torch
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned
-from feedline.engine.flight import Flight
-from feedline.engine.ring import Ring
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.in_flight import InFlightBatch
 from feedline.trace.split import Timing
 
 __all__ = ["CudaCarrier"]
@@ -59,7 +59,7 @@ class CudaCarrier:
     ahead = True
 
     def __init__(
-        self, ring: Ring, normalise: Normalise, device: torch.device, pinned: Pinned
+        self, ring: FixedSlots, normalise: Normalise, device: torch.device, pinned: Pinned
     ) -> None:
         self._ring = ring
         self._normalise = normalise
@@ -89,7 +89,7 @@ class CudaCarrier:
         """The step wants a batch now: all it has queued so far is computing."""
         self._asked = self._mark(torch.cuda.current_stream(self._device))
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: InFlightBatch) -> None:
         """Queue copy and normalisation on the side stream. Takes over the batch's slot."""
         slot: int | None = None
         if flight.failures:
@@ -166,7 +166,7 @@ class CudaCarrier:
             )
 
     def close(self) -> None:
-        """Finish all copies and unpin the ring."""
+        """TransformTail all copies and unpin the ring."""
         self.drop()
         self._steps.clear()
         self._pinned.release()

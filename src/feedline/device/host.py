@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned
-from feedline.engine.flight import Flight
-from feedline.engine.ring import Ring
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.in_flight import InFlightBatch
 from feedline.trace.split import Timing
 
 __all__ = ["CpuCarrier", "HostCarrier"]
@@ -33,12 +33,12 @@ class CpuCarrier(ABC):
     ahead = False
 
     def __init__(self) -> None:
-        self._flight: Flight | None = None
+        self._flight: InFlightBatch | None = None
         self.timing = Timing()
         self._asked_s = self._sent_s = self._received_s = 0.0
 
     @abstractmethod
-    def _made(self, flight: Flight) -> Any:
+    def _made(self, flight: InFlightBatch) -> Any:
         """What is handed out for a flight; takes over its slot."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class CpuCarrier(ABC):
         """The step wants a batch now."""
         self._asked_s = time.perf_counter()
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: InFlightBatch) -> None:
         """Take a batch over."""
         self._flight = flight
         self._sent_s = time.perf_counter()
@@ -84,7 +84,7 @@ class CpuCarrier(ABC):
             self._flight = None
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """TransformTail what is under way."""
         self.drop()
 
 
@@ -100,7 +100,7 @@ class HostCarrier(CpuCarrier):
 
     def __init__(
         self,
-        ring: Ring,
+        ring: FixedSlots,
         normalise: Normalise | None,
         form: Callable[[Tensors], Any] = tuple,
         pinned: Pinned | None = None,
@@ -112,7 +112,7 @@ class HostCarrier(CpuCarrier):
         self._form = form
         self._constants = normalise.constants(torch.device("cpu")) if normalise else None
 
-    def _made(self, flight: Flight) -> Any:
+    def _made(self, flight: InFlightBatch) -> Any:
         return self._form(self._tensors(flight))
 
     def _release(self, slot: int) -> None:
@@ -124,7 +124,7 @@ class HostCarrier(CpuCarrier):
         if self._pinned is not None:
             self._pinned.release()
 
-    def _tensors(self, flight: Flight) -> Tensors:
+    def _tensors(self, flight: InFlightBatch) -> Tensors:
         ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
             return self._copies(good_rows(ring, flight), flight)
@@ -135,7 +135,7 @@ class HostCarrier(CpuCarrier):
         ring.release(slot)
         return copies
 
-    def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: Flight) -> Tensors:
+    def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: InFlightBatch) -> Tensors:
         tensors = []
         for array, field in zip(arrays, flight.fields, strict=True):
             if self._normalise and self._constants and is_image(field):

@@ -19,7 +19,7 @@ from itertools import islice
 from math import inf
 
 from feedline.engine.crew import Crew, Death
-from feedline.engine.flight import Flight
+from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import Failure, Report
 from feedline.engine.tasks import Span, Tasks
 from feedline.errors import WorkerError
@@ -64,10 +64,10 @@ class Feed:
         self._workers = workers
         self._timeout_s = timeout_s
         self._batches: Iterator[Batch] = iter(())
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightBatch] = deque()
         self._number = 0
         self._next_id = 1
-        self._outstanding: dict[int, tuple[Flight, Span]] = {}
+        self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: flight number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._waited_s = 0.0
@@ -117,15 +117,15 @@ class Feed:
         """Whether `take` would not block."""
         self._pump()
         if self._flights and self._made() is None:
-            self._hear(0.0)
+            self._poll(0.0)
         return self._made() is not None
 
-    def _made(self) -> Flight | None:
+    def _made(self) -> InFlightBatch | None:
         """The flight to hand out next, if it is made."""
         candidates = islice(self._flights, 1 if self._in_order else None)
         return next((flight for flight in candidates if not flight.unmade), None)
 
-    def take(self) -> Flight | None:
+    def take(self) -> InFlightBatch | None:
         """The next batch, made as far as it can be; None when no batch is left.
 
         Its slot is the caller's, to be given to `slots.release` or `slots.lend`.
@@ -139,19 +139,19 @@ class Feed:
             self._pump()
         return flight
 
-    def wait(self) -> Flight | None:
+    def wait(self) -> InFlightBatch | None:
         """Wait for what `take` would give, and leave it to be taken. Raises as `take` does."""
         self._pump()
         while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
-            self._hear(_TICK_S)
+            self._poll(_TICK_S)
             self._pump()
         if not self._flights:
             return None
         patience_s = self._deadline_s
         while (flight := self._made()) is None:
             before = time.monotonic()
-            self._hear(min(_TICK_S, patience_s))
+            self._poll(min(_TICK_S, patience_s))
             self._pump()
             patience_s -= time.monotonic() - before
             if patience_s <= 0 and self._made() is None:
@@ -175,7 +175,7 @@ class Feed:
             if batch is None:
                 self.slots.release(slot)
                 break
-            flight = Flight(self._number, batch, slot)
+            flight = InFlightBatch(self._number, batch, slot)
             self._number += 1
             self._flights.append(flight)
             for span in self._tasks.begin(flight, self._workers, self._row_ns):
@@ -187,7 +187,7 @@ class Feed:
                 break
             heapq.heappop(self._pending)
 
-    def _add(self, flight: Flight, span: Span) -> None:
+    def _add(self, flight: InFlightBatch, span: Span) -> None:
         flight.unmade += 1
         self._outstanding[self._next_id] = flight, span
         heapq.heappush(self._pending, (flight.number, span[0], self._next_id))
@@ -199,30 +199,30 @@ class Feed:
             flight, span = self._outstanding[id]
             heapq.heappush(self._pending, (flight.number, span[0], id))
 
-    def _forget(self, id: int) -> Flight:
+    def _forget(self, id: int) -> InFlightBatch:
         flight = self._outstanding.pop(id)[0]
         flight.unmade -= 1
         self._free_if_done(flight)
         return flight
 
-    def _free_if_done(self, flight: Flight) -> None:
+    def _free_if_done(self, flight: InFlightBatch) -> None:
         if flight.cancelled and not flight.unmade:
             self.slots.release(flight.slot)
 
-    def _hear(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> None:
         before = time.monotonic()
         for news in self._crew.wait(timeout_s):
             if isinstance(news, Report):
-                self._tally(news)
+                self._on_report(news)
             else:
-                self._mourn(news)
+                self._on_death(news)
         # Time in which the whole program was stopped or asleep is nobody's fault.
         self._waited_s += min(time.monotonic() - before, 2 * _TICK_S)
         if self._waited_s >= _TICK_S:
             self._watch(self._waited_s)
             self._waited_s = 0.0
 
-    def _tally(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         self._idle_s = 0.0
         flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
@@ -231,7 +231,7 @@ class Feed:
         self._tasks.done(flight, report)
         self._forget(report.id)  # only now: it frees the slot of a batch that nobody wants
 
-    def _mourn(self, death: Death) -> None:
+    def _on_death(self, death: Death) -> None:
         """Queue again what a dead worker held; what kills again and again is given up."""
         self.deaths.append(death.how)
         for id in death.lost:

@@ -130,7 +130,7 @@ def _serve(main_fd: int, trainer: int, preload: Sequence[str], source: AnySource
             elif key.fileobj is woken:
                 woken.recv(_MESSAGE_BYTES)
                 _reap(crews)
-            elif not _obey(key.data, [*keep_out, *[c.control for c in crews]], selector, crews):
+            elif not _handle(key.data, [*keep_out, *[c.control for c in crews]], selector, crews):
                 selector.unregister(key.data.control)
                 crews.remove(key.data)
                 key.data.close()
@@ -151,7 +151,7 @@ def _reap(crews: list[_Crew]) -> None:
                     _tell(crew, seat=seat, pid=pid, status=os.waitstatus_to_exitcode(status))
 
 
-def _obey(
+def _handle(
     crew: _Crew,
     others: list[socket.socket],
     selector: selectors.BaseSelector,

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 __all__ = [
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
+    "BatchTask",
     "Failure",
-    "Order",
     "Piece",
     "Report",
     "Task",
@@ -111,7 +111,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Order:
+class BatchTask:
     """A whole batch, to be packed into a slot's own memory.
 
     Args:
@@ -150,7 +150,7 @@ class Order:
         return head + self.keys
 
     @classmethod
-    def unpack(cls, message: bytes) -> Order:
+    def unpack(cls, message: bytes) -> BatchTask:
         """The inverse of `pack`."""
         id, slot, image_size, seed, strength, kept, memory_bytes = _ORDER.unpack_from(message)
         return cls(
@@ -165,7 +165,7 @@ class Order:
         )
 
 
-Task: TypeAlias = Piece | Order
+Task: TypeAlias = Piece | BatchTask
 
 
 def task_id(message: bytes) -> int:
@@ -174,9 +174,9 @@ def task_id(message: bytes) -> int:
     return id
 
 
-def leave(id: int = -1) -> Order:
+def leave(id: int = -1) -> BatchTask:
     """What asks a worker to leave; ids of such tasks are negative."""
-    return Order(id=id)
+    return BatchTask(id=id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from feedline.engine.board import ROW
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import Failure, Order, Report, said
+from feedline.engine.messages import BatchTask, Failure, Report, said
 from feedline.engine.source import BatchSource
 from feedline.engine.space import Space
 
-__all__ = ["Heap", "Memories", "Packer", "Shelf"]
+__all__ = ["BatchPacker", "MappedMemory", "Memories", "PrivateMemory"]
 
 
 class Memories(Protocol):
     """Where a worker finds the memory of slots."""
 
-    def of(self, order: Order) -> NDArray[np.uint8]:
+    def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """A slot's memory, shape (bytes,); empty where it has none."""
         ...
 
@@ -40,26 +40,26 @@ class Memories(Protocol):
         ...
 
 
-class Shelf:
+class MappedMemory:
     """Memory behind descriptors: what the trainer sent along, or what goes along to it."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by slot: inode, bytes
         self._new = -1
 
-    def of(self, order: Order) -> NDArray[np.uint8]:
+    def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """Map what came with an order, unless it is mapped already."""
         self._new = -1
-        if order.memory < 0:
+        if task.memory < 0:
             return np.empty(0, np.uint8)
-        inode = os.fstat(order.memory).st_ino
-        known, memory = self._mapped.get(order.slot, (0, None))
+        inode = os.fstat(task.memory).st_ino
+        known, memory = self._mapped.get(task.slot, (0, None))
         if known == inode and memory is not None:
-            os.close(order.memory)
+            os.close(task.memory)
             return memory
-        memory = Memfd(order.memory, order.memory_bytes).array
-        os.close(order.memory)  # the mapping stays
-        self._mapped[order.slot] = inode, memory
+        memory = Memfd(task.memory, task.memory_bytes).array
+        os.close(task.memory)  # the mapping stays
+        self._mapped[task.slot] = inode, memory
         return memory
 
     def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
@@ -79,13 +79,13 @@ class Shelf:
         return report
 
 
-class Heap:
+class PrivateMemory:
     """Private memory, for where batches go by a pipe."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def of(self, order: Order) -> NDArray[np.uint8]:
+    def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """The memory, whatever the slot."""
         return self._memory
 
@@ -100,7 +100,7 @@ class Heap:
         return report
 
 
-class Packer:
+class BatchPacker:
     """A worker's hands.
 
     Args:
@@ -118,26 +118,24 @@ class Packer:
         self._line = line
         self._seat = seat
 
-    def pack(self, order: Order) -> Report:
+    def pack(self, task: BatchTask) -> Report:
         """Carry out an order."""
         started_ns = time.monotonic_ns()
         failures: tuple[Failure, ...] = ()
         used = shell = 0
         try:
-            memory = self._memories.of(order)
-            keys = order.keys or memory[: order.kept].tobytes()
+            memory = self._memories.of(task)
+            keys = task.keys or memory[: task.kept].tobytes()
             space = Space(memory)
-            shell = self._source.pack(keys, order, space, self._at)
+            shell = self._source.pack(keys, task, space, self._at)
             used = space.used
             if not space.fits:
-                space.move(self._mover(order.slot))
+                space.move(self._mover(task.slot))
         except (Exception, SystemExit) as error:
             trace = traceback.format_exc(limit=-20)
             failures = (Failure(0, type(error).__name__, said(error), trace),)
             used = shell = 0
-        report = Report(
-            self._seat, order.id, started_ns, time.monotonic_ns(), failures, used, shell
-        )
+        report = Report(self._seat, task.id, started_ns, time.monotonic_ns(), failures, used, shell)
         return self._memories.report(report)
 
     def _at(self, row: int) -> None:

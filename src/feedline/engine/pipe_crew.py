@@ -156,7 +156,7 @@ class PipeCrew:
                 if self._batches_follow:
                     report.data = self._batch(self._workers[seat].pipe, report.used)
             except (EOFError, OSError):
-                news += self._bury(seat)
+                news += self._on_exit(seat)
             else:
                 self._workers[seat].held.pop(report.id, None)
                 self._fruitless.success()
@@ -172,7 +172,7 @@ class PipeCrew:
             pipe.recv_bytes()
         return data
 
-    def _bury(self, seat: int) -> list[Death]:
+    def _on_exit(self, seat: int) -> list[Death]:
         worker = self._workers.pop(seat)
         worker.process.join()  # its pipe has ended: it is dead or dying
         worker.pipe.close()

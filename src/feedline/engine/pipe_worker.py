@@ -15,7 +15,7 @@ from feedline.engine import shipment
 from feedline.engine.board import PIECE, board_of
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, task_id
-from feedline.engine.pack import Heap
+from feedline.engine.pack import PrivateMemory
 from feedline.engine.process import limit_threads, settle
 from feedline.engine.source import AnySource
 from feedline.engine.work import work_for
@@ -46,7 +46,7 @@ def run(
     try:
         source = _shipped(*parcel) if isinstance(parcel, tuple) else parcel
         limit_threads()  # of whatever came with the source
-        work = work_for(source, memory.array, line, Heap(), seat, workers)
+        work = work_for(source, memory.array, line, PrivateMemory(), seat, workers)
     except BaseException as error:
         pipe.send_bytes(Report.start_failure(seat, error).pack())
         return

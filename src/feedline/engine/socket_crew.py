@@ -24,7 +24,7 @@ from feedline.engine import server, shipment, wire
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
 from feedline.engine.crew import Death, FruitlessDeaths, check_started, how_it_ended
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Order, Report, Task, leave, task_id
+from feedline.engine.messages import MAX_MESSAGE_BYTES, BatchTask, Report, Task, leave, task_id
 from feedline.engine.server import ForkedServer, ForkServer
 from feedline.engine.source import AnySource
 from feedline.errors import ResourceError, UsageError, WorkerError
@@ -76,14 +76,14 @@ class SocketCrew:
                 undo.callback(self._shipment.close)
                 shipment.lay(parts, self._shipment.array)
             self._board = board_of(self._memory.array)
-            undo.callback(self._dismiss)
+            undo.callback(self._release_server)
             self._connect()
             undo.pop_all()
 
     def _connect(self) -> None:
         """New sockets and a fork server at their other end."""
         if self._by_fork is not None:
-            self._dismiss()
+            self._release_server()
             # Before there are sockets: it must not inherit the trainer's ends.
             self._server = ForkedServer(self._by_fork)
         else:
@@ -102,7 +102,7 @@ class SocketCrew:
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
 
-    def _dismiss(self) -> None:
+    def _release_server(self) -> None:
         """Need the fork server no more."""
         if isinstance(self._server, ForkedServer):
             self._server.stop()
@@ -139,9 +139,9 @@ class SocketCrew:
                 return  # those that leave still sit there: each that goes brings us here again
             self._board[seat] = 0
             self._seats[seat] = 0
-            self._order(do="fork", seat=seat, workers=self._target)
+            self._send_control(do="fork", seat=seat, workers=self._target)
 
-    def _order(self, **order: object) -> None:
+    def _send_control(self, **order: object) -> None:
         with contextlib.suppress(OSError):  # a dead server shows in `wait`
             self._control.send(json.dumps(order).encode())
 
@@ -155,7 +155,7 @@ class SocketCrew:
         return True
 
     def _send(self, task: Task) -> None:
-        memory = task.memory if isinstance(task, Order) else -1
+        memory = task.memory if isinstance(task, BatchTask) else -1
         wire.send(self._tasks, task.pack(), memory, wait=False)
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
@@ -184,14 +184,16 @@ class SocketCrew:
     def _read_control(self) -> None:
         try:
             while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
-                self._hear(**json.loads(message))
+                self._on_control(**json.loads(message))
         except BlockingIOError:
             return
         except ConnectionError:
             pass
         self._start_over()
 
-    def _hear(self, seat: int, pid: int = 0, status: int | None = None, failed: str = "") -> None:
+    def _on_control(
+        self, seat: int, pid: int = 0, status: int | None = None, failed: str = ""
+    ) -> None:
         if failed:
             raise ResourceError(
                 f"cannot start a worker: {failed}; lower num_workers, or raise the limit on "
@@ -277,7 +279,7 @@ class SocketCrew:
     def kill(self, seat: int, why: str) -> None:
         """Kill a worker; its `Death` will say why."""
         self._killed[seat] = why
-        self._order(do="kill", seat=seat)
+        self._send_control(do="kill", seat=seat)
 
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
@@ -309,10 +311,10 @@ class SocketCrew:
         May be called again where it was interrupted.
         """
         self._hang_up()
-        if self._results.fileno() >= 0 and not self._silence():
+        if self._results.fileno() >= 0 and not self._wait_for_end():
             if self._server is not None:
                 self._server.kill()  # it was stopped, or is stuck, and did not see us go
-            if not self._silence():
+            if not self._wait_for_end():
                 raise WorkerError(
                     f"workers {self.pids} did not end within {_END_DEADLINE_S:.0f} s of being "
                     "killed; they may hang in the kernel (a dead network disk?)"
@@ -327,7 +329,7 @@ class SocketCrew:
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
-    def _silence(self) -> bool:
+    def _wait_for_end(self) -> bool:
         """Wait for the end of the results: it comes when nobody is left who could write them."""
         deadline = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(TimeoutError):
@@ -341,7 +343,7 @@ class SocketCrew:
         """End all workers and free all they used. No process is left when this returns."""
         try:
             self._hang_up()
-            self._dismiss()  # if it is still starting, it need not finish that
+            self._release_server()  # if it is still starting, it need not finish that
             self._disconnect()
         finally:
             self._board = np.empty((0, 8), np.int64)

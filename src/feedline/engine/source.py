@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.messages import Order
+from feedline.engine.messages import BatchTask
 from feedline.engine.space import Space
 from feedline.plan.row import Field, Item
 
@@ -63,7 +63,7 @@ class BatchSource(Protocol):
         """A worker begins: its number, and how many there are. Called once, before `pack`."""
         ...
 
-    def pack(self, keys: bytes, order: Order, space: Space, at: Callable[[int], None]) -> int:
+    def pack(self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]) -> int:
         """Make a batch and lay it into `space`; what goes wrong with it is laid there as well.
 
         Args:

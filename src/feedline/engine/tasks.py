@@ -1,7 +1,7 @@
 """What workers are asked for: pieces of rows, or orders for whole batches.
 
 The feed queues and counts tasks; what a task is, and what its end means for a batch, is said
-here. `PieceTasks` are for a `Source` of rows, `OrderTasks` for a `BatchSource`.
+here. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import pickle
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from feedline.engine.flight import Flight
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.growing_slots import GrowingSlots
+from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_KEY_BYTES, Order, Piece, Report, Task
-from feedline.engine.parcels import Parcels
-from feedline.engine.ring import Ring
+from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report, Task
 from feedline.errors import ResourceError, UsageError
 from feedline.plan.batches import NO_NUMBER
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
 
-__all__ = ["OrderTasks", "PieceTasks", "Span", "Tasks"]
+__all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
 
 Span: TypeAlias = tuple[int, int]
 """Rows of a batch that one task is for: the first, and how many."""
@@ -32,7 +32,7 @@ class Tasks(Protocol):
     """How batches are asked for."""
 
     @property
-    def slots(self) -> Ring | Parcels:
+    def slots(self) -> FixedSlots | GrowingSlots:
         """Where they are made."""
         ...
 
@@ -40,15 +40,15 @@ class Tasks(Protocol):
         """There are so many workers from now on."""
         ...
 
-    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
         """Divide a new flight."""
         ...
 
-    def task(self, id: int, flight: Flight, span: Span) -> Task:
+    def task(self, id: int, flight: InFlightBatch, span: Span) -> Task:
         """What is sent to a worker."""
         ...
 
-    def done(self, flight: Flight, report: Report) -> None:
+    def done(self, flight: InFlightBatch, report: Report) -> None:
         """Take what a report says about a batch, besides its failures."""
         ...
 
@@ -68,14 +68,14 @@ class PieceTasks:
         fields: the arrays of a row at an image size.
     """
 
-    def __init__(self, ring: Ring, fields: Callable[[int], tuple[Field, ...]]) -> None:
+    def __init__(self, ring: FixedSlots, fields: Callable[[int], tuple[Field, ...]]) -> None:
         self.slots = ring
         self._fields = fields
 
     def resize(self, workers: int) -> None:
         """The ring stays: its memory is allocated once, and all workers share each batch."""
 
-    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
         """As many pieces as `rows_per_piece` finds right.
 
         Raises:
@@ -99,7 +99,7 @@ class PieceTasks:
         rows = rows_per_piece(batch.rows, workers, row_ns, self.slots.slots - 1)
         return divide(batch.rows, rows)
 
-    def task(self, id: int, flight: Flight, span: Span) -> Piece:
+    def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:
         """A piece."""
         batch = flight.batch
         start, count = span
@@ -116,7 +116,7 @@ class PieceTasks:
             samples=batch.samples[start : start + count],
         )
 
-    def done(self, flight: Flight, report: Report) -> None:
+    def done(self, flight: InFlightBatch, report: Report) -> None:
         """The rows lie where they belong."""
 
     def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
@@ -130,7 +130,7 @@ class PieceTasks:
         return [part for part in parts if part[1]]
 
 
-class OrderTasks:
+class BatchTasks:
     """Orders, one for each batch.
 
     Args:
@@ -140,7 +140,7 @@ class OrderTasks:
     """
 
     def __init__(
-        self, parcels: Parcels, wanted: Callable[[int], int], *, shares_memory: bool
+        self, parcels: GrowingSlots, wanted: Callable[[int], int], *, shares_memory: bool
     ) -> None:
         self.slots = parcels
         self._wanted = wanted
@@ -150,11 +150,11 @@ class OrderTasks:
         """A batch is one worker's: more of them make more batches at a time."""
         self.slots.grow(self._wanted(workers))
 
-    def begin(self, flight: Flight, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
         """One."""
         return [(0, flight.batch.rows)]
 
-    def task(self, id: int, flight: Flight, span: Span) -> Order:
+    def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
         """An order."""
         batch = flight.batch
         # Pickled by this process for its own workers.
@@ -163,7 +163,7 @@ class OrderTasks:
         if kept:
             self.slots.write(flight.slot, keys)
         memory, memory_bytes = self.slots.memory(flight.slot)
-        return Order(
+        return BatchTask(
             id=id,
             slot=flight.slot,
             image_size=batch.image_size,
@@ -175,7 +175,7 @@ class OrderTasks:
             memory_bytes=memory_bytes,
         )
 
-    def done(self, flight: Flight, report: Report) -> None:
+    def done(self, flight: InFlightBatch, report: Report) -> None:
         """The batch is in the slot's memory, in new memory, or in the report.
 
         Raises:

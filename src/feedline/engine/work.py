@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.fill import fill
-from feedline.engine.messages import Order, Piece, Report
-from feedline.engine.pack import Memories, Packer
+from feedline.engine.messages import BatchTask, Piece, Report
+from feedline.engine.pack import BatchPacker, Memories
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 
 __all__ = ["Work", "work_for"]
@@ -45,6 +45,6 @@ def work_for(
         return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
     whole = cast(BatchSource, source)
     whole.open(seat, workers)
-    packer = Packer(whole, memories, line, seat)
+    packer = BatchPacker(whole, memories, line, seat)
 
-    return lambda message, fd: packer.pack(replace(Order.unpack(message), memory=fd))
+    return lambda message, fd: packer.pack(replace(BatchTask.unpack(message), memory=fd))

@@ -24,7 +24,7 @@ from feedline.engine import shipment, wire
 from feedline.engine.board import PIECE, board_of
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, task_id
-from feedline.engine.pack import Shelf
+from feedline.engine.pack import MappedMemory
 from feedline.engine.process import limit_threads
 from feedline.engine.source import AnySource
 from feedline.engine.work import work_for
@@ -69,7 +69,7 @@ def run(
     try:
         opened = shipment.unpack(_private(source)) if isinstance(source, int) else source
         limit_threads()  # of whatever came with the source
-        work = work_for(opened, block.array, line, Shelf(), seat, workers)
+        work = work_for(opened, block.array, line, MappedMemory(), seat, workers)
     except BaseException as error:
         results.send(Report.start_failure(seat, error).pack())
         return

@@ -6,6 +6,6 @@ together, `slots` sizes the memory, `delivery` keeps feed, device and position i
 says it all in words.
 """
 
-from feedline.loader.face import DataLoader
+from feedline.loader.dataloader import DataLoader
 
 __all__ = ["DataLoader"]

@@ -14,26 +14,26 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.dataset.carrier import ParcelCarrier
+from feedline.dataset.fetcher import DatasetFetcher
 from feedline.dataset.gather import Gather
-from feedline.dataset.source import DatasetSource
+from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.device.carrier import Carrier
 from feedline.device.cuda import CudaCarrier
 from feedline.device.host import HostCarrier
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned, pins
 from feedline.engine.feed import Feed
-from feedline.engine.parcels import Parcels
-from feedline.engine.ring import Ring
-from feedline.engine.roads import start_crew
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.source import Source
-from feedline.engine.tasks import OrderTasks, PieceTasks
-from feedline.loader.delivery import Delivery
-from feedline.loader.direct import Direct
-from feedline.loader.judge import RowJudge
-from feedline.loader.maker import Maker
-from feedline.loader.slots import slot_size
-from feedline.loader.way import Way
+from feedline.engine.start_method import start_crew
+from feedline.engine.tasks import BatchTasks, PieceTasks
+from feedline.loader.backends.backend import Backend
+from feedline.loader.backends.in_process import InProcessBackend
+from feedline.loader.backends.workers import WorkerBackend
+from feedline.loader.cursor import BatchCursor
+from feedline.loader.failure_policy import FailurePolicy
+from feedline.loader.slot_size import slot_size
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase
 from feedline.randomness import seeded
@@ -45,7 +45,7 @@ __all__ = ["PATIENCE_S", "direct_maker", "look_at_first", "row_maker", "whole_ma
 
 # The fork server imports these once, so that every worker starts with them in no time.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
-_PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.source")
+_PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.fetcher")
 
 _KEPT_BY_USER = 2
 """Batches that a user may hold without a copy, besides those that are made ahead."""
@@ -53,7 +53,7 @@ _KEPT_BY_USER = 2
 
 def row_maker(
     source: Source,
-    way: Way,
+    cursor: BatchCursor,
     *,
     phases: Sequence[Phase],
     batch_size: int,
@@ -67,14 +67,14 @@ def row_maker(
     device: torch.device | None = None,
     normalise: Normalise | None = None,
     pin: bool,
-    moves_on: bool = False,
+    skip_after_error: bool = False,
     form: Callable[..., Any] = tuple,
-) -> Delivery:
+) -> WorkerBackend:
     """Workers that write rows into one ring, begun now.
 
     Args:
         source: makes the rows.
-        way: where the loader stands.
+        cursor: where the loader stands.
         phases: their sizes decide how much memory there is,
         batch_size: with the rows of a batch where a phase names none,
         max_image_size: and the largest size that may be asked for; see `slot_size`.
@@ -87,7 +87,7 @@ def row_maker(
         device: where batches go; None for the CPU, as they are.
         normalise: makes floats of pixels for a device.
         pin: page-lock the ring.
-        moves_on: after an error the next batch comes.
+        skip_after_error: after an error the next batch comes.
         form: what the tensors of a batch are put into.
     """
     slots = prefetch + 1
@@ -99,7 +99,7 @@ def row_maker(
         method=start_method,
         preload=_PRELOAD,
     )
-    ring = Ring(crew.block, slot_bytes, slots)
+    ring = FixedSlots(crew.block, slot_bytes, slots)
     feed = Feed(
         PieceTasks(ring, source.fields),
         crew,
@@ -115,20 +115,20 @@ def row_maker(
     else:
         pinned = Pinned(crew.block) if pin and torch.cuda.is_available() else None
         carrier = HostCarrier(ring, normalise if device else None, form, pinned)
-    delivery = Delivery(
+    delivery = WorkerBackend(
         feed,
         carrier,
-        way,
-        RowJudge(source, ring, on_error),
+        cursor,
+        FailurePolicy(source, ring, on_error),
         max_image_size=largest,
-        moves_on=moves_on,
+        skip_after_error=skip_after_error,
     )
     return _aimed(delivery)
 
 
 def whole_maker(
-    source: DatasetSource,
-    way: Way,
+    source: DatasetFetcher,
+    cursor: BatchCursor,
     *,
     ahead: int,
     workers: int,
@@ -136,12 +136,12 @@ def whole_maker(
     deadline_s: float,
     in_order: bool,
     pin: bool,
-) -> Delivery:
+) -> WorkerBackend:
     """Workers that make whole batches, begun now.
 
     Args:
         source: makes the batches.
-        way: where the loader stands.
+        cursor: where the loader stands.
         ahead: batches that are made ahead by each worker.
         workers: how many.
         start_method: "fork", "forkserver" or "spawn".
@@ -156,51 +156,55 @@ def whole_maker(
     def slots(workers: int) -> int:
         return max(1, ahead) * workers + _KEPT_BY_USER
 
-    parcels = Parcels(slots(workers))
+    parcels = GrowingSlots(slots(workers))
     feed = Feed(
-        OrderTasks(parcels, slots, shares_memory=crew.shares_memory),
+        BatchTasks(parcels, slots, shares_memory=crew.shares_memory),
         crew,
         workers=workers,
         timeout_s=inf,  # a user's sample may take as long as it likes
         deadline_s=deadline_s or inf,
         in_order=in_order,
     )
-    carrier = ParcelCarrier(parcels, spare=_KEPT_BY_USER, pin=pin)
-    delivery = Delivery(feed, carrier, way, judge=lambda flight: [])
+    carrier = WholeBatchCarrier(parcels, spare=_KEPT_BY_USER, pin=pin)
+    delivery = WorkerBackend(feed, carrier, cursor, judge=lambda flight: [])
     return _aimed(delivery)
 
 
-def _aimed(delivery: Delivery) -> Delivery:
+def _aimed(delivery: WorkerBackend) -> WorkerBackend:
     """Set a delivery to work; where that fails nobody has it, to close it."""
     try:
-        delivery.aim()
+        delivery.restart_prefetch()
     except BaseException:
         delivery.close()
         raise
     return delivery
 
 
-def look_at_first(maker: Maker) -> None:
+def look_at_first(maker: Backend) -> None:
     """Wait for the first batch, and raise what `worker_init_fn` raised.
 
     Raises:
         StartError: it was raised where rows are made.
         Exception: a user's own, as it is.
     """
-    if isinstance(maker, Delivery):
+    if isinstance(maker, WorkerBackend):
         flight = maker.feed.wait()
-        if flight is not None and isinstance(maker.carrier, ParcelCarrier):
+        if flight is not None and isinstance(maker.carrier, WholeBatchCarrier):
             maker.carrier.look(flight)
 
 
 def direct_maker(
-    source: DatasetSource, way: Way, gatherer: Callable[[], Gather | None] | None, *, pin: bool
-) -> Direct:
+    source: DatasetFetcher,
+    cursor: BatchCursor,
+    gatherer: Callable[[], Gather | None] | None,
+    *,
+    pin: bool,
+) -> InProcessBackend:
     """Batches made in this process: nobody else is quicker, or nobody else is there.
 
     Args:
         source: makes them of samples.
-        way: where the loader stands.
+        cursor: where the loader stands.
         gatherer: looks whether the dataset, as it is then, needs no samples; None: it needs them.
         pin: page-lock the tensors.
     """
@@ -214,7 +218,7 @@ def direct_maker(
                 made = source.make(batch.asked, batch.image_size or None, None, at=None)
         return pin_memory(made) if pinned else made
 
-    return Direct(make, way)
+    return InProcessBackend(make, cursor)
 
 
 def _gathered(gather: Gather | None, keys: Any) -> Any:

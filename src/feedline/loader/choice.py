@@ -1,4 +1,4 @@
-"""The way that a loader takes and who makes its batches, chosen from its arguments.
+"""The cursor that a loader takes and who makes its batches, chosen from its arguments.
 
 Guarantees: nothing chosen here keeps the loader alive.
 """
@@ -13,21 +13,21 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.dataset.beginning import Beginning, BegunRows
-from feedline.dataset.epochs import SampledEpochs
-from feedline.dataset.samplers import share_of
+from feedline.dataset.worker_init import BegunRows, WorkerInit
 from feedline.device.normalise import Normalise
-from feedline.engine.roads import default_start_method
+from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
+from feedline.loader.backends.backend import Backend
+from feedline.loader.backends.restarting import RestartingBackend
+from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.build import PATIENCE_S, row_maker
-from feedline.loader.maker import Maker
-from feedline.loader.renewed import Renewed
-from feedline.loader.stock import Stock
+from feedline.loader.cursor import BatchCursor, Cursor
 from feedline.loader.user import UserData, fingerprint_of, is_source, usual_road
-from feedline.loader.way import Standing, Way
-from feedline.plan.journey import Journey
+from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import Schedule
 from feedline.plan.seeds import mix
+from feedline.sampling.sampled_cursor import SampledCursor
+from feedline.sampling.samplers import share_of
 
 __all__ = ["Choice", "choose"]
 
@@ -44,8 +44,8 @@ class Choice:
             None for any other.
     """
 
-    standing: Standing
-    maker: Maker
+    standing: Cursor
+    maker: Backend
     road: str
     user: Callable[[], UserData] | None = None
 
@@ -64,25 +64,29 @@ def choose(loader: Any, phases: Schedule | None, normalise: Normalise) -> Choice
     road = loader.start_method or usual
     fingerprint = fingerprint_of(dataset)
     if isinstance(dataset, IterableDataset):
-        stock = Stock(loader, fingerprint)
+        stock = TorchBackend(loader, fingerprint)
         return Choice(stock, stock, road)
-    way = _way(loader, phases, fingerprint)
+    cursor = _cursor(loader, phases, fingerprint)
     if own:
-        return Choice(way, _own_maker(loader, way, phases, normalise, road), road)
-    user = partial(_user_data, weakref.ref(loader), way, phases, road, [])
-    renewed = Renewed(
-        way.begin,
+        return Choice(cursor, _own_maker(loader, cursor, phases, normalise, road), road)
+    user = partial(_user_data, weakref.ref(loader), cursor, phases, road, [])
+    renewed = RestartingBackend(
+        cursor.begin,
         lambda workers: user().start(workers),
         lambda: user().look(),
         loader.num_workers,
         persistent=loader.persistent_workers,
         fits=lambda maker: user().fits(maker),
     )
-    return Choice(way, renewed, road, user)
+    return Choice(cursor, renewed, road, user)
 
 
 def _user_data(
-    of: weakref.ref[Any], way: Way, phases: Schedule | None, road: str, no_rows: list[str]
+    of: weakref.ref[Any],
+    cursor: BatchCursor,
+    phases: Schedule | None,
+    road: str,
+    no_rows: list[str],
 ) -> UserData:
     """What a loader's attributes say now: as torch's, most of them may be set at any time."""
     loader = of()
@@ -92,7 +96,7 @@ def _user_data(
         loader.collate_fn,
         batched=loader._auto_collation,
         worker_init_fn=loader.worker_init_fn,
-        way=way,
+        cursor=cursor,
         phases=phases,
         max_rows=_most_rows(loader),
         max_image_size=loader.max_image_size,
@@ -113,9 +117,9 @@ def _generator(of: weakref.ref[Any]) -> Any:
     return None if loader is None else loader.generator
 
 
-def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
+def _cursor(loader: Any, phases: Schedule | None, fingerprint: str) -> BatchCursor:
     if loader.plan:
-        return Journey(loader.plan, endless=loader.schedule is None, dataset=fingerprint)
+        return PlannedCursor(loader.plan, endless=loader.schedule is None, dataset=fingerprint)
     rank, ranks = share_of(loader._index_sampler)
     identity = partial(
         _identity,
@@ -125,7 +129,7 @@ def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
         loader.drop_last,
         None if phases is None else str(phases),
     )
-    return SampledEpochs(
+    return SampledCursor(
         loader._index_sampler,
         partial(_generator, weakref.ref(loader)),
         identity,
@@ -136,8 +140,8 @@ def _way(loader: Any, phases: Schedule | None, fingerprint: str) -> Way:
 
 
 def _own_maker(
-    loader: Any, way: Way, phases: Schedule | None, normalise: Normalise, road: str
-) -> Maker:
+    loader: Any, cursor: BatchCursor, phases: Schedule | None, normalise: Normalise, road: str
+) -> Backend:
     assert phases is not None, "feedline's own sources have a size"
     if not _most_rows(loader):
         raise UsageError(
@@ -148,10 +152,10 @@ def _own_maker(
         )
     rows = loader.dataset
     if loader.worker_init_fn is not None:
-        rows = BegunRows(rows, Beginning(rows, loader.worker_init_fn, mix(loader.seed or 0)))
+        rows = BegunRows(rows, WorkerInit(rows, loader.worker_init_fn, mix(loader.seed or 0)))
     return row_maker(
         rows,
-        way,
+        cursor,
         phases=phases.phases,
         batch_size=_most_rows(loader),
         max_image_size=loader.max_image_size,

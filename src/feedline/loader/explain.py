@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.dataset.samplers import describe
-from feedline.images.recognition import Recognition
 from feedline.loader.user import is_source
 from feedline.plan.schedule import Schedule
+from feedline.recognition.result import Recognition
+from feedline.sampling.samplers import describe
 
 __all__ = ["explain"]
 

@@ -15,18 +15,18 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from feedline.dataset.beginning import Beginning, BegunRows
+from feedline.dataset.fetcher import DatasetFetcher
 from feedline.dataset.folder import folder_in
 from feedline.dataset.gather import Gather, gatherer
 from feedline.dataset.renewal import digest
-from feedline.dataset.source import DatasetSource
+from feedline.dataset.worker_init import BegunRows, WorkerInit
 from feedline.engine.source import Source
 from feedline.errors import StartError
-from feedline.images.recognition import Recognition
+from feedline.loader.backends.backend import Backend
 from feedline.loader.build import direct_maker, look_at_first, row_maker, whole_maker
-from feedline.loader.maker import Maker
-from feedline.loader.way import Way
+from feedline.loader.cursor import BatchCursor
 from feedline.plan.schedule import Phase, Schedule
+from feedline.recognition.result import Recognition
 
 _TELLING_S = 0.07
 """How long it may take to tell whether a dataset has changed, where new workers come by fork: what
@@ -92,7 +92,7 @@ class UserData:
     collate_fn: Callable[[Any], Any]
     batched: bool
     worker_init_fn: Callable[[int], None] | None
-    way: Way
+    cursor: BatchCursor
     phases: Schedule | None
     max_rows: int
     max_image_size: int | None
@@ -106,18 +106,18 @@ class UserData:
     pin: bool
     no_rows: list[str]
 
-    def start(self, workers: int) -> Maker:
+    def start(self, workers: int) -> Backend:
         """Begin with the dataset as it is now, in the epoch that the way has begun."""
         # As torch's: drawn for the epoch that they begin with. 63 bits, as a seed of torch's has.
-        seed = self.way.seed & (1 << 63) - 1
-        beginning = Beginning(self.dataset, self.worker_init_fn, seed)
+        seed = self.cursor.seed & (1 << 63) - 1
+        beginning = WorkerInit(self.dataset, self.worker_init_fn, seed)
         found = self.recognised()
         if found.source is not None:
             rows: Source = found.source
             if found.as_is or self.worker_init_fn is not None:  # code of the user's runs there
                 rows = BegunRows(rows, beginning)
             return self._rows(rows, found.source.image_size, workers)
-        source = DatasetSource(
+        source = DatasetFetcher(
             beginning,
             self.collate_fn,
             batched=self.batched,
@@ -125,10 +125,10 @@ class UserData:
         )
         gathers = self.gather() is not None
         if workers == 0 or gathers:
-            return direct_maker(source, self.way, self.gather if gathers else None, pin=self.pin)
+            return direct_maker(source, self.cursor, self.gather if gathers else None, pin=self.pin)
         return whole_maker(
             source,
-            self.way,
+            self.cursor,
             ahead=self.ahead,
             workers=workers,
             start_method=self.start_method,
@@ -137,7 +137,7 @@ class UserData:
             pin=self.pin,
         )
 
-    def fits(self, maker: Maker) -> bool:
+    def fits(self, maker: Backend) -> bool:
         """Wait for the first batch of new workers, where a `worker_init_fn` begins them.
 
         Returns:
@@ -173,16 +173,16 @@ class UserData:
             return Recognition(None, refused=("It is no dataset of torchvision's.",))
         # Only here: decoders are nothing to load for those who have no images.
         try:
-            from feedline.images.recognise import recognise
+            from feedline.recognition.recognise import recognise
         except ImportError as error:
             return Recognition(None, refused=(f"Images cannot be decoded here: {error}.",))
         return recognise(self.dataset)
 
-    def _rows(self, source: Source, image_size: int, workers: int) -> Maker:
+    def _rows(self, source: Source, image_size: int, workers: int) -> Backend:
         own = Schedule((Phase(size=image_size, epochs=1),))
         return row_maker(
             source,
-            self.way,
+            self.cursor,
             phases=(self.phases or own).phases,
             batch_size=self.max_rows,
             max_image_size=self.max_image_size,
@@ -192,7 +192,7 @@ class UserData:
             deadline_s=self.deadline_s or inf,
             on_error=self.on_error,
             pin=self.pin,
-            moves_on=True,
+            skip_after_error=True,
             form=list,  # torch's default collate makes lists of tuples
         )
 

@@ -24,12 +24,6 @@ from feedline.train.checkpoint import (
     save_checkpoint,
 )
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.folder import (
-    BEST_NAME,
-    find_checkpoint,
-    make_run_folder,
-    occupied,
-)
 from feedline.train.journal import Journal
 from feedline.train.learner import Learner, create_learner
 from feedline.train.loop import Report, fit
@@ -37,6 +31,12 @@ from feedline.train.model import create_model
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
+from feedline.train.run_folder import (
+    BEST_NAME,
+    find_checkpoint,
+    make_run_folder,
+    occupied,
+)
 from feedline.train.runtime import (
     choose_device,
     choose_precision,

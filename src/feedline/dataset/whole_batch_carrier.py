@@ -1,0 +1,76 @@
+"""Whole batches out of their slots, to the user.
+
+Guarantees: what is handed out is safe to keep. Its tensors are the slot's own memory where that
+leaves the workers enough slots, and a copy otherwise; the slot returns when they are garbage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feedline.dataset.codec import load
+from feedline.dataset.worker_exception import WorkerException
+from feedline.device.host import CpuCarrier
+from feedline.device.pinning import pins
+from feedline.engine.growing_slots import GrowingSlots
+from feedline.engine.in_flight import InFlightBatch
+from feedline.errors import SampleError
+
+__all__ = ["WholeBatchCarrier"]
+
+
+class WholeBatchCarrier(CpuCarrier):
+    """Carries whole batches to the CPU.
+
+    Args:
+        parcels: where they come from.
+        spare: how many slots a user may keep without the workers missing them.
+        pin: page-lock their tensors, as torch's DataLoader does; where there is no accelerator
+            nothing is.
+    """
+
+    def __init__(self, parcels: GrowingSlots, *, spare: int, pin: bool) -> None:
+        super().__init__()
+        self._parcels = parcels
+        self._spare = spare
+        self._pin = pins(pin)
+
+    def _made(self, flight: InFlightBatch) -> Any:
+        if flight.failures:
+            self._parcels.release(flight.slot)
+            return _failed(flight)
+        if self._parcels.lent >= self._spare:
+            memory = self._parcels.view(flight.slot, flight.used).copy()
+            self._parcels.release(flight.slot)
+        else:
+            memory = self._parcels.lend(flight.slot, flight.used)
+        batch = load(memory, flight.shell)
+        return pin_memory(batch) if self._pin else batch
+
+    def look(self, flight: InFlightBatch) -> None:
+        """Raise what a worker raised when it began, if that is all that came of a batch.
+
+        Raises:
+            Exception: a user's own, of `worker_init_fn`.
+        """
+        if flight.shell and flight.used == flight.shell:  # no tensor in it
+            found = load(self._parcels.view(flight.slot, flight.used).copy(), flight.shell)
+            if isinstance(found, WorkerException) and found.opening:
+                raise found.error()
+
+    def _release(self, slot: int) -> None:
+        self._parcels.release(slot)
+
+
+def _failed(flight: InFlightBatch) -> WorkerException:
+    """What the engine itself has to say of a batch: above all, that it kills its workers."""
+    batch, first = flight.batch, flight.failures[0]
+    keys = batch.asked
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
+    known = first.row < len(keys)
+    which = f"the sample with index {keys[first.row]!r}" if known else f"row {first.row}"
+    where = f"{which} (epoch {batch.epoch}, step {batch.step})"
+    return WorkerException(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

@@ -1,0 +1,118 @@
+"""How a worker begins: as torch's workers do, so that a user's own code finds what it looks for.
+
+Guarantees: `get_worker_info()` says who the worker is, the global random states are seeded with
+the loader's seed plus the worker's number, and then `worker_init_fn` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from feedline.dataset.folder import folder_in
+from feedline.engine.source import Row, Source
+from feedline.plan.row import Field, Item
+from feedline.randomness import seed_all
+
+__all__ = ["BegunRows", "WorkerInit"]
+
+
+@dataclass(frozen=True)
+class WorkerInit:
+    """What a worker begins with.
+
+    Args:
+        dataset: the user's, as `get_worker_info()` shows it.
+        worker_init_fn: called with the worker's number; None for nothing.
+        seed: of the workers; worker n is seeded with seed + n.
+    """
+
+    dataset: Any
+    worker_init_fn: Callable[[int], None] | None
+    seed: int
+
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return {"dataset": self.dataset, "worker_init_fn": self.worker_init_fn}
+
+    def become(self, worker: int, workers: int) -> None:
+        """Be a worker from now on."""
+        seed = self.seed + worker
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=worker, num_workers=workers, seed=seed, dataset=self.dataset
+        )
+        seed_all(seed)
+
+    def call(self, worker: int) -> None:
+        """Call `worker_init_fn`, if there is one. Raises whatever it does."""
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
+class BegunRows:
+    """A source of rows in whose workers code of the user's runs.
+
+    Args:
+        rows: makes the rows of a dataset that was recognised.
+        beginning: how its workers begin.
+    """
+
+    def __init__(self, rows: Source, beginning: WorkerInit) -> None:
+        self._rows = rows
+        self._beginning = beginning
+
+    def given(self) -> dict[str, object]:
+        """What a user gave, by the names of the loader's arguments."""
+        return self._beginning.given()
+
+    def open(self, worker: int, workers: int) -> None:
+        """A worker begins.
+
+        Raises:
+            RuntimeError: `worker_init_fn` changed the dataset: its rows are no more what was
+                recognised.
+            Exception: whatever `worker_init_fn` raises.
+        """
+        dataset = self._beginning.dataset
+        before = _outline(dataset)
+        self._beginning.become(worker, workers)
+        self._beginning.call(worker)
+        if _outline(dataset) != before:
+            raise RuntimeError("worker_init_fn changed the dataset")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        """The arrays of a row."""
+        return self._rows.fields(image_size)
+
+    def load(self, item: Item, row: Row) -> None:
+        """Fill one row."""
+        self._rows.load(item, row)
+
+    def name(self, sample: int) -> str:
+        """What a user calls the sample."""
+        return self._rows.name(sample)
+
+    def fingerprint(self) -> str:
+        """Differs where the samples or their order differ."""
+        return self._rows.fingerprint()
+
+
+def _outline(dataset: Any) -> list[object]:
+    """What differs where somebody changed a torchvision folder, or Subsets of one.
+
+    Objects count by identity, samples one by one, the transform by what it says of itself. Of
+    anything else nothing is known to be changed.
+    """
+    found = folder_in(dataset)
+    if found is None:
+        return []
+    folder, chosen = found
+    parts = {name: id(value) for name, value in vars(folder).items()}
+    whole = id(folder), type(folder), parts, list(folder.samples), repr(folder.transform)
+    return [*chosen, *whole]

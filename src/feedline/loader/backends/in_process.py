@@ -1,0 +1,94 @@
+"""Batches made in this process, when they are asked for: num_workers=0.
+
+Guarantees: nothing is made ahead; what is raised is raised here, as it is, and the next call comes
+to the next batch, as torch's does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feedline.dataset.worker_exception import SkippedBatch, say_notes
+from feedline.loader.backends.backend import Skipped
+from feedline.loader.cursor import BatchCursor
+from feedline.plan.batches import Batch
+from feedline.trace.split import Timing
+
+__all__ = ["InProcessBackend"]
+
+
+class InProcessBackend:
+    """No workers.
+
+    Args:
+        make: makes a batch.
+        way: where the loader stands.
+    """
+
+    def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor) -> None:
+        self._make = make
+        self._cursor = cursor
+        self.skipped: list[Skipped] = []
+        self.batch: Batch | None = None
+        self.timing = Timing()
+        self._handed_out_s = 0.0
+
+    pids: list[int] = []  # noqa: RUF012  # there is never one in it
+    deaths: list[str] = []  # noqa: RUF012
+    max_image_size: int | None = None
+    memory_bytes: int = 0
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._cursor.begin()
+        self._handed_out_s = 0.0
+
+    def next(self) -> Any:
+        """Make the batch at the position.
+
+        Raises:
+            StopIteration: the epoch has none left.
+            Exception: whatever a user's dataset raises.
+        """
+        asked_s = time.perf_counter()
+        self._cursor.order_changed()
+        if self._cursor.at_end():
+            self._cursor.finish()
+            raise StopIteration
+        self.batch = batch = next(self._cursor.ahead())
+        try:
+            made = self._make(batch)
+        except StopIteration as error:
+            self._cursor.delivered(batch)
+            notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]
+            raise RuntimeError(
+                f"StopIteration would end the epoch without a word. {' '.join(notes)} An iterator "
+                "in the dataset ran out, or next() was called without a default"
+            ) from error
+        except Exception as error:
+            self._cursor.delivered(batch)
+            if sys.version_info < (3, 11):
+                say_notes(error)
+            raise
+        self._cursor.delivered(batch)  # not after Ctrl-C: the next call makes it again
+        now_s = time.perf_counter()
+        if self._handed_out_s:
+            waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
+            self.timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
+        self._handed_out_s = now_s
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        return made
+
+    def restart_prefetch(self) -> None:
+        """Nothing was made ahead."""
+
+    def resize(self, workers: int) -> None:
+        """There are none, whatever was asked for: they would not be quicker."""
+
+    def close(self) -> None:
+        """There is nothing to end."""

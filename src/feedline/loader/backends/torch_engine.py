@@ -1,0 +1,272 @@
+"""torch's own engine, for IterableDataset: its rules for workers and for sharding, its iterator.
+
+Guarantees: what torch's DataLoader gives, and where it stands. A state goes on by drawing again
+what was handed out, from the random states of then, and throwing it away: exact for a dataset that
+does the same again, at the price of its work. An exception that stands for a batch is a step as a
+batch is. Without workers a dataset or iterator with `state_dict` and `load_state_dict` is asked for
+its own state instead.
+Relies on: the loader calling `begin` for each iteration.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.errors import StateError, UsageError
+from feedline.loader.backends.backend import Skipped
+from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase
+from feedline.plan.state import (
+    STATE_VERSION,
+    Position,
+    check_same_run,
+    check_state,
+    is_count,
+    position_in,
+)
+from feedline.sampling.random_states import RandomStates
+from feedline.trace.split import Timing
+
+__all__ = ["TorchBackend"]
+
+_END = object()
+_ITERATOR, _DATASET = "iterator_state", "dataset_state"
+
+
+class TorchBackend:
+    """Cursor and maker in one: torch knows neither without the other.
+
+    Args:
+        loader: the loader whose attributes torch's engine reads; not kept alive.
+        dataset: its fingerprint.
+    """
+
+    batch: Batch | None = None
+    max_image_size: int | None = None
+    memory_bytes: int = 0
+
+    def __init__(self, loader: TorchDataLoader[Any], dataset: str) -> None:
+        self._of = weakref.ref(loader)
+        self._fingerprint = dataset
+        self.position = Position()
+        self._raised: list[int] = []  # the steps of the epoch that came to an exception
+        self.skipped: list[Skipped] = []
+        self.deaths: list[str] = []
+        self.timing = Timing()
+        self._iterator: Any = None
+        self._start: RandomStates | None = None
+        self._restored: Mapping[str, Any] | None = None
+
+    @property
+    def _loader(self) -> TorchDataLoader[Any]:
+        loader = self._of()
+        assert loader is not None, "an iteration keeps its loader alive"
+        return loader
+
+    @property
+    def phase(self) -> Phase:
+        """There is none to speak of."""
+        return Phase(size=1, epochs=1)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.pid for worker in getattr(self._iterator, "_workers", ())]
+
+    def begin(self) -> Any:
+        """An iteration begins."""
+        if self._restored is None and self._iterator is not None and self.position.step:
+            self._next_epoch()
+        self._open()
+        return True
+
+    def _now(self) -> RandomStates:
+        return RandomStates.now(None, self._loader.generator)
+
+    def _open(self) -> None:
+        restored = self._restored
+        if restored is None:
+            self._start = self._now()
+            self._iterator = TorchDataLoader.__iter__(self._loader)
+            return
+        dataset: Any = self._loader.dataset
+        self._loader._iterator = None  # workers that persist have gone on from where they began
+        if restored.get(_DATASET) is not None:
+            dataset.load_state_dict(restored[_DATASET])
+        start = RandomStates.from_json(restored["random"], None, self._loader.generator)
+        own = restored.get(_ITERATOR)
+        with start.again():
+            iterator = TorchDataLoader.__iter__(self._loader)
+            if own is None and restored.get(_DATASET) is None:
+                self._skip(iterator)
+        if own is not None:  # it may set the random state, too, which then has to stay
+            _samples(iterator).load_state_dict(own)
+        # Only now: where something failed on the way here, the next call tries again.
+        self._start, self._iterator, self._restored = start, iterator, None
+
+    def _skip(self, iterator: Any) -> None:
+        """Draw again what was handed out; what was raised then may be raised again."""
+        for step in range(self.position.step):
+            before = _received(iterator)
+            try:
+                if next(iterator, _END) is _END:
+                    return
+            except Exception:
+                if step not in self._raised or not _order_changed(iterator, before):
+                    raise
+
+    def next(self) -> Any:
+        """Hand out the next batch."""
+        # There is none open after `set_epoch`, which may come between `begin` and here.
+        if self._restored is not None or self._iterator is None:
+            self._open()
+        before = _received(self._iterator)
+        try:
+            made = next(self._iterator)
+        except StopIteration:
+            self._next_epoch()
+            raise
+        except Exception:
+            if _order_changed(self._iterator, before):
+                self._raised.append(self.position.step)
+                self.position = self.position.at(self.position.step + 1)
+            raise
+        self.position = self.position.at(self.position.step + 1)
+        return made
+
+    def _next_epoch(self) -> None:
+        self._iterator = None
+        self._start = None
+        self._raised = []
+        self.position = Position(epoch=self.position.epoch + 1)
+
+    def restart_prefetch(self) -> None:
+        """Whatever was restored or set is opened when the next batch is asked for."""
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands."""
+        if self._restored is not None:
+            return dict(self._restored)
+        start = self._start or self._now()
+        state: dict[str, Any] = {
+            "version": STATE_VERSION,
+            "epoch": self.position.epoch,
+            "step": self.position.step,
+            **self._mine(),
+            "raised": list(self._raised),
+            "random": start.as_json(),
+        }
+        if self._loader.num_workers == 0:
+            dataset: Any = self._loader.dataset
+            samples = _samples(self._iterator)
+            if _keeps_state(samples):
+                state[_ITERATOR] = samples.state_dict()
+            elif _keeps_state(dataset):
+                state[_DATASET] = dataset.state_dict()
+        return state
+
+    def _mine(self) -> dict[str, Any]:
+        loader = self._loader
+        # Each worker has a share of its own: another number of them is another order.
+        return {
+            "dataset": self._fingerprint,
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            "num_workers": loader.num_workers,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on as a state says, with the next batch.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        check_state(state)
+        check_same_run(
+            state,
+            self._mine(),
+            "An IterableDataset shares itself out among its workers, so their number counts",
+        )
+        position = position_in(state)
+        if not isinstance(state.get("random"), Mapping):
+            raise StateError("cannot resume: the state is damaged: random")
+        raised = state.get("raised", [])  # older states have none
+        if not isinstance(raised, list) or not all(
+            is_count(step) and step < position.step for step in raised
+        ):
+            raise StateError("cannot resume: the state is damaged: raised")
+        self._restored = dict(state)
+        self._raised = list(raised)
+        self.position = position
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch, as far as the dataset tells."""
+        return TorchDataLoader.__len__(self._loader)
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`; a dataset with `set_epoch` is told."""
+        tell = getattr(self._loader.dataset, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+        if epoch == self.position.epoch:
+            return False
+        self._iterator = self._start = self._restored = None
+        self._raised = []
+        self.position = Position(epoch=epoch)
+        return True
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Batches come from torch's workers, which know of no size.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "an IterableDataset cannot be given an image size: torch's engine makes its batches "
+            "ahead, without one. A map-style Dataset can"
+        )
+
+    def resize(self, workers: int) -> None:
+        """The number of workers decides how the dataset is shared out.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
+
+    def close(self) -> None:
+        """Let torch's workers end."""
+        iterator, self._iterator = self._iterator, None
+        del iterator
+
+
+def _samples(iterator: Any) -> Any:
+    """The iterator over the dataset itself, where there are no workers."""
+    return getattr(getattr(iterator, "_dataset_fetcher", None), "dataset_iter", None)
+
+
+def _received(iterator: Any) -> int | None:
+    """How many batches of workers torch's iterator has taken in order; None without workers."""
+    received: int | None = getattr(iterator, "_rcvd_idx", None)
+    return received
+
+
+def _order_changed(iterator: Any, before: int | None) -> bool:
+    """Whether what was raised stands for a batch: after a timeout the same batch is still to come.
+
+    Args:
+        iterator: torch's.
+        before: what `_received` said before.
+    """
+    in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
+    return before is None or not in_order or iterator._rcvd_idx != before
+
+
+def _keeps_state(thing: object) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    )

@@ -1,0 +1,182 @@
+"""Batches on their way to the user: feed, carrier and position, kept in step.
+
+Guarantees: the position moves when a batch is handed out, and only then; whatever was prepared
+for another position, size or epoch is never handed out. After an error of a row the next call
+comes to the same batch again; after a user's own exception, which stands for its whole batch, and
+for a user's Dataset in any case, it comes to the next, as torch's does. After an exception in
+mid-work, Ctrl-C above all, the books are not believed and the next call starts with new workers
+from the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from feedline.dataset.worker_exception import SkippedBatch, WorkerException
+from feedline.device.carrier import Carrier
+from feedline.engine.feed import Feed
+from feedline.engine.in_flight import InFlightBatch
+from feedline.errors import SampleError
+from feedline.loader.backends.backend import Skipped
+from feedline.loader.cursor import BatchCursor
+from feedline.plan.batches import Batch
+from feedline.trace.split import Timing
+
+__all__ = ["WorkerBackend"]
+
+
+class WorkerBackend:
+    """What one loader has under way.
+
+    Args:
+        feed: makes the batches.
+        carrier: brings them to the device.
+        way: where the loader stands.
+        judge: says which samples of a batch with failures are left out, or raises.
+        max_image_size: the largest in pixels that there is memory for; None for any.
+        skip_after_error: after an error of a row, too, the next call comes to the next batch.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        carrier: Carrier,
+        cursor: BatchCursor,
+        judge: Callable[[InFlightBatch], list[Skipped]],
+        *,
+        max_image_size: int | None = None,
+        skip_after_error: bool = False,
+    ) -> None:
+        self.max_image_size = max_image_size
+        self._moves_on = skip_after_error
+        self.feed = feed
+        self.carrier = carrier
+        self._cursor = cursor
+        self._judge = judge
+        self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
+        self._disturbed = False
+        self.skipped: list[Skipped] = []
+        self.batch: Batch | None = None
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of the steps goes."""
+        return self.carrier.timing
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self.feed.pids
+
+    @property
+    def deaths(self) -> list[str]:
+        """How each worker died that had to be replaced."""
+        return list(self.feed.deaths)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is allocated for batches."""
+        return self.feed.slots.memory_bytes
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self._cursor.begin():
+            self.restart_prefetch()
+        self.carrier.pause()
+
+    def next(self) -> Any:
+        """Hand out the batch at the position.
+
+        Raises:
+            StopIteration: the epoch has none left.
+            SampleError: a sample of it could not be loaded, and may not be skipped.
+            Exception: a user's own, from a worker.
+        """
+        if self._cursor.order_changed():
+            self.restart_prefetch()
+        if self._cursor.at_end():
+            self._cursor.finish()
+            raise StopIteration
+        self.recover()
+        self._disturbed = True
+        try:
+            self.carrier.asked()
+            if not self._ahead:
+                self._send(self._take())
+            made = self.carrier.receive()
+            self.batch, skipped = self._ahead.pop(0)
+            self.skipped += skipped
+            self._cursor.delivered(self.batch)
+            self._send_ahead()
+        except SampleError:
+            self._disturbed = False
+            self.restart_prefetch()
+            raise
+        self._disturbed = False
+        return self._unwrapped(made)
+
+    def _unwrapped(self, made: Any) -> Any:
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        if isinstance(made, WorkerException):
+            raise made.error()
+        return made
+
+    def restart_prefetch(self) -> None:
+        """Make the workers go on from the position: it is not where it was."""
+        if not self._disturbed:
+            self._disturbed = True
+            self._forget_ahead()
+            self.feed.start(self._cursor.ahead())
+            self._disturbed = False
+
+    def recover(self) -> None:
+        """Begin again with new workers where something broke off half done."""
+        if self._disturbed:
+            self._forget_ahead()
+            self.feed.restart(self._cursor.ahead())
+            self._disturbed = False
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers."""
+        self.recover()
+        self.feed.resize(workers)
+
+    def close(self) -> None:
+        """End the workers and let go of all memory."""
+        self.carrier.close()
+        self.feed.close()
+
+    def _forget_ahead(self) -> None:
+        self.carrier.drop()
+        self._ahead.clear()
+
+    def _take(self) -> InFlightBatch:
+        self.carrier.reclaim(wait=False)
+        while (flight := self.feed.take()) is None:
+            self.carrier.reclaim(wait=True)
+        return flight
+
+    def _send(self, flight: InFlightBatch) -> None:
+        try:
+            skipped = self._judge(flight) if flight.failures else []
+        except SampleError:
+            if self._moves_on:
+                self.batch = flight.batch
+                self._cursor.delivered(flight.batch)
+            raise
+        self.carrier.send(flight)
+        self._ahead.append((flight.batch, skipped))
+
+    def _send_ahead(self) -> None:
+        """Start the next batch on its way to the device if it is made, across epoch edges too."""
+        if self.carrier.ahead and self.feed.ready():
+            try:
+                self._send(self._take())
+            except SampleError:
+                # Not this batch's fault: it is made again, and says so, when its turn comes.
+                self._disturbed = False
+                self.restart_prefetch()
+                self._disturbed = True

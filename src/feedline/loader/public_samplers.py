@@ -1,0 +1,102 @@
+"""The samplers that a loader shows.
+
+Frameworks look at a loader's `sampler` and `batch_sampler`: they ask for a length, tell them the
+epoch, and put one of their own in the place of a sampler that does not share samples out among
+ranks (which is told by its being a DistributedSampler). Some build a stock DataLoader of the parts;
+it asks these samplers for batches, and so is noticed.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from feedline.plan.batches import Plan
+from feedline.sampling.draws import draws_for_feedline
+
+__all__ = ["PlannedSampler", "PublicBatchSampler"]
+
+
+class PlannedSampler(DistributedSampler[Any]):
+    """The order of a plan, as a sampler that is told the epoch. It can outlive its loader.
+
+    Args:
+        plan: makes the order.
+        dataset: what the numbers are of.
+    """
+
+    def __init__(self, plan: Plan, dataset: Any) -> None:
+        super().__init__(
+            dataset,
+            num_replicas=plan.world_size,
+            rank=plan.rank,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+            drop_last=plan.drop_last,
+        )
+        self._plan = plan
+        self._loader: weakref.ref[Any] | None = None
+
+    def belongs_to(self, loader: Any) -> None:
+        """Follow a loader's epoch, and pass `set_epoch` on to it."""
+        self._loader = weakref.ref(loader)
+
+    def replan(self, plan: Plan) -> None:
+        """Show another share."""
+        self._plan = plan
+        self.num_replicas, self.rank = plan.world_size, plan.rank
+
+    @property
+    def _owner(self) -> Any:
+        return None if self._loader is None else self._loader()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` what the loader's next iteration runs."""
+        super().set_epoch(epoch)
+        if self._owner is not None:
+            self._owner.set_epoch(epoch)
+
+    def _now(self) -> int:
+        return self.epoch if self._owner is None else self._owner.epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """The sample numbers of this rank's part of the epoch, in order."""
+        epoch = self._now()
+        for step in range(self._plan.steps(epoch)):
+            yield from self._plan.batch(epoch, step).samples.tolist()
+
+    def __len__(self) -> int:
+        """How many samples this rank gets in an epoch, padding included."""
+        epoch = self._now()
+        last = self._plan.steps(epoch) - 1
+        rows = self._plan.global_batch(epoch) // self._plan.world_size
+        return last * rows + self._plan.batch(epoch, last).rows
+
+
+class PublicBatchSampler(BatchSampler):
+    """A loader's batch sampler, with no constructor of its own: frameworks call BatchSampler's."""
+
+    even_batches = True  # Accelerate reads and sets it: every rank has equally many batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to a sampler that has epochs."""
+        tell = getattr(self.sampler, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The keys of each batch; says so where it is not feedline that asks."""
+        if not draws_for_feedline():
+            warnings.warn(
+                "another loader draws from the batch sampler of a feedline.DataLoader: has a "
+                "framework put a stock DataLoader in its place? Then nothing of feedline's engine "
+                "is at work. With Accelerate use prepare and load_state, not skip_first_batches; "
+                "with transformers return feedline.frameworks.stepwise.Stepwise(loader)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return super().__iter__()

@@ -1,0 +1,142 @@
+"""Where a loader stands on its way through the epochs.
+
+Guarantees: every iteration is one epoch; each batch is delivered once; what lies ahead is known
+across epoch and phase edges. Pure bookkeeping: no process, no clock.
+
+The rules: an iteration begins at the position. One that runs to its end moves on to the next
+epoch. One that was left after some batches is over too: the next begins a new epoch, as torch's
+DataLoader draws a new permutation; one that was left before any batch never was. A restored
+position in mid-epoch is continued by the next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.schedule import Phase
+from feedline.plan.seeds import mix
+from feedline.plan.state import Position, resume, snapshot
+
+__all__ = ["PlannedCursor"]
+
+
+class PlannedCursor:
+    """The position of one loader.
+
+    Args:
+        plan: the way.
+        endless: there is no last epoch; else the way ahead ends with the schedule, and goes on
+            an epoch at a time when somebody iterates beyond it.
+        dataset: the fingerprint of what the plan is for.
+    """
+
+    def __init__(self, plan: Plan, *, endless: bool, dataset: str = "") -> None:
+        self._plan = plan
+        self._dataset = dataset
+        self._endless = endless
+        self._begun = False  # a batch was handed out since the position was come to
+        self._horizon = 0  # the way ahead, as last given out, ends before this epoch
+        self.position = Position()
+
+    def replan(self, plan: Plan) -> None:
+        """Go on from the same position by another plan, of another share."""
+        self._plan = plan
+
+    def begin(self) -> bool:
+        """An iteration begins. Whether what lies ahead is other than was given out."""
+        cut_short = self._begun and not self.at_end()
+        if self._begun:
+            self._next_epoch()
+        return cut_short or not (self._endless or self.position.epoch < self._horizon)
+
+    def order_changed(self) -> bool:
+        """Never: a plan does not change under way."""
+        return False
+
+    def at_end(self) -> bool:
+        """Whether the epoch has no batch left."""
+        return self.position.step >= self._plan.steps(self.position.epoch)
+
+    def delivered(self, batch: Batch) -> None:
+        """A batch was handed out."""
+        self._begun = True
+        size = self.position.image_size
+        self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
+
+    def finish(self) -> None:
+        """The epoch's last batch was handed out and the iteration ended."""
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self._begun = False
+        self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration with `epoch`; whether that changes what lies ahead.
+
+        A position restored within that very epoch stays: its remainder is what comes next.
+        """
+        if not self._begun and epoch == self.position.epoch:
+            return False
+        self._begun = False
+        self.position = replace(self.position, epoch=epoch, step=0)
+        return True
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Make all batches from here on of one size; None follows the schedule again."""
+        changed = size != self.position.image_size
+        self.position = replace(self.position, image_size=size)
+        return changed
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the position."""
+        return self._plan.schedule.phase_at(self.position.epoch)
+
+    @property
+    def restored(self) -> bool:
+        """Whether the rest of an epoch waits to be gone on with."""
+        return not self._begun and self.position.step > 0
+
+    @property
+    def seed(self) -> int:
+        """What this rank's randomness in the epoch follows from: 64 bits."""
+        return mix(self._plan.seed, self.position.epoch, self._plan.rank)
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        return self._plan.steps(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands: small, JSON-able, the same on every rank."""
+        return snapshot(self._plan, self.position, self._dataset)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to where a state says.
+
+        Raises:
+            StateError: it is of another dataset, seed, order or schedule.
+        """
+        self.restore(resume(state, self._plan, self._dataset))
+
+    def restore(self, position: Position) -> None:
+        """Go to a position. An iteration under way goes on from there, and so does a new one."""
+        self._begun = False
+        self.position = position
+
+    def ahead(self) -> Iterator[Batch]:
+        """The batches from the position on, in order."""
+        position = self.position
+        self._horizon = max(self._plan.schedule.epochs, position.epoch + 1)
+        return self._walk(position, None if self._endless else self._horizon)
+
+    def _walk(self, position: Position, horizon: int | None) -> Iterator[Batch]:
+        epoch, step, size = position.epoch, position.step, position.image_size
+        while horizon is None or epoch < horizon:
+            for k in range(step, self._plan.steps(epoch)):
+                batch = self._plan.batch(epoch, k)
+                yield batch if size is None else replace(batch, image_size=size)
+            epoch, step = epoch + 1, 0

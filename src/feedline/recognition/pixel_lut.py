@@ -1,0 +1,104 @@
+"""What the steps of a pipeline that change no place do to a pixel's value: a table, by trying it.
+
+Guarantees: the values are what the steps themselves make of each grey level, to the bit; that each
+depends on nothing but the grey level and the channel is seen by running them once more, on noise.
+
+Relies on the steps being torchvision's own: the same input gives the same output.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.transform_tail import Form, Step, unfit
+
+__all__ = ["PixelLut"]
+
+_SIDE = 16
+
+
+class PixelLut:
+    """An image of all grey levels, on its way through a pipeline."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._image: Any = Image.fromarray(_all_levels())
+
+    def take(self, step: Step) -> None:
+        """Let a step change the image.
+
+        Raises:
+            NotRecognised: it fails, or makes something else than an RGB image. Nothing is changed.
+        """
+        self._image = _ran(step, self._image, (3, _SIDE, _SIDE))
+        self._steps.append(step)
+
+    @property
+    def form(self) -> Form:
+        """What holds the pixels now."""
+        if isinstance(self._image, Image.Image):
+            return "pil"
+        return "tensor" if type(self._image) is torch.Tensor else "image"
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the values are the grey levels still."""
+        if self.form == "pil":
+            return True
+        values = _dense(self._image)
+        return values.dtype == np.uint8 and bool((values == _all_levels().transpose(2, 0, 1)).all())
+
+    def table(self) -> np.ndarray[Any, Any]:
+        """The value of each grey level in each channel, (3, 256).
+
+        Raises:
+            NotRecognised: the steps do more than that, or what they give is no tensor.
+        """
+        wrong = unfit(self._image)
+        if wrong:
+            raise NotRecognised(f"The pipeline gives {wrong}.")
+        table = _dense(self._image).reshape(3, 256)
+        noise = np.random.RandomState(0).randint(0, 256, (7, 9, 3)).astype(np.uint8)
+        image: Any = Image.fromarray(noise)
+        for step in self._steps:
+            image = _ran(step, image, (3, 7, 9))
+        expected = np.stack([table[channel][noise[..., channel]] for channel in range(3)])
+        if _dense(image).tobytes() != expected.tobytes():
+            raise NotRecognised(
+                f"{', '.join(map(words, self._steps))} does more than give each grey level of a "
+                "channel a value."
+            )
+        return table
+
+
+def _all_levels() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    levels = np.arange(_SIDE * _SIDE, dtype=np.uint8).reshape(_SIDE, _SIDE, 1)
+    return np.repeat(levels, 3, axis=2)
+
+
+def _ran(step: Step, image: Any, shape: tuple[int, ...]) -> Any:
+    """What a step makes of a small image, of this shape as a tensor."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = step(image)
+    except Exception as error:
+        raise NotRecognised(f"{words(step)} fails on an RGB image: {said(error)}.") from None
+    if isinstance(made, Image.Image):
+        return made
+    tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
+    kinds = (torch.Tensor, getattr(tv_tensors, "Image", torch.Tensor))
+    if type(made) not in kinds or tuple(made.shape) != shape:
+        raise NotRecognised(f"{words(step)} makes something else than an RGB image of one.")
+    return made
+
+
+def _dense(image: torch.Tensor) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(image.as_subclass(torch.Tensor).numpy())

@@ -1,0 +1,220 @@
+"""A torchvision pipeline as a recipe: which crop, which table, which steps run as they are.
+
+Guarantees: what is recognised means the same as the pipeline; whatever is not surely so is not
+recognised.
+
+Relies on: `steps` for what a step is, `greys` for what it does to values; the attributes of
+torchvision's transforms.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+
+from feedline.errors import UsageError
+from feedline.images.crops import TrainCrop, Transform
+from feedline.images.resize_mode import ResizeMode
+from feedline.recognition.pixel_lut import PixelLut
+from feedline.recognition.steps import NotRecognised, flattened, origin, words
+from feedline.recognition.transform_tail import Step, TransformTail, learnt
+from feedline.recognition.window_crop import WindowCrop
+
+__all__ = ["Recipe", "read"]
+
+_POINTWISE = frozenset(
+    (
+        *("ConvertImageDtype", "Identity", "Normalize", "PILToTensor"),
+        *("ToDtype", "ToImage", "ToPureTensor", "ToTensor"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a row of an image.
+
+    Args:
+        crop: which part of the image it shows.
+        resize_mode: how that is resized.
+        image_size: the side of the pipeline's own output, in pixels.
+        finish: what becomes of the part's pixels.
+        fast: the steps that these stand for, as words.
+        as_is: those that run as they are, as words.
+        notes: why those do, sentences.
+    """
+
+    crop: Transform
+    resize_mode: ResizeMode
+    image_size: int
+    finish: TransformTail
+    fast: tuple[str, ...]
+    as_is: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read(transform: object) -> Recipe:
+    """Recognise a pipeline.
+
+    Raises:
+        NotRecognised: it has to run as it is.
+    """
+    steps = list(flattened(transform))
+    reader = _Reader()
+    taken, notes = 0, []
+    for step in steps:
+        try:
+            reader.take(step)
+        except NotRecognised as why:
+            notes = [str(why)]
+            break
+        taken += 1
+    rest = tuple(steps[taken:])
+    crop, side = reader.crop(notes[0] if notes else "")
+    if rest:
+        notes.append(f"So {', '.join(map(words, rest))} runs unchanged, after the fast steps.")
+        if torch.get_default_dtype() is not torch.float32:
+            raise NotRecognised(
+                f"{words(rest[0])} has to run as it is, and torch's default dtype is "
+                f"{torch.get_default_dtype()}, which worker processes would not know of."
+            )
+    greys = reader.greys
+    table = None if rest and greys.untouched else greys.table()
+    finish = learnt(table, greys.form, rest, side)
+    if isinstance(finish, str):
+        raise NotRecognised(finish)
+    fast = tuple(map(words, steps[:taken]))
+    return Recipe(
+        crop, reader.resize_mode, side, finish, fast, tuple(map(words, rest)), tuple(notes)
+    )
+
+
+class _Reader:
+    """Takes the steps of a pipeline, from the first one on, as long as they are of the fast path.
+
+    The steps that change no place are taken by `greys`, the others are noted.
+    """
+
+    def __init__(self) -> None:
+        self.greys = PixelLut()
+        self._random_part: tuple[Any, Any] | None = None  # scale, ratio
+        self._part_words = ""
+        self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
+        self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
+        self._side = 0
+        self.resize_mode: ResizeMode = "pillow"
+        self._flip: float | None = None
+        self._flip_first = False
+
+    def take(self, step: Step) -> None:
+        """Take a step, or raise NotRecognised and be as before."""
+        name = origin(step)
+        if name in _POINTWISE:
+            self.greys.take(step)
+        elif name == "RandomResizedCrop":
+            self._take_random_resized_crop(step)
+        elif name == "Resize":
+            self._take_resize(step)
+        elif name in ("CenterCrop", "RandomCrop"):
+            self._take_crop(step, at_random=name == "RandomCrop")
+        elif name == "RandomHorizontalFlip":
+            self._take_flip(step)
+        else:
+            raise NotRecognised(f"{words(step)} is no step of the fast path.")
+
+    def crop(self, why: str) -> tuple[Transform, int]:
+        """The crop that the steps stand for and its side in pixels.
+
+        Raises:
+            NotRecognised: they give images of various sizes; `why` no more were taken, if it is
+                known, is part of the sentence.
+        """
+        flip = self._flip or 0.0
+        if self._random_part:
+            try:
+                return TrainCrop(*self._random_part, flip), self._side
+            except UsageError as error:
+                raise NotRecognised(f"{self._part_words} cannot be drawn: {error}.") from None
+        if self._resized is None or not (self._resized[1] or self._cut):
+            raise NotRecognised(
+                why + " It would have to come after the image has been cropped or resized to a "
+                "square."
+                if why
+                else "The pipeline does not crop or resize all images to one size, as "
+                "RandomResizedCrop(224), Resize((224, 224)) or Resize(256), CenterCrop(224) do."
+            )
+        if not (isinstance(flip, (int, float)) and 0 <= flip <= 1):
+            raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}) has no probability from 0 to 1.")
+        short, square = self._resized
+        side, at_random = self._cut or (short, False)
+        return WindowCrop(short, side, square, at_random, flip, self._flip_first), side
+
+    def _take_random_resized_crop(self, step: Any) -> None:
+        self._check_resize(step)
+        self._side = _side(step, step.size)
+        self._random_part = (step.scale, step.ratio)
+        self._part_words = words(step)
+
+    def _take_resize(self, step: Any) -> None:
+        self._check_resize(step)
+        if step.max_size is not None:
+            raise NotRecognised(f"{words(step)} has a max_size, which the fast path has not.")
+        size = step.size
+        single = isinstance(size, (list, tuple)) and len(size) == 1
+        square = isinstance(size, (list, tuple)) and not single
+        self._resized = _side(step, size), square
+
+    def _check_resize(self, step: Any) -> None:
+        if self._random_part or self._resized:
+            raise NotRecognised(f"{words(step)} resizes the image once more.")
+        if not self.greys.untouched:
+            raise NotRecognised(
+                f"{words(step)} resizes floats, and the fast path whole grey levels: put it before "
+                "the conversion to floats."
+            )
+        mode = getattr(step.interpolation, "value", step.interpolation)
+        if mode not in ("bilinear", Image.Resampling.BILINEAR.value):
+            raise NotRecognised(f"{words(step)} is not bilinear, which the fast path always is.")
+        if self.greys.form != "pil" and step.antialias is not True:
+            raise NotRecognised(
+                f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
+            )
+        if self.greys.form != "pil":
+            self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
+
+    def _take_crop(self, step: Any, *, at_random: bool) -> None:
+        if not self._resized or self._cut:
+            raise NotRecognised(f"{words(step)} is taken only once, after a Resize.")
+        if at_random and (step.padding is not None or step.pad_if_needed):
+            raise NotRecognised(f"{words(step)} pads the image, which the fast path does not.")
+        side = _side(step, step.size)
+        if side > self._resized[0]:
+            raise NotRecognised(
+                f"{words(step)} is larger than the {self._resized[0]} px to which the image was "
+                "resized, and pads it."
+            )
+        self._cut = side, at_random
+
+    def _take_flip(self, step: Any) -> None:
+        if self._flip is not None:
+            raise NotRecognised(f"{words(step)} is a second flip.")
+        self._flip = step.p
+        self._flip_first = self._cut is None
+
+
+def _side(step: object, size: Any) -> int:
+    """The side of a square size, in pixels."""
+    sides = list(size) if isinstance(size, (list, tuple)) else [size]
+    if not sides or len(set(sides)) != 1:
+        raise NotRecognised(f"{words(step)} is not square, and the fast path's images are.")
+    try:
+        side = operator.index(sides[0])
+    except TypeError:
+        side = 0
+    if side < 1:
+        raise NotRecognised(f"{words(step)} has no whole number of pixels above 0 for its size.")
+    return side

@@ -1,0 +1,220 @@
+"""One epoch drawn from torch's samplers: opened, and opened once more as a state says.
+
+Guarantees: the sampler and the random states are drawn from as torch's DataLoader draws from them:
+the sampler is asked for a pass, then the workers' seed is drawn, then the first batch. What is
+opened again gives what it gave, from the random states of then or the sampler's own state; a
+sampler that does not is refused, and left as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from feedline.engine.messages import said
+from feedline.errors import StateError
+from feedline.plan.state import is_count
+from feedline.sampling.draws import Draws, asking
+from feedline.sampling.random_states import RandomStates
+from feedline.sampling.samplers import (
+    describe,
+    draws_nothing,
+    epoch_mark,
+    set_epoch,
+    stateful_part,
+)
+
+__all__ = ["Epoch", "Sampling"]
+
+
+@dataclass
+class Epoch:
+    """An epoch that was opened: its draws, and what they follow from.
+
+    Args:
+        draws: the pass over the sampler.
+        seed: what random transforms follow from.
+        mark: the epoch that the sampler was set to; None where it has none.
+        random: the random states before the pass.
+        start: what is needed to open it again, JSON-able.
+    """
+
+    draws: Draws
+    seed: int
+    mark: int | None
+    random: RandomStates
+    start: dict[str, Any]
+
+    def upcoming(self) -> int | None:
+        """A digest of the next draw; None at the end."""
+        draw = self.draws.peek()
+        return None if draw is None else draw.digest(0)
+
+
+@dataclass
+class Sampling:
+    """Where epochs come from.
+
+    Args:
+        sampler: gives the keys of one batch after another; a new pass for each epoch.
+        generator: gives where a worker's seeds come from; None for torch's global random state.
+    """
+
+    sampler: Iterable[Any]
+    generator: Callable[[], torch.Generator | None]
+
+    def start(self, random: RandomStates | None = None) -> dict[str, Any]:
+        """What an epoch that is opened now would follow from, JSON-able.
+
+        Args:
+            random: the random states; None where nothing is drawn from them.
+        """
+        kept = stateful_part(self.sampler)
+        start: dict[str, Any] = {"epoch": epoch_mark(self.sampler)}
+        if random is not None:
+            start["random"] = random.as_json()
+        if kept is not None:
+            start["sampler"] = copy.deepcopy(kept.state_dict())
+        return start
+
+    def now(self) -> RandomStates:
+        """The random states as they are."""
+        return RandomStates.now(self.sampler, self.generator())
+
+    def open(self, seed: int | None, then: RandomStates | None = None) -> Epoch:
+        """Begin a pass with the sampler as it is.
+
+        Args:
+            seed: of the epoch; None draws it, as torch does.
+            then: the random states to draw from; None for the present ones.
+        """
+        random = self.now() if then is None else then
+        # A seed that was drawn is part of a state itself.
+        start = self.start(None if draws_nothing(self.sampler) else random)
+        drawing = self._pass(seed) if then is None else then.replay(self._pass(seed))
+        with asking():
+            found = next(drawing)
+        return Epoch(
+            Draws(drawing, stateful_part(self.sampler)),
+            found,
+            epoch_mark(self.sampler),
+            random,
+            start,
+        )
+
+    def _pass(self, seed: int | None) -> Iterator[Any]:
+        """The epoch's seed, and then the keys of each batch."""
+        keys = iter(self.sampler)  # which may draw already
+        if seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator())
+            seed = int(drawn.item())
+        yield seed
+        yield from keys
+
+    def reopen(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        seed: int | None,
+        *,
+        comparable: bool,
+        begin: bool = False,
+    ) -> tuple[Epoch, int]:
+        """The epoch of a state at its step, by the sampler's own state or drawing again.
+
+        Args:
+            state: as `feedline.sampling.sampled_cursor` makes it.
+            step: batches that were handed out.
+            seed: of the epoch; None for the one that was drawn.
+            comparable: it is of this very share of the epoch: digests must be the same.
+            begin: an iteration begins with it: the sampler is as it is set by now, and where the
+                random states still are those of then, they are drawn from, not a copy.
+
+        Returns:
+            The epoch, and the digest of what was handed out of it.
+
+        Raises:
+            StateError: the sampler does not give again what it gave, or the state is damaged.
+        """
+        before, mark = self.now(), epoch_mark(self.sampler)
+        kept = stateful_part(self.sampler)
+        kept_before = None if kept is None else copy.deepcopy(kept.state_dict())
+        try:
+            return self._reopened(state, step, seed, comparable, begin)
+        except Exception as error:
+            before.set_generators()
+            if mark is not None:
+                set_epoch(self.sampler, mark)
+            if kept is not None and kept_before is not None:
+                kept.load_state_dict(kept_before)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(  # whatever a user's sampler makes of a damaged state
+                f"cannot resume: {describe(self.sampler)['type']} does not go on from the state: "
+                f"{type(error).__name__}: {said(error)}. Is the state damaged?"
+            ) from error
+
+    def _reopened(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        seed: int | None,
+        comparable: bool,
+        begin: bool,
+    ) -> tuple[Epoch, int]:
+        mark = state["start"].get("epoch")
+        if mark is not None and not begin:
+            if not is_count(mark):
+                raise StateError(f"cannot resume: damaged position, the sampler's epoch {mark!r}")
+            set_epoch(self.sampler, mark)
+        wanted = state.get("upcoming")
+        keeps_state = stateful_part(self.sampler) is not None
+        if step and keeps_state and state.get("sampler_state") is not None:
+            epoch = self._again(state, state["sampler_state"], seed, begin)
+            if epoch.upcoming() == wanted and is_count(state.get("drawn")):
+                return epoch, int(state["drawn"])
+        epoch = self._again(state, state["start"].get("sampler"), seed, begin)
+        digest = 0
+        for k in range(step):
+            if epoch.draws.peek() is None:
+                raise StateError(
+                    f"cannot resume: the sampler gave {k} batches, of which {step} had been "
+                    "handed out; has the dataset or the sampler changed?"
+                )
+            digest = epoch.draws.deliver(digest)
+        if comparable and (digest != state.get("drawn") or epoch.upcoming() != wanted):
+            raise StateError(
+                f"cannot resume: {describe(self.sampler)['type']} gives other samples than when "
+                "the state was saved. A sampler must be deterministic, draw from torch's random "
+                "state or a torch.Generator in its attribute `generator`, or have state_dict() "
+                "and load_state_dict(); was it given another seed?"
+            )
+        return epoch, digest
+
+    def _again(
+        self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
+    ) -> Epoch:
+        """Open the epoch of a state once more, with the random states of then.
+
+        A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
+        """
+        random = state["start"].get("random")
+        then = None
+        if random is not None:
+            then = RandomStates.from_json(random, self.sampler, self.generator())
+        elif seed is None:
+            seed = state["drawn_seed"]
+        kept = stateful_part(self.sampler)
+        if then is not None:
+            then.set_generators()
+        if kept is not None and sampler_state is not None:
+            kept.load_state_dict(sampler_state)
+        if then is not None and begin and then.everywhere == self.now().everywhere:
+            then = None  # else the next epoch would be this one again
+        epoch = self.open(seed, then)
+        epoch.start = dict(state["start"])
+        return epoch

@@ -1,0 +1,137 @@
+"""The random states that torch's samplers draw from, noted and replayed.
+
+torch's global random state, and every `torch.Generator` that a sampler or the loader holds in an
+attribute `generator`. Noting reads them and changes nothing; a replay draws from a copy of the
+global state and leaves the state itself as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from feedline.errors import StateError
+from feedline.sampling.samplers import chain
+
+__all__ = ["RandomStates"]
+
+
+@dataclass(frozen=True)
+class RandomStates:
+    """Random states at a moment: the global one, and those of the generators in order."""
+
+    everywhere: bytes
+    generators: tuple[bytes, ...]
+    _held: tuple[torch.Generator, ...]
+
+    @classmethod
+    def now(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
+        """As they are."""
+        held = _generators(sampler, generator)
+        states = tuple(_bytes(each.get_state()) for each in held)
+        return cls(_bytes(torch.default_generator.get_state()), states, held)
+
+    def set_generators(self) -> None:
+        """Make the generators what they were. The global state is left alone."""
+        for each, state in zip(self._held, self.generators, strict=True):
+            each.set_state(_tensor(state))
+
+    def as_json(self) -> dict[str, Any]:
+        """As text, some kilobytes for each state."""
+        return {
+            "global": _text(self.everywhere),
+            "generators": [_text(state) for state in self.generators],
+        }
+
+    @classmethod
+    def from_json(
+        cls, said: Mapping[str, Any], sampler: object, generator: torch.Generator | None
+    ) -> RandomStates:
+        """As they were noted.
+
+        Raises:
+            StateError: there are more or fewer generators than then, or the text is damaged.
+        """
+        held = _generators(sampler, generator)
+        try:
+            everywhere = _state(said["global"])
+            states = [_state(text) for text in said["generators"]]
+            if len(states) != len(held):
+                raise StateError(
+                    f"cannot resume: {len(states)} generators were used for the order of the "
+                    f"samples, and there are {len(held)} now; pass generator= as before"
+                )
+            for state in (everywhere, *states):  # or it would fail in mid-epoch
+                torch.Generator().set_state(_tensor(state))
+        except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"cannot resume: damaged random state ({error})") from None
+        return cls(everywhere, tuple(states), held)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Make the global state what it was, and put it back at the end."""
+        with _for_a_while(self.everywhere):
+            yield
+
+    def replay(self, keys: Iterator[Any]) -> Iterator[Any]:
+        """Draw with the global state as it was; between draws it is as it is."""
+        then = self.everywhere
+        while True:
+            with _for_a_while(then):
+                drawn = next(keys, _END)
+                then = _bytes(torch.default_generator.get_state())
+            if drawn is _END:
+                return
+            yield drawn
+
+
+_END = object()
+
+
+@contextmanager
+def _for_a_while(state: bytes) -> Iterator[None]:
+    """Set the global state, and put back what it was."""
+    here = torch.default_generator.get_state()
+    torch.default_generator.set_state(_tensor(state))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(here)
+
+
+def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
+    found = [generator, *[getattr(part, "generator", None) for part in chain(sampler)]]
+    unique: list[torch.Generator] = []
+    for each in found:
+        if isinstance(each, torch.Generator) and not any(each is other for other in unique):
+            unique.append(each)
+    return tuple(unique)
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+
+
+def _text(state: bytes) -> str:
+    return base64.b85encode(zlib.compress(state, 9)).decode()
+
+
+def _state(text: str) -> bytes:
+    return zlib.decompressobj().decompress(base64.b85decode(text), _MOST_BYTES)
+
+
+_MOST_BYTES = 1 << 16
+"""No generator's state is larger: what unpacks to more is no state."""

@@ -1,0 +1,282 @@
+"""Epochs drawn from torch's samplers: which batches come, and where a loader stands.
+
+Guarantees: the samplers and the random state are drawn from as torch's DataLoader draws from them,
+in the same order: the same seeds give the same batches. A state holds what decides the rest of an
+epoch: where the random states stood at its beginning, or the state of a sampler that keeps one,
+and a digest of what was handed out. A sampler that does not give the same again is refused.
+
+Relies on: a sampler being asked for one epoch at a time. The order of the epochs after that is the
+samplers' own affair, as it is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from feedline.errors import StateError
+from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.seeds import mix
+from feedline.plan.state import (
+    STATE_VERSION,
+    Position,
+    check_same_run,
+    check_state,
+    is_count,
+    position_in,
+)
+from feedline.sampling.draws import Draw
+from feedline.sampling.epoch import Epoch, Sampling
+from feedline.sampling.samplers import describe, epoch_mark, set_epoch
+
+__all__ = ["SampledCursor"]
+
+_UNSIZED = Phase(size=1, epochs=1)
+
+
+class SampledCursor:
+    """The way of a loader that draws from samplers.
+
+    Args:
+        sampler: gives the keys of one batch after another; a new pass for each epoch.
+        generator: gives where a worker's seeds come from; None for torch's global random state.
+        identity: gives what must be the same for a state to fit, JSON-able, by its name.
+        schedule: phases of image size; None for no size at all.
+        share: this process among those that share an epoch, and their number.
+        seed: what random transforms follow from; None draws it for each epoch, as torch does.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        generator: Callable[[], torch.Generator | None],
+        identity: Callable[[], dict[str, Any]],
+        schedule: Schedule | None,
+        *,
+        share: tuple[int, int],
+        seed: int | None = None,
+    ) -> None:
+        self._seed = seed
+        self._sampling = Sampling(sampler, generator)
+        self._identity = identity
+        self._schedule = schedule
+        self._rank, self._world = share
+        self.position = Position()
+        self._under_way = False  # an iteration has begun and not ended
+        self._begun = False  # a batch was handed out since the position was come to
+        self._open: Epoch | None = None
+        self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
+        self._digest = 0
+        self._early: set[int] = set()  # steps handed out before their turn: in_order=False
+
+    # The way
+
+    def begin(self) -> bool:
+        """An iteration begins: a new epoch, unless one was restored."""
+        if self._begun:
+            self._next_epoch()
+        self._under_way = True
+        if self._restored is None:
+            self._open = self._sampling.open(self._own_seed(self.position.epoch))
+        else:
+            self._open_restored()
+        return True
+
+    def _open_restored(self) -> None:
+        """Open what was restored; at its beginning with the sampler as it is set by now."""
+        if self._restored is not None and self.position.step == 0:
+            self._open, self._digest = self._sampling.reopen(
+                self._restored, 0, self._own_seed(self.position.epoch), comparable=False, begin=True
+            )
+
+    def order_changed(self) -> bool:
+        """Whether the sampler was set to another epoch before the first batch was handed out."""
+        epoch = self._open
+        if epoch is None or self._begun or self.position.step:
+            return False
+        if epoch.mark == epoch_mark(self._sampling.sampler):
+            return False
+        epoch.random.set_generators()
+        self._open = self._sampling.open(self._own_seed(self.position.epoch), epoch.random)
+        return True
+
+    def at_end(self) -> bool:
+        """Whether the epoch has no batch left; asks the sampler where nobody knows."""
+        next_step = self.position.step
+        while next_step in self._early:
+            next_step += 1
+        epoch = self._open
+        return epoch is not None and epoch.draws.at(next_step - self.position.step) is None
+
+    def delivered(self, batch: Batch) -> None:
+        """A batch was handed out, or what was raised in its place."""
+        assert self._open is not None, "a batch of an epoch that was never opened"
+        self._begun = True
+        self._restored = None
+        self._early.add(batch.step)
+        step = self.position.step
+        while step in self._early:
+            self._early.remove(step)
+            self._digest = self._open.draws.deliver(self._digest)
+            step += 1
+        self.position = self.position.at(step)
+
+    def finish(self) -> None:
+        """The epoch's last batch was handed out and the iteration ended."""
+        self._next_epoch()
+        self._under_way = False
+
+    def _next_epoch(self) -> None:
+        self._begun = False
+        self._open = None
+        self._restored = None
+        self._digest = 0
+        self._early.clear()
+        self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`; a restored position within it stays."""
+        set_epoch(self._sampling.sampler, epoch)
+        if not self._begun and epoch == self.position.epoch:
+            return False
+        waits = self._under_way and not self._begun
+        self._next_epoch()
+        self._under_way = waits
+        self.position = replace(self.position, epoch=epoch)
+        if waits:  # an iteration has begun and given nothing: it is this epoch's
+            self._open = self._sampling.open(self._own_seed(self.position.epoch))
+        return True
+
+    def set_image_size(self, size: int | None) -> bool:
+        """Make all batches from here on of one size; None follows the schedule again."""
+        changed = size != self.position.image_size
+        self.position = replace(self.position, image_size=size)
+        return changed
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: the sampler does not tell.
+        """
+        return len(self._sampling.sampler)  # type: ignore[arg-type]
+
+    def ahead(self) -> Iterator[Batch]:
+        """The batches of this epoch from the position on, in order."""
+        epoch = self._open
+        step = self.position.step
+        while epoch is not None and epoch is self._open:
+            draw = epoch.draws.at(step - self.position.step)
+            if draw is None:
+                return
+            if step not in self._early:
+                yield self._batch(epoch, step, draw)
+            step += 1
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the position."""
+        if self._schedule is None:
+            return _UNSIZED
+        return self._schedule.phase_at(self.position.epoch)
+
+    def _batch(self, epoch: Epoch, step: int, draw: Draw) -> Batch:
+        phase = self.phase
+        size = 0 if self._schedule is None else phase.size
+        return Batch(
+            epoch=self.position.epoch,
+            step=step,
+            phase=phase,
+            image_size=self.position.image_size or size,
+            samples=draw.samples,
+            padding=0,
+            seed=mix(epoch.seed, step),
+            rank=self._rank,
+            drawn=True,
+            keys=draw.keys,
+        )
+
+    @property
+    def seed(self) -> int:
+        """What the randomness of the epoch that is open follows from."""
+        assert self._open is not None, "an epoch has a seed once an iteration has begun"
+        return self._open.seed
+
+    def _own_seed(self, epoch: int) -> int | None:
+        return None if self._seed is None else mix(self._seed, epoch)
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands: JSON-able where the sampler's own state is.
+
+        Between two epochs it says from which random states the next will be drawn, and draws
+        nothing.
+        """
+        epoch = self._open
+        state = {
+            "version": STATE_VERSION,
+            "epoch": self.position.epoch,
+            "step": self.position.step,
+            "early": sorted(self._early),
+            "image_size": self.position.image_size,
+            **self._mine(),
+            "rank": self._rank,
+            "world": self._world,
+            "drawn": self._digest,
+        }
+        restored = self._restored
+        mark = epoch_mark(self._sampling.sampler)
+        if restored is not None and (epoch is None or restored["start"].get("epoch") == mark):
+            names = ("drawn_seed", "start", "sampler_state", "upcoming")  # as they came
+            return state | {name: restored[name] for name in names if name in restored}
+        if epoch is None:
+            start = self._sampling.start(self._sampling.now())
+            return state | {"drawn_seed": None, "start": start}
+        return state | {
+            "drawn_seed": epoch.seed,
+            "start": epoch.start,
+            "sampler_state": epoch.draws.sampler_state,
+            "upcoming": epoch.upcoming(),
+        }
+
+    def _mine(self) -> dict[str, Any]:
+        return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampling.sampler)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with exactly the batches that the state's loader had not handed out.
+
+        Raises:
+            StateError: the state is of another dataset, sampler or batch size, or the sampler
+                does not give again what it gave.
+        """
+        check_state(state)
+        if "start" not in state:
+            raise StateError(
+                "cannot resume: the state is of a loader with a seed or a schedule of its own "
+                "(seed=...), and this one draws from samplers; build it as it was built"
+            )
+        check_same_run(state, self._mine())
+        position = position_in(state)
+        early = state.get("early", [])
+        whole = isinstance(early, list) and all(is_count(each) for each in early)
+        whole = whole and isinstance(state["start"], Mapping)
+        opened = is_count(state.get("drawn_seed"))
+        unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
+        if not (whole and (opened or unopened)):
+            raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
+        mine = (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        found, digest = self._sampling.reopen(
+            state, position.step, self._own_seed(position.epoch), comparable=mine and opened
+        )
+        self._open, self._digest = (found, digest) if opened else (None, 0)
+        self._early = set(early)
+        self._restored = state
+        self._begun = False
+        self.position = position
+        if self._under_way:  # and goes on from here
+            self._open_restored()

@@ -1,0 +1,90 @@
+"""What a loader has to know of a sampler, whatever class it is of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from feedline.sampling.draws import Stateful
+
+__all__ = [
+    "chain",
+    "describe",
+    "draws_nothing",
+    "epoch_mark",
+    "set_epoch",
+    "share_of",
+    "stateful_part",
+]
+
+
+def chain(sampler: object) -> Iterator[Any]:
+    """A sampler, and those within it: a batch sampler's sampler and so on."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def stateful_part(sampler: object) -> Stateful | None:
+    """The outermost of them that keeps a state of its own."""
+    for part in chain(sampler):
+        if callable(getattr(part, "state_dict", None)) and callable(
+            getattr(part, "load_state_dict", None)
+        ):
+            return part  # type: ignore[no-any-return]
+    return None
+
+
+def epoch_mark(sampler: object) -> int | None:
+    """The epoch that a sampler was set to, by `set_epoch`; None where it has none."""
+    for part in chain(sampler):
+        if hasattr(part, "set_epoch"):
+            epoch = getattr(part, "epoch", None)
+            if isinstance(epoch, int):
+                return epoch
+    return None
+
+
+def set_epoch(sampler: object, epoch: int) -> None:
+    """Set a sampler to an epoch, if it knows of epochs."""
+    for part in chain(sampler):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+            return
+
+
+def draws_nothing(sampler: object) -> bool:
+    """Whether a sampler surely draws from no random state but one that it seeds itself."""
+    *outer, inner = chain(sampler)
+    known = (SequentialSampler, DistributedSampler)
+    return any(type(inner).__iter__ is each.__iter__ for each in known) and all(
+        isinstance(part, BatchSampler) and type(part).__module__.startswith(("torch.", "feedline."))
+        for part in outer
+    )
+
+
+def share_of(sampler: object) -> tuple[int, int]:
+    """The rank and the number of ranks that a sampler deals samples out to; (0, 1) for none."""
+    for part in chain(sampler):
+        rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+        if isinstance(rank, int) and isinstance(ranks, int) and ranks > 0:
+            return rank, ranks
+    return 0, 1
+
+
+def describe(sampler: object) -> dict[str, Any]:
+    """What a state says of a sampler: JSON-able, the same on every rank and for any number."""
+    parts = list(chain(sampler))
+    inner = parts[-1]
+    said: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}
+    if isinstance(inner, DistributedSampler):
+        said |= {"seed": inner.seed, "shuffle": inner.shuffle, "drop_last": inner.drop_last}
+    elif isinstance(inner, RandomSampler):
+        said["replacement"] = inner.replacement
+    if not isinstance(inner, DistributedSampler) and isinstance(inner, Sized):
+        with contextlib.suppress(TypeError):  # it has a __len__ that refuses
+            said["samples"] = len(inner)
+    return said

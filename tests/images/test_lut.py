@@ -1,0 +1,104 @@
+"""Pixels looked up in tables: compiled and by numpy, to the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from feedline.images import lut
+
+DTYPES = ("uint8", "int16", "float16", "float32", "int32", "float64", "int64")
+WAYS = ("compiled", "numpy")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(lut, "compiled", None)
+    elif lut.compiled is None:
+        pytest.skip("not compiled")
+
+
+def given(height, width, dtype):
+    rng = np.random.default_rng(height * width)
+    image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    tables = (rng.normal(size=(3, 256)) * 100).astype(dtype)
+    return image, tables
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 3), (5, 7), (32, 32), (31, 33), (0, 4)])
+def test_every_pixel_has_its_channels_value_and_nothing_else_is_written(height, width, dtype):
+    image, tables = given(height, width, dtype)
+    size = 3 * height * width
+    memory = np.full(size + 32, 77).astype(dtype)
+    target = memory[16 : 16 + size].reshape(3, height, width)
+    lut.apply_lut(image, tables, target)
+    for channel in range(3):
+        assert np.array_equal(target[channel], tables[channel][image[..., channel]])
+    assert (memory[:16] == 77).all()
+    assert (memory[16 + size :] == 77).all()
+
+
+@pytest.mark.usefixtures("way")
+def test_every_bit_of_a_value_is_kept():
+    tables = np.full((3, 256), np.nan, np.float32)
+    tables.view(np.uint32)[:] |= np.arange(768, dtype=np.uint32).reshape(3, 256)
+    image = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
+    target = np.zeros((3, 16, 16), np.float32)
+    lut.apply_lut(image, tables, target)
+    assert target.tobytes() == tables.tobytes()
+
+
+@pytest.mark.usefixtures("way")
+def test_read_only_pixels_and_tables_are_taken():
+    image, tables = given(6, 5, "float32")
+    image.flags.writeable = tables.flags.writeable = False
+    target = np.zeros((3, 6, 5), np.float32)
+    lut.apply_lut(image, tables, target)
+    assert target[2, 5, 4] == tables[2, image[5, 4, 2]]
+
+
+UNFIT = {
+    "an image of floats": lambda i, t, r: (i.astype(np.float32), t, r),
+    "an image of signed bytes": lambda i, t, r: (i.view(np.int8), t, r),
+    "four channels": lambda i, t, r: (np.zeros((6, 5, 4), np.uint8), t, r),
+    "a flat image": lambda i, t, r: (i.reshape(-1), t, r),
+    "an image that skips pixels": lambda i, t, r: (np.zeros((6, 10, 3), np.uint8)[:, ::2], t, r),
+    "tables too short": lambda i, t, r: (i, t[:, :255].copy(), r),
+    "two tables": lambda i, t, r: (i, t[:2], r),
+    "tables of another dtype": lambda i, t, r: (i, t.astype(np.float64), r),
+    "tables of another dtype of that size": lambda i, t, r: (i, t.view(np.int32), r),
+    "turned tables": lambda i, t, r: (i, np.asfortranarray(t), r),
+    "a target too small": lambda i, t, r: (i, t, r[:, :5].copy()),
+    "a turned target": lambda i, t, r: (i, t, np.zeros((3, 5, 6), np.float32)),
+    "a target in another order": lambda i, t, r: (i, t, np.asfortranarray(r)),
+    "two channels of target": lambda i, t, r: (i, t, r[:2]),
+}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_does_not_fit_is_an_error_and_nothing_is_written(case):
+    image, tables = given(6, 5, "float32")
+    target = np.zeros((3, 6, 5), np.float32)
+    image, tables, target = UNFIT[case](image, tables, target)
+    with pytest.raises((ValueError, BufferError)):
+        lut.apply_lut(image, tables, target)
+    assert not target.any()
+
+
+@pytest.mark.skipif(lut.compiled is None, reason="not compiled")
+def test_the_compiled_one_takes_no_odd_arguments():
+    image, tables = given(6, 5, "float32")
+    target = np.zeros((3, 6, 5), np.float32)
+    with pytest.raises(TypeError, match="3 arguments"):
+        lut.compiled.apply_lut(image, tables)
+    with pytest.raises(TypeError):
+        lut.compiled.apply_lut(image, tables, None)
+    with pytest.raises(ValueError, match="1, 2, 4 or 8 bytes"):
+        lut.compiled.apply_lut(image, tables.astype("complex128"), target.astype("complex128"))
+    target.flags.writeable = False
+    with pytest.raises((ValueError, BufferError)):
+        lut.compiled.apply_lut(image, tables, target)

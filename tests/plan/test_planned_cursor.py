@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plans import batch_equals
+
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.planned_cursor import PlannedCursor
+from feedline.plan.schedule import Schedule
+from feedline.plan.state import Position
+
+PLAN = Plan(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)
+STEPS = (3, 3, 4)  # of epochs 0 and 1, then of epoch 2 and all beyond
+epochs = st.integers(0, 5)
+sizes = st.none() | st.integers(1, 20)
+
+
+def steps_in(epoch: int) -> int:
+    return STEPS[min(epoch, 2)]
+
+
+class Follows(RuleBasedStateMachine):
+    """A journey and its reader, against a model that writes every rule out.
+
+    `given_out` is what workers were told to make. It is renewed only where the journey says
+    that something else lies ahead, so it goes wrong where the journey says so too seldom.
+    """
+
+    @initialize(endless=st.booleans())
+    def start(self, endless: bool) -> None:
+        self.journey = PlannedCursor(PLAN, endless=endless)
+        self.given_out: Iterator[Batch] = self.journey.ahead()
+        # The model: where it stands, and whether its epoch was begun and must not be again.
+        self.epoch, self.step, self.size = 0, 0, None
+        self.begun = False
+        self.iterating = False
+
+    def restart_prefetch(self) -> None:
+        self.given_out = self.journey.ahead()
+
+    def at_end(self) -> bool:
+        return self.step == steps_in(self.epoch)
+
+    @rule()
+    def begin(self) -> None:
+        if self.begun:
+            self.epoch, self.step = self.epoch + 1, 0
+        self.begun, self.iterating = False, True
+        if self.journey.begin():
+            self.restart_prefetch()
+
+    @precondition(lambda self: self.iterating and not self.at_end())
+    @rule()
+    def deliver(self) -> None:
+        batch = next(self.given_out)
+        expected = PLAN.batch(self.epoch, self.step)
+        if self.size is not None:
+            expected = replace(expected, image_size=self.size)
+        assert batch_equals(batch, expected)
+        self.journey.delivered(batch)
+        self.step += 1
+        self.begun = True
+
+    @precondition(lambda self: self.iterating and self.at_end())
+    @rule()
+    def finish(self) -> None:
+        self.journey.finish()
+        self.epoch, self.step = self.epoch + 1, 0
+        self.begun = self.iterating = False
+
+    @rule(epoch=epochs)
+    def set_epoch(self, epoch: int) -> None:
+        stays = epoch == self.epoch and not self.begun
+        if not stays:
+            self.epoch, self.step = epoch, 0
+            self.begun = self.iterating = False
+        changed = self.journey.set_epoch(epoch)
+        assert changed != stays
+        if changed:
+            self.restart_prefetch()
+
+    @rule(size=sizes)
+    def set_image_size(self, size: int | None) -> None:
+        changed = self.journey.set_image_size(size)
+        assert changed == (size != self.size)
+        self.size = size
+        if changed:
+            self.restart_prefetch()
+
+    @rule(epoch=epochs, share=st.integers(0, 4), size=sizes)
+    def restore(self, epoch: int, share: int, size: int | None) -> None:
+        self.epoch, self.step, self.size = epoch, min(share, steps_in(epoch)), size
+        self.begun = False
+        self.journey.restore(Position(epoch=epoch, step=self.step, image_size=size))
+        self.restart_prefetch()
+
+    @rule(count=st.integers(1, 12))
+    def look_ahead(self, count: int) -> None:
+        """What lies ahead can be given out at any time; that does not move the position."""
+        seen = list(islice(self.journey.ahead(), count))
+        self.restart_prefetch()
+        places = [(batch.epoch, batch.step) for batch in seen]
+        assert places == sorted(places)
+        assert len(set(places)) == len(places)
+        if not self.at_end():
+            assert places[0] == (self.epoch, self.step)
+
+    @invariant()
+    def the_position_is_the_models(self) -> None:
+        position = Position(epoch=self.epoch, step=self.step, image_size=self.size)
+        assert self.journey.position == position
+        assert self.journey.at_end() == self.at_end()
+
+
+Follows.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestFollows = Follows.TestCase
+
+
+def places(batches: Iterator[Batch]) -> list[tuple[int, int]]:
+    return [(batch.epoch, batch.step) for batch in batches]
+
+
+def test_ahead_lies_the_whole_schedule_across_epochs_and_phases() -> None:
+    expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
+    assert places(PlannedCursor(PLAN, endless=False).ahead()) == expected
+
+
+def test_without_a_schedule_the_way_ahead_has_no_end() -> None:
+    ahead = places(islice(PlannedCursor(PLAN, endless=True).ahead(), 14))
+    assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
+
+
+def test_beyond_the_schedule_the_way_ahead_is_one_epoch() -> None:
+    journey = PlannedCursor(PLAN, endless=False)
+    journey.restore(Position(epoch=7, step=1))
+    assert places(journey.ahead()) == [(7, 1), (7, 2), (7, 3)]
+
+
+def test_an_iteration_that_begins_beyond_what_was_given_out_says_so() -> None:
+    for endless in (False, True):
+        journey = PlannedCursor(PLAN, endless=endless)
+        journey.ahead()
+        for _ in range(3):
+            assert not journey.begin()
+            journey.finish()
+        for _ in range(2):
+            assert journey.begin() != endless
+            journey.ahead()
+            journey.finish()
+
+
+def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
+    journey = PlannedCursor(PLAN, endless=False)
+    assert journey.set_image_size(5)
+    assert {batch.image_size for batch in journey.ahead()} == {5}
+    assert journey.set_image_size(None)
+    assert [batch.image_size for batch in journey.ahead()] == [8] * 6 + [16] * 4
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 9])
+def test_what_was_restored_within_an_epoch_survives_set_epoch_of_that_epoch(epoch: int) -> None:
+    journey = PlannedCursor(PLAN, endless=False)
+    journey.restore(Position(epoch=epoch, step=2))
+    assert not journey.set_epoch(epoch)
+    assert journey.position.step == 2
+    assert journey.set_epoch(epoch + 1)
+    assert journey.position == Position(epoch=epoch + 1, step=0)

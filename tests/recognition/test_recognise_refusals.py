@@ -1,0 +1,344 @@
+"""What is not recognised, each with its reason; recognising never raises."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms import InterpolationMode, v2
+
+from feedline.recognition.pixel_lut import PixelLut
+from feedline.recognition.recognise import recognise
+from feedline.recognition.steps import NotRecognised
+from torchvision_folder import write_images
+
+CROP = v1.RandomResizedCrop(32)
+FLOATS = v1.ToTensor()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return str(write_images(tmp_path_factory.mktemp("images")))
+
+
+def refused(dataset):
+    recognition = recognise(dataset)
+    assert recognition.source is None
+    assert (recognition.fast, recognition.as_is) == ((), ())
+    (reason,) = recognition.refused
+    assert reason.endswith(".")
+    return reason
+
+
+class OwnCrop(v1.RandomResizedCrop):
+    pass
+
+
+class Strange:
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+def hooked(step):
+    step.register_forward_hook(lambda *_: None)
+    return step
+
+
+def with_own_method(step, name):
+    setattr(step, name, lambda *_: None)
+    return step
+
+
+class TwoDimensional:
+    def __call__(self, image):
+        return torch.zeros(32, 32)
+
+
+PIPELINES = {
+    "no crop at all": (
+        [FLOATS],
+        "does not crop or resize all images to one size, as RandomResizedCrop",
+    ),
+    "one side only": ([v1.Resize(32), FLOATS], "does not crop or resize all images to one size"),
+    "nothing in it": ([v1.Compose([])], "does not crop or resize all images to one size"),
+    "PIL images come out": ([CROP, v1.RandomHorizontalFlip()], "gives Image, which is no tensor"),
+    "colours first": ([v1.ColorJitter(0.1), CROP, FLOATS], "ColorJitter.* is no step of the fast"),
+    "a function first": (
+        [np.asarray, CROP, FLOATS],
+        "^asarray is no step of the fast path. It wou",
+    ),
+    "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* is no step of the fast path"),
+    "a subclass of that name": (
+        [type("RandomResizedCrop", (v1.RandomResizedCrop,), {})(32), FLOATS],
+        "RandomResizedCrop.* is no step of the fast path",
+    ),
+    "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "is no step of the fast path"),
+    "own forward": (
+        [with_own_method(v1.RandomResizedCrop(32), "forward"), FLOATS],
+        "RandomResizedCrop.* is no step of the fast path",
+    ),
+    "own draws": (
+        [with_own_method(v2.RandomResizedCrop(32), "make_params"), v2.ToImage()],
+        "RandomResizedCrop.* is no step of the fast path",
+    ),
+    "bicubic": (
+        [v1.RandomResizedCrop(32, interpolation=InterpolationMode.BICUBIC), FLOATS],
+        "RandomResizedCrop.*bicubic.* is not bilinear",
+    ),
+    "nearest, as a number": (
+        [v2.RandomResizedCrop(32, interpolation=0), v2.ToImage()],
+        "is not bilinear",
+    ),
+    "nearest": ([v2.Resize((32, 32), interpolation="nearest"), v2.ToImage()], "is not bilinear"),
+    "no antialias": (
+        [v2.ToImage(), v2.RandomResizedCrop(32, antialias=False)],
+        "resizes tensors without antialiasing",
+    ),
+    "no antialias said": (
+        [v1.PILToTensor(), v1.Resize((32, 32), antialias=None)],
+        r"Resize\(.* resizes tensors without antialiasing",
+    ),
+    "resized floats": ([FLOATS, v1.Resize((32, 32))], r"Resize\(.*resizes floats.*put it before"),
+    "cropped floats": (
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomResizedCrop(32)],
+        "RandomResizedCrop.*resizes floats",
+    ),
+    "max_size": ([v1.Resize(32, max_size=40), v1.CenterCrop(16), FLOATS], "has a max_size"),
+    "no size": ([v2.Resize(None, max_size=40), v2.CenterCrop(16), FLOATS], "has a max_size"),
+    "oblong": ([v1.RandomResizedCrop((32, 40)), FLOATS], "RandomResizedCrop.* is not square"),
+    "oblong resize": ([v1.Resize((32, 40)), FLOATS], r"Resize\(.* is not square"),
+    "oblong centre": ([v1.Resize(50), v1.CenterCrop((32, 40)), FLOATS], "CenterCrop.* not square"),
+    "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "no whole number of pixels"),
+    "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "no whole number of pixels above 0"),
+    "a centre alone": ([v1.CenterCrop(32), FLOATS], "CenterCrop.*only once, after a Resize"),
+    "a larger centre": ([v1.Resize(32), v1.CenterCrop(40), FLOATS], "larger than the 32 px.*pads"),
+    "a random part alone": ([v1.RandomCrop(32), FLOATS], "RandomCrop.*only once, after a Resize"),
+    "a padded part": ([v1.Resize(36), v1.RandomCrop(32, padding=4), FLOATS], "RandomCrop.* pads"),
+    "padded if needed": (
+        [v2.Resize(36), v2.RandomCrop(32, pad_if_needed=True), FLOATS],
+        "RandomCrop.* pads",
+    ),
+    "too large a share": (
+        [v1.RandomResizedCrop(32, scale=(0.5, 1.5)), FLOATS],
+        "cannot be drawn: scale must be",
+    ),
+    "no share": (
+        [v1.RandomResizedCrop(32, scale=(0.0, 1.0)), FLOATS],
+        "RandomResizedCrop.*cannot be drawn: scale must be",
+    ),
+    "no ratio": ([v1.RandomResizedCrop(32, ratio=(0.0, 1.0)), FLOATS], "drawn: ratio must be"),
+    "an odd chance": ([CROP, v1.RandomHorizontalFlip(1.5), FLOATS], "drawn: flip must be"),
+    "an odd chance of a square": (
+        [v1.Resize((32, 32)), v1.RandomHorizontalFlip(-1), FLOATS],
+        r"RandomHorizontalFlip\(p=-1\) has no probability",
+    ),
+    "a wrong number of means": (
+        [CROP, FLOATS, v1.Normalize([0.1, 0.2], [1, 1])],
+        r"Normalize\(.* cannot be run on an image of 32 x 32 px: RuntimeError",
+    ),
+    "bytes normalised": (
+        [CROP, v1.PILToTensor(), v1.Normalize([0.5], [1])],
+        "Normalize.*cannot be run.*TypeError",
+    ),
+    "a mean image": (
+        [CROP, FLOATS, v1.Normalize(torch.rand(3, 16, 16), torch.ones(3, 1, 1))],
+        r"Normalize\(.* fails on an RGB image: RuntimeError",
+    ),
+    "bfloat16": (
+        [CROP, v2.ToImage(), v2.ToDtype(torch.bfloat16)],
+        "torch.bfloat16, which numpy, that batches are made with, has not",
+    ),
+    "bfloat16 by a function": (
+        [CROP, FLOATS, v1.Lambda(lambda x: x.bfloat16())],
+        "Lambda.*torch.bfloat16, which numpy",
+    ),
+    "a step that fails": (
+        [CROP, FLOATS, v1.Lambda(lambda x: x / None)],
+        "cannot be run.*TypeError",
+    ),
+    "a step that keeps the size for itself": (
+        [CROP, FLOATS, v1.Resize((16, 16))],
+        r"Resize.*a tensor of shape \(3, 16, 16\) of an image of 32 x 32 px",
+    ),
+    "five crops": (
+        [CROP, v1.FiveCrop(32), v1.Lambda(lambda x: torch.stack([FLOATS(i) for i in x]))],
+        r"shape \(5, 3, 32, 32\)",
+    ),
+    "two dimensions": ([CROP, TwoDimensional()], r"shape \(32, 32\)"),
+    "a gradient": (
+        [CROP, FLOATS, v1.Lambda(lambda x: x.clone().requires_grad_())],
+        "a tensor that requires a gradient",
+    ),
+    "a sparse tensor": ([CROP, FLOATS, v1.Lambda(lambda x: x.to_sparse())], "not a dense one"),
+    "another device": ([CROP, FLOATS, v1.Lambda(lambda x: x.to("meta"))], "on meta, not a dense"),
+    "a dictionary": (
+        [CROP, FLOATS, v1.Lambda(lambda x: {"x": x})],
+        "gives dict, which is no tensor",
+    ),
+    "a generator": ([v1.Compose(step for step in [CROP, FLOATS])], "Compose is no step|no step of"),
+    "a strange step": ([Strange()], "Strange is no step of the fast path"),
+}
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_a_pipeline_is_refused_with_its_reason(root, case):
+    steps, reason = PIPELINES[case]
+    dataset = ImageFolder(root, v1.Compose(steps))
+    given = refused(dataset)
+    assert re.search(reason, given), given
+
+
+class OwnFolder(ImageFolder):
+    def __getitem__(self, index):
+        return super().__getitem__(index)
+
+
+def own_loader(path):
+    return Image.open(path)
+
+
+def changed(root, **attributes):
+    dataset = ImageFolder(root, v1.Compose([CROP, FLOATS]))
+    for name, value in attributes.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def circular(root):
+    subset = Subset(changed(root), [0])
+    subset.dataset = subset
+    return subset
+
+
+def self_containing(root):
+    compose = v1.Compose([])
+    compose.transforms.append(compose)
+    return ImageFolder(root, compose)
+
+
+class OwnSubset(Subset):
+    pass
+
+
+PLAIN = v1.Compose([CROP, FLOATS])
+DATASETS = {
+    "a subclass": (
+        lambda root: OwnFolder(root, PLAIN),
+        "OwnFolder is not.*, and a subclass may do",
+    ),
+    "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
+    "several": (lambda root: ConcatDataset([changed(root)]), "^ConcatDataset is not torchvision's"),
+    "a subset of its own": (lambda root: OwnSubset(changed(root), [0]), "^OwnSubset is not"),
+    "a subset of something": (lambda _: Subset([1, 2], [0]), "^list is not torchvision's"),
+    "the class": (lambda _: ImageFolder, "^type is not torchvision's"),
+    "nothing": (lambda _: None, "^NoneType is not torchvision's"),
+    "something strange": (lambda _: Strange(), "^Strange is not torchvision's"),
+    "a loader of its own": (
+        lambda root: ImageFolder(root, PLAIN, loader=own_loader),
+        "The loader own_loader is not torchvision's own",
+    ),
+    "a loader around torchvision's": (
+        lambda root: DatasetFolder(root, partial(pil_loader), (".png",), PLAIN),
+        r"The loader functools\.partial",
+    ),
+    "labels changed": (
+        lambda root: ImageFolder(root, PLAIN, target_transform=float),
+        "target_transform float may make anything",
+    ),
+    "no transform": (lambda root: ImageFolder(root), "no transform, so it gives PIL images"),
+    "another transform put in": (
+        lambda root: changed(root, transform=v1.Compose([CROP, FLOATS])),
+        "transforms and its transform differ",
+    ),
+    "both transforms put in": (
+        lambda root: changed(root, transforms=lambda image, label: (image, label)),
+        "transforms and its transform differ",
+    ),
+    "a method put in": (
+        lambda root: changed(root, __getitem__=len),
+        "method of ImageFolder was re",
+    ),
+    "whole batches": (
+        lambda root: changed(root, __getitems__=lambda indices: []),
+        "method of ImageFolder was replaced",
+    ),
+    "fractions for labels": (
+        lambda root: changed(root, samples=[(root + "/cats/a.jpg", 0.5)]),
+        "Labels are of type float",
+    ),
+    "truths for labels": (
+        lambda root: changed(root, samples=[("a", 1), ("b", True)]),
+        "Labels are of type bool",
+    ),
+    "labels too large": (
+        lambda root: changed(root, samples=[("a", 2**70)]),
+        "cannot be looked into",
+    ),
+    "samples of three": (
+        lambda root: changed(root, samples=[("a", 1, 2)]),
+        "cannot be looked into",
+    ),
+    "samples from nowhere": (lambda root: changed(root, samples=iter([])), "not a list"),
+    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be looked into"),
+    "a zero byte": (lambda root: changed(root, samples=[("a\0b", 1)]), "zero byte"),
+    "indices beyond": (lambda root: Subset(changed(root), [0, 7]), "go beyond its 7 samples"),
+    "indices before": (lambda root: Subset(changed(root), [-8]), "go beyond its 7 samples"),
+    "truths for indices": (lambda root: Subset(changed(root), [True]), "no list of whole numbers"),
+    "names for indices": (lambda root: Subset(changed(root), {"a": 1}), "no list of whole numbers"),
+    "a subset of itself": (circular, "more than 100"),
+    "a pipeline within itself": (
+        self_containing,
+        "ImageFolder cannot be looked into: RecursionErr",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATASETS)
+def test_a_dataset_is_refused_with_its_reason(root, case):
+    made, reason = DATASETS[case]
+    dataset = made(root)
+    given = refused(dataset)
+    assert re.search(reason, given), given
+
+
+def test_steps_that_look_at_the_place_of_a_pixel_have_no_table():
+    greys = PixelLut()
+    greys.take(FLOATS)
+    greys.take(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
+    with pytest.raises(NotRecognised, match="does more than give each grey level of a channel a"):
+        greys.table()
+
+
+def test_another_image_backend_is_refused(root, monkeypatch):
+    monkeypatch.setattr(torchvision, "_image_backend", "accimage")
+    assert "backend is not PIL" in refused(changed(root))
+
+
+def test_a_method_replaced_on_the_class_is_refused(root, monkeypatch):
+    monkeypatch.setattr(DatasetFolder, "__getitem__", lambda self, index: None)
+    assert "method of ImageFolder was replaced" in refused(changed(root))
+
+
+def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
+    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (0, 0, 9, 9)))
+    assert "is no step of the fast path" in refused(changed(root))
+
+
+def test_a_sequential_with_hooks_is_one_step_of_which_nothing_is_known(root):
+    whole = nn.Sequential(v1.RandomResizedCrop(32))
+    assert recognise(ImageFolder(root, v1.Compose([whole, FLOATS]))).source is not None
+    whole.register_forward_pre_hook(lambda *_: None)
+    assert "Sequential" in refused(ImageFolder(root, v1.Compose([whole, FLOATS])))
