@@ -26,6 +26,7 @@ ROOMS = (
     "recognition",
     "images",
     "randomness",
+    "request",
     "plan",
     "trace",
     "system",

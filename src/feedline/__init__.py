@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedline.dataset.size import image_size, per_size
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
+    from feedline.request import augmentation_strength, image_size, per_size
 
 __all__ = [
     "DataLoader",
@@ -27,6 +27,7 @@ __all__ = [
     "Schedule",
     "TrainCrop",
     "__version__",
+    "augmentation_strength",
     "image_size",
     "per_size",
 ]
@@ -42,8 +43,9 @@ _HOMES = {
     "Phase": "feedline.plan.schedule",
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
-    "image_size": "feedline.dataset.size",
-    "per_size": "feedline.dataset.size",
+    "augmentation_strength": "feedline.request",
+    "image_size": "feedline.request",
+    "per_size": "feedline.request",
 }
 
 

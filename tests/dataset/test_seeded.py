@@ -10,9 +10,9 @@ import pytest
 import torch
 from sets import Drawing, Made, Sized, plain, through_json
 
-from feedline.dataset.size import image_size
 from feedline.errors import StateError
 from feedline.loader import DataLoader
+from feedline.request import image_size
 
 SCHEDULE = "8x1@4,12x2@6"
 

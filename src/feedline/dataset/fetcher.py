@@ -19,7 +19,6 @@ from torch.utils.data import default_collate
 
 from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
-from feedline.dataset.size import sized
 from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.dataset.worker_init import WorkerInit
 from feedline.engine.culprit import culprit_in
@@ -27,6 +26,7 @@ from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
 from feedline.errors import FeedlineError
 from feedline.randomness import fingerprint, seed_all
+from feedline.request import Request
 
 __all__ = ["DatasetFetcher", "Told"]
 
@@ -105,7 +105,7 @@ class DatasetFetcher:
             space: where tensors may go at once; None leaves everything to `collate_fn`.
             at: see `Told`; None for nobody.
         """
-        with sized(image_size):
+        with Request(image_size):
             if not self._batched:
                 if at is not None:
                     at(0)

@@ -1,7 +1,9 @@
-"""The image size that a sample is wanted at, for any dataset and any transform.
+"""What a sample is requested at: the image size and the strength of augmentation, for any dataset.
 
-Guarantees: while a loader makes a sample, in a worker or not, `image_size()` is the size of the
-batch that the sample is for, also for batches that are made ahead. Sizes travel with the batches.
+Guarantees: while a loader makes a sample, in a worker or not, `image_size()` and
+`augmentation_strength()` are those of the batch that the sample is for, also for batches that are
+made ahead: both travel with the batches. A request knows whether it was asked for, so that a
+loader can refuse to train at another size than the one it reports.
 """
 
 from __future__ import annotations
@@ -12,15 +14,43 @@ from typing import Any
 
 from feedline.errors import UsageError
 
-__all__ = ["PerSize", "image_size", "per_size", "sized"]
+__all__ = ["PerSize", "Request", "augmentation_strength", "image_size", "per_size"]
 
-_size: ContextVar[int | None] = ContextVar("feedline_image_size", default=None)
+
+class Request:
+    """What the samples made within a `with` are requested at.
+
+    Not made by contextlib: that touches the traceback of what passes through, and some users'
+    exceptions allow no change.
+
+    Args:
+        size: side of the images in pixels; None where the loader was given no size.
+        strength: of the augmentation, 0 (none) to 1 (as the transform says).
+    """
+
+    __slots__ = ("_token", "size", "size_was_asked", "strength", "strength_was_asked")
+
+    def __init__(self, size: int | None, strength: float = 1.0) -> None:
+        self.size = size
+        self.strength = strength
+        self.size_was_asked = False
+        self.strength_was_asked = False
+
+    def __enter__(self) -> Request:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+_current: ContextVar[Request | None] = ContextVar("feedline_request", default=None)
 
 
 def image_size(default: int | None = None) -> int:
     """The side in pixels of the images that are being made.
 
-    To be asked inside a dataset or a transform while a feedline loader calls it:
+    Call it inside a dataset, a transform or a `collate_fn` that a feedline loader calls:
 
         class Photos(Dataset):
             def __getitem__(self, index):
@@ -32,33 +62,30 @@ def image_size(default: int | None = None) -> int:
     Raises:
         UsageError: no loader is calling, or it was given no size, and there is no default.
     """
-    size = _size.get()
-    if size is None:
-        size = default
+    request = _current.get()
+    size = default
+    if request is not None and request.size is not None:
+        request.size_was_asked = True
+        size = request.size
     if size is None:
         raise UsageError(
-            "image_size() was asked, and no size is known: a sample was taken outside of a loader, "
-            "or its loader was given no size. Build it with schedule=... or image_size=..., or ask "
-            "image_size(default=224)"
+            "image_size() was called, and no size is known: a sample was taken outside of a "
+            "loader, or its loader was given no size. Build the loader with schedule=... or "
+            "image_size=..., or call image_size(default=224)"
         )
     return size
 
 
-class sized:  # used as a statement
-    """Make `size` what `image_size` answers, within a `with`; None leaves it unknown.
+def augmentation_strength() -> float:
+    """How strong the augmentation of the sample being made is: 0 (none) to 1 (as the user set it).
 
-    Not made by contextlib: that touches the traceback of what passes through, which some users'
-    exceptions do not bear.
+    It is the `strength` of the schedule's phase, and 1 where no loader is calling.
     """
-
-    def __init__(self, size: int | None) -> None:
-        self._wanted = size
-
-    def __enter__(self) -> None:
-        self._token = _size.set(self._wanted)
-
-    def __exit__(self, *_: object) -> None:
-        _size.reset(self._token)
+    request = _current.get()
+    if request is None:
+        return 1.0
+    request.strength_was_asked = True
+    return request.strength
 
 
 class PerSize:
@@ -76,7 +103,7 @@ class PerSize:
         return self._made[size]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Transform, at the size that is wanted now."""
+        """Transform, at the requested size."""
         return self.at(image_size(self._default))(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,7 +122,7 @@ def per_size(
             return v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), ...])
 
         data = SomeDataset(transform=feedline.per_size(transform))
-        loader = feedline.DataLoader(data, 256, seed=0, schedule="112x10,160x10,224x10")
+        loader = feedline.DataLoader(data, 256, schedule="112x10,160x10,224x10")
 
     Args:
         make_transform: gives the transform for a size in pixels; called once for each size in
