@@ -45,7 +45,7 @@ def start_workers(root, workers):
     loaders = []
     for what in ("with the fork server to start", "with the fork server up"):
         start = time.perf_counter()
-        loader = DataLoader(data, 64, image_size=64, num_workers=workers)
+        loader = DataLoader(data, 64, image_size=64, num_workers=workers, shuffle=True, seed=0)
         next(iter(loader))
         print(f"{workers} workers, {what}: first batch after {time.perf_counter() - start:.2f} s")
         loaders.append(loader)

@@ -74,7 +74,7 @@ def main(root: str) -> None:
     for name, pipeline in PIPELINES.items():
         dataset = ImageFolder(root, pipeline)
         recognition = recognise(dataset)
-        source = recognition.source
+        source = recognition.pipeline
         assert source is not None, recognition.refused
         row = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(224))
         count = min(len(dataset), MOST_IMAGES)

@@ -105,7 +105,7 @@ def index_costs(work: Work) -> dict[str, float]:
     start = time.perf_counter()
     data = ImageFolder(work.folder)
     listed = time.perf_counter()
-    epoch_order.__wrapped__(len(data), 0, 0, True)  # not from its cache
+    epoch_order.__wrapped__(len(data), 0, 0, "shuffled")  # not from its cache
     return {"scan_s": listed - start, "order_s": time.perf_counter() - listed}
 
 

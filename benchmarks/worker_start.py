@@ -32,7 +32,7 @@ def killed(folder: str, workers: int) -> float:
     """Seconds from the death of a trainer to the end of its last process."""
     script = (
         "import sys\nfrom feedline import DataLoader, ImageFolder\n"
-        f"loader = DataLoader(ImageFolder({folder!r}), 64, num_workers={workers})\n"
+        f"loader = DataLoader(ImageFolder({folder!r}), 64, image_size=224, num_workers={workers})\n"
         "while True:\n    for _ in loader: print('running', flush=True)\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -58,21 +58,32 @@ def main() -> None:
     data = ImageFolder(options.folder)
 
     start = time.perf_counter()
-    keeper = DataLoader(data, options.batch_size, num_workers=1)
+    keeper = DataLoader(
+        data, options.batch_size, num_workers=1, image_size=224, shuffle=True, seed=0
+    )
     next(iter(keeper))
     print(f"first loader of the program, fork server included: {time.perf_counter() - start:.2f} s")
     times = []
     for _ in range(options.rounds):
         time.sleep(0.3)
         start = time.perf_counter()
-        with DataLoader(data, options.batch_size, num_workers=options.workers) as loader:
+        with DataLoader(
+            data,
+            options.batch_size,
+            num_workers=options.workers,
+            image_size=224,
+            shuffle=True,
+            seed=0,
+        ) as loader:
             next(iter(loader))
             times.append(time.perf_counter() - start)
     print(
         f"construction to first batch, {options.workers} workers: {median(times):.3f} s "
         f"({min(times):.3f} to {max(times):.3f})"
     )
-    with DataLoader(data, options.batch_size, num_workers=options.workers) as loader:
+    with DataLoader(
+        data, options.batch_size, num_workers=options.workers, image_size=224, shuffle=True, seed=0
+    ) as loader:
         for epoch in range(options.epochs):
             for _ in loader:
                 pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,6 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says nothing here: the machine may be busy with other things.
 settings.register_profile("feedline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("feedline")
-
-
-@pytest.fixture(autouse=True)
-def patience_with_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at a dataset for as long as it takes: how long must not decide here who lives on."""
-    monkeypatch.setattr("feedline.loader.user._TELLING_S", inf)
 
 
 @pytest.fixture(scope="session")

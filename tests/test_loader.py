@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.plan.schedule import Phase
 from loader_reading import planned, planned_epoch, read, seen
+from processes import eventually, gone
 from sources import Breaking, Rows
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
@@ -22,7 +26,7 @@ SCHEDULE = "8x1@5,12x1@7,6x1"
 @pytest.fixture(scope="module", autouse=True)
 def fork_server() -> Iterator[None]:
     """A loader that keeps the fork server, so that the others start in no time."""
-    with DataLoader(Rows(1), image_size=1, num_workers=1):
+    with DataLoader(Rows(1), image_size=1, num_workers=1, shuffle=True, seed=0):
         yield
 
 
@@ -30,7 +34,14 @@ def fork_server() -> Iterator[None]:
 def shared() -> Iterator[DataLoader]:
     """A loader of 23 samples without a schedule. It is used in turn: begin with set_epoch."""
     with DataLoader(
-        Rows(23), 5, image_size=8, max_image_size=16, num_workers=2, prefetch=4
+        Rows(23),
+        5,
+        image_size=8,
+        max_image_size=16,
+        num_workers=2,
+        prefetch=4,
+        shuffle=True,
+        seed=0,
     ) as loader:
         yield loader
 
@@ -89,10 +100,12 @@ def test_changing_the_number_of_workers_at_any_step_keeps_the_batches() -> None:
 
 def test_the_ranks_of_a_run_share_each_batch_out() -> None:
     ranks = [
-        DataLoader(Rows(23), 3, image_size=4, num_workers=0, rank=rank, world_size=2)
+        DataLoader(
+            Rows(23), 3, image_size=4, num_workers=0, rank=rank, world_size=2, shuffle=True, seed=0
+        )
         for rank in range(2)
     ]
-    alone = DataLoader(Rows(23), 6, image_size=4, num_workers=0)
+    alone = DataLoader(Rows(23), 6, image_size=4, num_workers=0, shuffle=True, seed=0)
     for one, other, both in zip(*ranks, alone, strict=True):
         labels = torch.stack([one[1], other[1]], dim=1).ravel()
         images = torch.stack([one[0], other[0]], dim=1).flatten(0, 1)
@@ -105,9 +118,11 @@ def test_the_ranks_of_a_run_share_each_batch_out() -> None:
 def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0).plan
+    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0, shuffle=True, seed=0).plan
     assert (plan.rank, plan.world_size) == (2, 3)
-    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0, rank=0, world_size=1).plan
+    plan = DataLoader(
+        Rows(9), 1, image_size=4, num_workers=0, rank=0, world_size=1, shuffle=True, seed=0
+    ).plan
     assert (plan.rank, plan.world_size) == (0, 1)
 
 
@@ -143,7 +158,14 @@ def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: D
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_whoever_changes_the_size_many_times_at_once_gets_the_last(method: str) -> None:
     with DataLoader(
-        Rows(23), 5, image_size=32, num_workers=2, prefetch=2, start_method=method
+        Rows(23),
+        5,
+        image_size=32,
+        num_workers=2,
+        prefetch=2,
+        start_method=method,
+        shuffle=True,
+        seed=0,
     ) as loader:
         iteration = iter(loader)
         for step in range(len(loader)):
@@ -222,7 +244,9 @@ def test_kept_batches_stay_as_they_were_even_after_closing(workers: int, prefetc
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
-    with DataLoader(Rows(23), 4, image_size=8, num_workers=workers, prefetch=4) as loader:
+    with DataLoader(
+        Rows(23), 4, image_size=8, num_workers=workers, prefetch=4, shuffle=True, seed=0
+    ) as loader:
         expected = [row for batch in planned_epoch(loader, 0) for row in batch.labels]
         rows = [labels[1:][:1] for _, labels in loader]  # the batches themselves are let go
         read(loader)
@@ -231,7 +255,9 @@ def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_writing_to_a_batch_changes_no_other(workers: int) -> None:
-    with DataLoader(Rows(23), 4, image_size=8, num_workers=workers, prefetch=4) as loader:
+    with DataLoader(
+        Rows(23), 4, image_size=8, num_workers=workers, prefetch=4, shuffle=True, seed=0
+    ) as loader:
         for epoch in range(3):
             got = []
             for images, labels in loader:
@@ -269,24 +295,61 @@ def test_set_epoch_decides_what_the_next_iteration_runs(shared: DataLoader) -> N
     assert shared.epoch == 41
 
 
-def test_set_epoch_ends_the_iteration_under_way(shared: DataLoader) -> None:
+def test_set_epoch_leaves_the_iteration_under_way_its_own_batches(shared: DataLoader) -> None:
     shared.set_epoch(50)
     iteration = iter(shared)
     next(iteration)
     shared.set_epoch(50)
-    with pytest.raises(UsageError, match="one at a time"):
-        next(iteration)
+    assert read(iteration) == planned_epoch(shared, 50)[1:]
     assert read(shared) == planned_epoch(shared, 50)
 
 
-def test_a_second_iteration_ends_the_first(shared: DataLoader) -> None:
+def test_an_iteration_goes_on_by_itself_when_another_begins(shared: DataLoader) -> None:
     shared.set_epoch(60)
     first = iter(shared)
-    next(first)
+    got = [seen(next(first))]
     second = iter(shared)
-    with pytest.raises(UsageError, match="one at a time"):
-        next(first)
-    assert read(second) == planned_epoch(shared, 61)
+    other = [seen(next(second))]
+    got += [seen(next(first))]
+    assert [*other, *read(second)] == planned_epoch(shared, 61)
+    assert [*got, *read(first)] == planned_epoch(shared, 60)
+    assert shared.epoch == 62
+
+
+def test_two_iterations_in_step_are_two_epochs(shared: DataLoader) -> None:
+    shared.set_epoch(63)
+    pairs = [(seen(one), seen(other)) for one, other in zip(shared, shared, strict=True)]
+    assert [one for one, _ in pairs] == planned_epoch(shared, 63)
+    assert [other for _, other in pairs] == planned_epoch(shared, 64)
+
+
+def test_an_iteration_within_the_loop_of_another_is_the_next_epoch(shared: DataLoader) -> None:
+    shared.set_epoch(65)
+    within = []
+    outer = []
+    for batch in shared:
+        outer.append(seen(batch))
+        if len(within) < 2:
+            within.append(seen(next(iter(shared))))
+    assert outer == planned_epoch(shared, 65)
+    assert within == [planned_epoch(shared, epoch)[0] for epoch in (66, 67)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_earlier_iteration_that_is_dropped_leaves_no_worker(workers: int) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    options: dict[str, Any] = {"image_size": 8, "seed": 0, "num_workers": workers}
+    with DataLoader(Rows(23), 4, **options) as loader:
+        first, second = iter(loader), iter(loader)
+        assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[0, 1, 2, 3]] * 2
+        assert next(first)[1].tolist() == [4, 5, 6, 7]
+        del first
+        gc.collect()
+        assert next(second)[1].tolist() == [4, 5, 6, 7]
+        assert len(loader.worker_pids) == workers
+    assert eventually(
+        lambda: gone([p for p in psutil.Process().children(recursive=True) if p not in before])
+    )
 
 
 def test_an_iteration_that_ended_stays_ended(shared: DataLoader) -> None:
@@ -318,7 +381,14 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
     assert len(loader) == 2
     assert [loader.steps_in(epoch) for epoch in range(4)] == [3, 2, 2, 2]
     assert loader.total_steps == 5
-    assert len(DataLoader(Rows(10), 4, image_size=4, num_workers=0, drop_last=True)) == 2
+    assert (
+        len(
+            DataLoader(
+                Rows(10), 4, image_size=4, num_workers=0, drop_last=True, shuffle=True, seed=0
+            )
+        )
+        == 2
+    )
 
 
 def test_what_was_planned_for_a_batch_can_be_seen_beside_it() -> None:
@@ -356,14 +426,14 @@ def test_no_process_comes_or_goes_for_an_epoch_a_phase_or_a_size() -> None:
 
 
 def test_closing_twice_does_nothing_the_second_time() -> None:
-    loader = DataLoader(Rows(10), 4, image_size=4, num_workers=1)
+    loader = DataLoader(Rows(10), 4, image_size=4, num_workers=1, shuffle=True, seed=0)
     loader.close()
     loader.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_closed_loader_says_so_whatever_it_is_asked(workers: int) -> None:
-    with DataLoader(Rows(10), 4, image_size=4, num_workers=workers) as loader:
+    with DataLoader(Rows(10), 4, image_size=4, num_workers=workers, shuffle=True, seed=0) as loader:
         state = loader.state_dict()
         iteration = iter(loader)
         next(iteration)
@@ -380,9 +450,9 @@ def test_a_closed_loader_says_so_whatever_it_is_asked(workers: int) -> None:
 
 
 def test_an_exception_in_the_loop_closes_a_loader_used_as_a_context() -> None:
-    with pytest.raises(ZeroDivisionError), DataLoader(Rows(10), 4, num_workers=1) as loader:  # noqa: PT012
-        for _ in loader:
-            raise ZeroDivisionError
+    loader = DataLoader(Rows(10), 4, num_workers=1, image_size=8)
+    with pytest.raises(ZeroDivisionError), loader:
+        raise ZeroDivisionError(next(iter(loader)))
     with pytest.raises(ClosedError):
         iter(loader)
 
@@ -396,7 +466,7 @@ def test_on_a_device_images_are_normalised_bit_for_bit(
     dtype: torch.dtype, statistics: dict[str, tuple[float, float, float]]
 ) -> None:
     def loader(**options: object) -> DataLoader:
-        return DataLoader(Rows(10), 4, image_size=6, num_workers=0, **options)  # type: ignore[arg-type]
+        return DataLoader(Rows(10), 4, image_size=6, num_workers=0, seed=0, **options)  # type: ignore[arg-type]
 
     mean = np.array(statistics.get("mean", (0.485, 0.456, 0.406)))
     std = np.array(statistics.get("std", (0.229, 0.224, 0.225)))
@@ -422,10 +492,19 @@ def test_on_a_device_images_are_normalised_bit_for_bit(
 def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
     workers: int, device: str | None
 ) -> None:
-    whole = DataLoader(Rows(23), 5, image_size=4, num_workers=0, device=device)
+    whole = DataLoader(
+        Rows(23), 5, image_size=4, num_workers=0, device=device, shuffle=True, seed=0
+    )
     source = Breaking(23, {3, 11, 20})
     with DataLoader(
-        source, 5, image_size=4, num_workers=workers, device=device, on_error="skip"
+        source,
+        5,
+        image_size=4,
+        num_workers=workers,
+        device=device,
+        on_error="skip",
+        shuffle=True,
+        seed=0,
     ) as loader:
         for (images, labels), (all_images, all_labels) in zip(loader, whole, strict=True):
             good = [k for k, sample in enumerate(all_labels.tolist()) if sample not in (3, 11, 20)]
@@ -440,7 +519,7 @@ def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
 
 def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
     loader = DataLoader(
-        Breaking(4, {2, 3}), 2, image_size=4, num_workers=0, shuffle=False, on_error="skip"
+        Breaking(4, {2, 3}), 2, image_size=4, num_workers=0, shuffle=False, on_error="skip", seed=0
     )
     iteration = iter(loader)
     next(iteration)
@@ -451,7 +530,7 @@ def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_failing_sample_is_named_with_the_workers_own_traceback_each_time(workers: int) -> None:
     with DataLoader(
-        Breaking(12, {7}), 3, image_size=4, num_workers=workers, shuffle=False
+        Breaking(12, {7}), 3, image_size=4, num_workers=workers, shuffle=False, seed=0
     ) as loader:
         iteration = iter(loader)
         before = [seen(next(iteration)) for _ in range(2)]
@@ -470,7 +549,9 @@ def test_a_failing_sample_is_named_with_the_workers_own_traceback_each_time(work
 
 
 def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path) -> None:
-    with DataLoader(ImageFolder(jpeg_folder), 12, image_size=8, num_workers=1) as loader:
+    with DataLoader(
+        ImageFolder(jpeg_folder), 12, image_size=8, num_workers=1, shuffle=True, seed=0
+    ) as loader:
         missing = jpeg_folder / "cats" / "3.jpg"
         missing.rename(missing.with_suffix(".gone"))
         try:
@@ -495,13 +576,15 @@ def test_explain_says_what_will_run() -> None:
         "23 from",
         "2 epochs at 8 px, batch 5, then 3 epochs at 12 px, batch 4",
         "shuffled, seed 9, rank 1 of 2",
-        "0, started in this process",
+        "none: batches are made in this process",
         "in 4 batches",
         "uint8, channels_last, on the CPU",
         "bad samples raise",
     ):
         assert fact in said
-    plain = DataLoader(Rows(23), 4, image_size=8, num_workers=0, shuffle=False, device="cpu")
+    plain = DataLoader(
+        Rows(23), 4, image_size=8, num_workers=0, shuffle=False, device="cpu", seed=0
+    )
     assert "epochs without end at 8 px, batch 4" in plain.explain()
-    assert "as they are" in plain.explain()
+    assert "sequential" in plain.explain()
     assert "normalised floats, channels_last, on cpu" in plain.explain()

@@ -43,7 +43,7 @@ class AheadCarrier(HostCarrier):
 @pytest.fixture(autouse=True)
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loader takes the next batch ahead, at every step."""
-    monkeypatch.setattr("feedline.loader.build.HostCarrier", AheadCarrier)
+    monkeypatch.setattr("feedline.loader.backends.build.HostCarrier", AheadCarrier)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed._flights))
 
 

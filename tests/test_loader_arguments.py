@@ -37,7 +37,6 @@ class Unpicklable(Rows):
         ({"num_workers": 513}, "a whole number from 0 to 512, got 513"),
         ({"prefetch": 0}, "prefetch must be a whole number from 1 to 64, got 0"),
         ({"prefetch": 65}, "prefetch must be a whole number from 1 to 64, got 65"),
-        ({"prefetch": None}, "prefetch must be a whole number from 1 to 64, got None"),
         ({"on_error": "ignore"}, 'on_error must be "raise" or "skip", got \'ignore\''),
         ({"timeout": -1}, "timeout option should be non-negative, in seconds; got -1"),
         ({"timeout": float("nan")}, "timeout option should be non-negative, in seconds; got nan"),
@@ -52,10 +51,18 @@ class Unpicklable(Rows):
         ({"device": "banana"}, "device 'banana'"),
         ({"device": 1.5}, r"device 1\.5"),
         ({"device": "meta"}, 'device must be "cpu", "cuda" or None, got \'meta\''),
-        ({"dtype": torch.int32}, r"dtype must be a floating-point type, got torch\.int32"),
+        (
+            {"dtype": torch.int32, "device": "cpu"},
+            r"dtype must be a floating-point type, got torch\.int32",
+        ),
         ({"dtype": "float32"}, "dtype must be a torch.dtype.* got 'float32'"),
-        ({"mean": (0.5, 0.5)}, r"three numbers each.*mean=\(0\.5, 0\.5\)"),
-        ({"std": (0.5, 0.5, 0.0)}, r"std above 0; got .*std=\(0\.5, 0\.5, 0\.0\)"),
+        ({"mean": (0.5, 0.5), "device": "cpu"}, r"three numbers each.*mean=\(0\.5, 0\.5\)"),
+        ({"std": (0.5, 0.5, 0.0), "device": "cpu"}, r"std above 0; got .*std=\(0\.5, 0\.5, 0\.0\)"),
+        ({"image_size": None}, r"at which size .* Give image_size=224, or a schedule"),
+        ({"mean": (0.5, 0.5, 0.5)}, r"mean=.* has no effect without `device`.*give device"),
+        ({"std": (0.5, 0.5, 0.5)}, r"std=.* has no effect without `device`"),
+        ({"dtype": torch.bfloat16}, r"dtype=torch\.bfloat16 has no effect without `device`"),
+        ({"in_order": False}, "in_order=False was given with a seed or a schedule"),
         ({"schedule": "8x1", "image_size": 8}, "either a schedule or an image_size"),
         ({"drop_last": True, "batch_size": 11}, "global batch of 11 leaves nothing of 10 samples"),
     ],
@@ -63,8 +70,9 @@ class Unpicklable(Rows):
 def test_an_argument_that_cannot_be_used_is_named_and_shown(
     options: dict[str, Any], said: str
 ) -> None:
+    size = {} if "schedule" in options else {"image_size": 8}
     with pytest.raises(UsageError, match=said):
-        DataLoader(Rows(10), **{"num_workers": 0, **options})
+        DataLoader(Rows(10), **{"num_workers": 0, "seed": 0, **size, **options})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,7 @@ def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> No
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_refused_with_what_to_look_at() -> None:
     with pytest.raises(UsageError, match=r"torch sees no CUDA device.*nvidia-smi"):
-        DataLoader(Rows(10), num_workers=0, device="cuda")
+        DataLoader(Rows(10), num_workers=0, image_size=8, device="cuda")
 
 
 def test_what_is_no_source_is_refused_with_the_methods_it_lacks() -> None:
@@ -205,8 +213,9 @@ def test_a_number_of_workers_that_cannot_be_had_is_refused(workers: Any) -> None
 
 
 def test_auto_takes_the_cores_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.loader.arguments.usable_cores", lambda: 0)
-    assert DataLoader(Rows(10), image_size=4).num_workers == 0
+    monkeypatch.setattr("feedline.loader.checks.usable_cores", lambda: 0)
+    assert DataLoader(Rows(10), image_size=4, num_workers="auto").num_workers == 0
+    assert DataLoader(Rows(10), schedule="4x1").num_workers == 0
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -24,7 +24,13 @@ def batches(work: Work, decode: Literal["exact", "scaled"] = "exact") -> Iterato
     else:
         data = ImageFolder(folder, crop, decode=decode)
     with DataLoader(
-        data, work.batch_size, image_size=work.size, num_workers=work.workers, drop_last=True
+        data,
+        work.batch_size,
+        image_size=work.size,
+        num_workers=work.workers,
+        drop_last=True,
+        shuffle=True,
+        seed=0,
     ) as loader:
         while True:
             for images, _ in loader:

@@ -91,7 +91,7 @@ class seeded:  # used as a statement
 
 
 def fingerprint() -> tuple[int, int, int]:
-    """Differs when somebody has seeded or drawn from one of the three."""
+    """Differs if one of the three was seeded or drawn from."""
     numpy_state = np.random.get_state(legacy=False)["state"]
     return (
         hash(bytes(torch.default_generator.get_state().numpy())),

@@ -249,6 +249,7 @@ def test_worker_info_in_dataset_and_collate_and_the_init_function(tmp_path: Any)
 
     data = Made(40, worker_of)
     options = {"num_workers": 2, "worker_init_fn": init, "collate_fn": worker_of_batch}
+    options["persistent_workers"] = True
     with DataLoader(data, 2, **options) as loader:  # type: ignore[arg-type]
         for step, (id, samples) in enumerate(loader):
             assert samples == [[2 * step, id, 2], [2 * step + 1, id, 2]]

@@ -440,10 +440,11 @@ def test_an_interrupt_in_the_middle_of_next_costs_no_batch(workers: int) -> None
 def test_a_loader_that_is_garbage_in_mid_epoch_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(Slow(1000, 0.01), 2, num_workers=2)
-    kept = next(iter(loader))
+    batches = iter(loader)
+    kept = next(batches)
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     assert len(mine) >= 2
-    del loader
+    del batches, loader
     gc.collect()
     assert eventually(lambda: gone(mine))
     assert kept[:, 0].tolist() == [0, 1]

@@ -160,7 +160,7 @@ class Hold:
 
 def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
     rows = torch.arange(80.0).repeat(50, 1).T.contiguous()
-    with DataLoader(list(rows), 4, num_workers=1) as source:  # type: ignore[arg-type]
+    with DataLoader(list(rows), 4, num_workers=1, persistent_workers=True) as source:  # type: ignore[arg-type]
         held = Hold(next(iter(source)))
         with DataLoader(held, 2, num_workers=1, prefetch_factor=1) as loader:  # type: ignore[arg-type]
             batches = iter(loader)
@@ -169,6 +169,6 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
             for _ in range(3):
                 list(source)
             assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
-        slots = source._maker._maker.feed.slots  # type: ignore[attr-defined]
+        slots = source._session.backend.feed.slots  # type: ignore[attr-defined]
         list(source)
         assert slots.lent == 0, "the slot came back with the end of the loader that held it"

@@ -1,4 +1,4 @@
-"""Whence random transforms have their luck: other for every batch, rank, epoch and place."""
+"""What random transforms draw: other numbers for every batch, rank, epoch and place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedline import ImageArray
 from feedline.loader import DataLoader
 
 
-class Lucky(Dataset[Any]):
+class Random(Dataset[Any]):
     """Gives a number of each generator."""
 
     def __len__(self) -> int:
@@ -26,7 +26,7 @@ class Lucky(Dataset[Any]):
 
 
 class Closed(Dataset[Any]):
-    """Cannot be told from what it was, so each epoch has new workers; and its worker's own luck."""
+    """Does not pickle, so that each epoch has new workers; gives a draw and the worker's seed."""
 
     def __init__(self) -> None:
         self.function = lambda value: value
@@ -49,7 +49,7 @@ def seed_worker(worker: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{"seed": 0}, {}, {"seed": 0, "sampler": "distributed"}])
-def test_no_two_batches_have_the_same_luck_on_any_rank(
+def test_no_two_batches_have_the_same_draws_on_any_rank(
     options: dict[str, Any], workers: int
 ) -> None:
     torch.manual_seed(0)
@@ -57,16 +57,16 @@ def test_no_two_batches_have_the_same_luck_on_any_rank(
     for rank in range(2):
         chosen = dict(options)
         if "sampler" in chosen:
-            chosen["sampler"] = DistributedSampler(Lucky(), num_replicas=2, rank=rank)
+            chosen["sampler"] = DistributedSampler(Random(), num_replicas=2, rank=rank)
         elif "seed" in chosen:
             chosen |= {"rank": rank, "world_size": 2}
-        with DataLoader(Lucky(), 2, num_workers=workers, **chosen) as loader:
+        with DataLoader(Random(), 2, num_workers=workers, **chosen) as loader:
             for _ in range(2):
-                seen += [float(luck) for _, *lucks in loader for each in lucks for luck in each]
+                seen += [float(draw) for _, *draws in loader for each in draws for draw in each]
     assert len(set(seen)) == len(seen)
 
 
-def test_workers_that_seed_themselves_have_torchs_luck_in_every_epoch() -> None:
+def test_workers_that_seed_themselves_have_torchs_draws_in_every_epoch() -> None:
     seen = []
     for kind in (TorchDataLoader, DataLoader):
         options: dict[str, Any] = {"num_workers": 1, "worker_init_fn": seed_worker}

@@ -69,7 +69,7 @@ def test_a_16_mb_dev_shm_is_no_limit(tmp_path: Path) -> None:
 def test_no_dev_shm_is_used_at_all() -> None:
     before = os.statvfs("/dev/shm").f_bfree
     others = Path("/proc/self/maps").read_text().count("/dev/shm")  # of other libraries
-    with DataLoader(Steady(64), 32, num_workers=2, image_size=200) as loader:
+    with DataLoader(Steady(64), 32, num_workers=2, image_size=200, shuffle=True, seed=0) as loader:
         next(iter(loader))
         pids = loader.worker_pids
 
@@ -87,7 +87,7 @@ def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> Non
         return Path("/proc/self/maps").read_text().count("memfd:feedline")
 
     before = mapped()
-    loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32)
+    loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32, shuffle=True, seed=0)
     images, labels = next(iter(loader))
     wanted = images.clone()
     loader.close()
@@ -98,7 +98,7 @@ def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> Non
 
 
 def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
-    with DataLoader(Steady(128), 32, num_workers=2, image_size=32) as loader:
+    with DataLoader(Steady(128), 32, num_workers=2, image_size=32, shuffle=True, seed=0) as loader:
         figures = []
         for _ in range(30):
             for _ in loader:
@@ -118,5 +118,5 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
 def test_more_memory_than_there_is_is_refused_before_anything_starts() -> None:
     children = len(psutil.Process().children())
     with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
-        DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500)
+        DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500, shuffle=True, seed=0)
     assert len(psutil.Process().children()) == children

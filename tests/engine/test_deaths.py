@@ -86,7 +86,7 @@ def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
 
 
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
-    options = {"batch_size": 16, "image_size": 8}
+    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
         seen = []
         for epoch in range(3):
@@ -105,7 +105,7 @@ def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
 @pytest.mark.parametrize("way", ["segfault", "kill", "exit", "hang"])
 def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_path: Path) -> None:
     source = Deadly({7: way, 50: way}, first_time_only=tmp_path)
-    options = {"batch_size": 16, "image_size": 8}
+    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:  # type: ignore[arg-type]
         assert take(loader, 1) == expected(Steady(96), 1, **options)
         assert len(loader.worker_deaths) == 2
@@ -122,7 +122,7 @@ def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_p
 )
 def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> None:
     source = Deadly({41: way})
-    loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0)
+    loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0, seed=0)
     with loader, pytest.raises(SampleError, match=f"(?s)sample-41.*{words}"):
         take(loader, 1)
 
@@ -131,7 +131,14 @@ def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> N
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
     ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
     loader = DataLoader(
-        Deadly(ways), 16, num_workers=2, image_size=8, on_error="skip", start_method=method
+        Deadly(ways),
+        16,
+        num_workers=2,
+        image_size=8,
+        on_error="skip",
+        start_method=method,
+        shuffle=True,
+        seed=0,
     )
     with loader:
         for _ in range(2):
@@ -143,7 +150,9 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
 
 
 def test_an_error_in_a_worker_brings_its_traceback_and_comes_again() -> None:
-    loader = DataLoader(Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False)
+    loader = DataLoader(
+        Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False, seed=0
+    )
     with loader:
         batches = iter(loader)
         for _ in range(2):
@@ -153,7 +162,7 @@ def test_an_error_in_a_worker_brings_its_traceback_and_comes_again() -> None:
 
 def test_a_source_that_no_worker_can_open_is_an_error_with_the_workers_traceback() -> None:
     with (
-        DataLoader(Stillborn(), 16, num_workers=2, image_size=8) as loader,
+        DataLoader(Stillborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
         pytest.raises(WorkerError, match=r"(?s)no licence.*faulty\.py"),
     ):
         next(iter(loader))
@@ -161,7 +170,7 @@ def test_a_source_that_no_worker_can_open_is_an_error_with_the_workers_traceback
 
 def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> None:
     with (
-        DataLoader(Unborn(), 16, num_workers=2, image_size=8) as loader,
+        DataLoader(Unborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
         pytest.raises(WorkerError, match="exited with status 7"),
     ):
         next(iter(loader))
@@ -169,7 +178,9 @@ def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> No
 
 def test_closing_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
-    loader = DataLoader(Steady(200, row_s=0.01), 16, num_workers=3, image_size=8)
+    loader = DataLoader(
+        Steady(200, row_s=0.01), 16, num_workers=3, image_size=8, shuffle=True, seed=0
+    )
     next(iter(loader))
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     assert len(mine) >= 4
@@ -179,7 +190,7 @@ def test_closing_leaves_no_process() -> None:
 
 def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
-    loader = DataLoader(Steady(), 16, num_workers=3, image_size=8)
+    loader = DataLoader(Steady(), 16, num_workers=3, image_size=8, shuffle=True, seed=0)
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     loader.close()
     assert mine
@@ -188,7 +199,7 @@ def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> 
 
 def test_a_loader_that_is_garbage_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
-    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8)
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
     next(iter(loader))
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     del loader
@@ -196,7 +207,7 @@ def test_a_loader_that_is_garbage_leaves_no_process() -> None:
 
 
 def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
-    with DataLoader(Steady(400), 16, num_workers=2, image_size=8) as loader:
+    with DataLoader(Steady(400), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader:
         batches = iter(loader)
         images, labels = next(batches)
         begin, go = os.pipe()
@@ -217,8 +228,8 @@ def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
 
 def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
     before = {child.pid for child in descendants(os.getpid())}
-    keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8)
-    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8)
+    keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
     next(iter(loader))
     next(iter(keeper))
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
@@ -237,7 +248,9 @@ def test_workers_that_all_stand_still_are_an_error_and_not_an_endless_wait(
 ) -> None:
     monkeypatch.setattr("feedline.engine.feed._OPEN_S", 1.0)
     with (
-        DataLoader(Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0) as loader,
+        DataLoader(
+            Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0, shuffle=True, seed=0
+        ) as loader,
         pytest.raises(WorkerError, match="no worker has begun or finished a row"),
     ):
         next(iter(loader))
@@ -287,7 +300,13 @@ def _interrupt(*_: object) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(workers: int) -> None:
     loader = DataLoader(
-        Speechless(64), 16, num_workers=workers, image_size=8, shuffle=False, on_error="skip"
+        Speechless(64),
+        16,
+        num_workers=workers,
+        image_size=8,
+        shuffle=False,
+        on_error="skip",
+        seed=0,
     )
     with loader:
         assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
@@ -298,8 +317,8 @@ def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(worker
 
 def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile() -> None:
     with (
-        DataLoader(Steady(), 16, num_workers=1, image_size=8) as first,
-        DataLoader(Steady(), 16, num_workers=1, image_size=8) as second,
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as first,
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as second,
     ):
         next(iter(first))
         next(iter(second))
@@ -310,7 +329,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
         try:
             first.close()
             old = second.worker_pids
-            second._maker._disturbed = True  # what an interrupt in mid-work leaves
+            second._session.backend._disturbed = True  # what an interrupt in mid-work leaves
             assert sum(len(labels) for _, labels in second) == 200
             assert second.worker_pids != old
         finally:
@@ -321,7 +340,9 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
 def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    garbage: list[object] = [DataLoader(Steady(), 16, num_workers=1, image_size=8)]
+    garbage: list[object] = [
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
+    ]
     garbage.append(garbage)
     kept = server.ForkServer.alive
 
@@ -332,7 +353,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
     monkeypatch.setattr(server.ForkServer, "alive", alive)
     finalizer = garbage[0]._finalizer  # type: ignore[attr-defined]
     del garbage
-    with DataLoader(Steady(), 16, num_workers=1, image_size=8) as loader:
+    with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         assert not finalizer.alive
         assert sum(len(labels) for _, labels in loader) == 200
 
@@ -340,7 +361,9 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
-        with DataLoader(Steady(row_s=0.005), 16, num_workers=1, image_size=8) as loader:
+        with DataLoader(
+            Steady(row_s=0.005), 16, num_workers=1, image_size=8, shuffle=True, seed=0
+        ) as loader:
             batches = iter(loader)
             next(batches)
             os.kill(loader.worker_pids[0], signal.SIGKILL)
@@ -354,7 +377,9 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket_crew, "_SEND_BUFFER_BYTES", 4 << 10)
-    with DataLoader(Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4) as loader:
+    with DataLoader(
+        Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4, shuffle=True, seed=0
+    ) as loader:
         batches = iter(loader)
         next(batches)
         next(batches)  # by now a piece is a few rows, and not all of them fit the queue
@@ -366,13 +391,17 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
 
 def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_crew, "MAX_SEATS", 3)
-    with DataLoader(Steady(row_s=0.005), 16, num_workers=3, image_size=8) as loader:
+    with DataLoader(
+        Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0
+    ) as loader:
         batches = iter(loader)
         next(batches)
         loader.num_workers = 1
         loader.num_workers = 3
         assert sum(1 for _ in batches) == 12
-        assert eventually(lambda: loader._maker.feed.ready() and len(loader.worker_pids) == 3)
+        assert eventually(
+            lambda: loader._session.backend.feed.ready() and len(loader.worker_pids) == 3
+        )
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
@@ -388,7 +417,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(server.ForkServer, "adopt", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            DataLoader(Steady(), 16, num_workers=1, image_size=8)
+            DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     gc.collect()
     assert len(descendants(os.getpid())) == processes
     assert len(os.listdir("/proc/self/fd")) == descriptors

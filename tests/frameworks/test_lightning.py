@@ -80,7 +80,7 @@ def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: P
     said = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for each in said:
         assert each["class"] == "feedline.loader.dataloader"
-        assert each["distributed"] == bool(options)
+        assert each["distributed"]
         assert each["same"] == bool(options)  # else built anew, with a DistributedSampler
         assert each["seed"] == options.get("seed")
         assert each["workers"] == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feedline.plan.batches import Batch, Plan
+from feedline.plan.order import ORDERS
 from feedline.plan.schedule import Phase, Schedule
 
 __all__ = ["batch_equals", "every_rank", "global_rows", "phases", "plans", "schedules"]
@@ -32,7 +33,7 @@ def plans(draw: st.DrawFn, worlds: int = 5) -> Plan:
         length=draw(st.integers(largest if drop_last else 1, 120)),
         schedule=schedule,
         batch_size=batch_size,
-        shuffle=draw(st.booleans()),
+        order=draw(st.sampled_from(sorted(ORDERS))),
         drop_last=drop_last,
         seed=draw(st.integers(0, 2**64 - 1)),
         world_size=world_size,

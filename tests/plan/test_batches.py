@@ -27,7 +27,7 @@ def test_over_all_ranks_an_epoch_holds_each_sample_exactly_once(plan: Plan, epoc
     if plan.drop_last:
         held -= plan.length % plan.global_batch(epoch)
     assert len(rows) == held
-    assert rows == epoch_order(plan.length, plan.seed, epoch, plan.shuffle)[:held].tolist()
+    assert rows == epoch_order(plan.length, plan.seed, epoch, plan.order)[:held].tolist()
 
 
 @given(plans(), st.integers(0, EPOCHS))
@@ -45,10 +45,21 @@ def test_padding_counts_exactly_the_rows_that_stand_for_a_sample_again(
 
 
 @given(plans(worlds=9), st.integers(0, EPOCHS))
+def test_padding_is_counted_on_the_ranks_whose_rows_it_is(plan: Plan, epoch: int) -> None:
+    for step in range(plan.steps(epoch)):
+        full = plan.global_batch(epoch)
+        real = min(full, plan.length - step * full)
+        for rank in every_rank(plan):
+            batch = rank.batch(epoch, step)
+            places = range(rank.rank, batch.rows * plan.world_size, plan.world_size)
+            assert batch.padding == sum(place >= real for place in places)
+
+
+@given(plans(worlds=9), st.integers(0, EPOCHS))
 def test_without_shuffling_each_rank_gets_what_distributed_sampler_gives_it(
     plan: Plan, epoch: int
 ) -> None:
-    for rank in every_rank(replace(plan, shuffle=False)):
+    for rank in every_rank(replace(plan, order="sequential")):
         sampler = DistributedSampler(
             range(plan.length),  # type: ignore[arg-type]
             num_replicas=plan.world_size,
@@ -187,3 +198,8 @@ def test_dropping_every_batch_of_any_phase_is_refused_with_the_numbers() -> None
 def test_any_whole_number_will_do_as_a_seed(seed: int) -> None:
     plan = Plan(length=10, schedule=Schedule.parse("8x1"), batch_size=10, seed=seed)
     assert sorted(plan.batch(0, 0).samples.tolist()) == list(range(10))
+
+
+def test_an_order_that_has_no_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="order must be one of shuffled, sequential, got 'random'"):
+        Plan(length=3, schedule=Schedule.parse("8x1"), batch_size=1, order="random")

@@ -15,7 +15,7 @@ from feedline.errors import StateError
 from feedline.plan.batches import Plan
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
-from feedline.plan.state import STATE_VERSION, Position, resume, snapshot
+from feedline.plan.state import Position, resume, snapshot
 
 PLAN = Plan(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)
 
@@ -101,7 +101,7 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
     [
         ({"length": 21}, "length was 20, is 21"),
         ({"seed": 8}, "seed was 7, is 8"),
-        ({"shuffle": False}, "shuffle was True, is False"),
+        ({"order": "sequential"}, "order was 'shuffled', is 'sequential'"),
         ({"drop_last": True}, "drop_last was False, is True"),
         (
             {"schedule": Schedule.parse("8x2@4,16x2@5")},
@@ -147,13 +147,13 @@ def test_a_phase_without_a_batch_size_is_the_same_as_one_that_names_the_loaders(
 
 @pytest.mark.parametrize("garbage", [None, 5, "state", b"", [], [("version", 1)], {}, object()])
 def test_what_is_no_state_is_refused(garbage: Any) -> None:
-    with pytest.raises(StateError, match="expected a loader state of version 1"):
+    with pytest.raises(StateError, match="expected a loader state of version 2"):
         resume(garbage, PLAN, "data")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.5, math.nan, [1]])
+@pytest.mark.parametrize("version", [0, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
 def test_a_state_of_another_version_is_refused(version: object) -> None:
-    with pytest.raises(StateError, match="expected a loader state of version 1, found"):
+    with pytest.raises(StateError, match="expected a loader state of version 2, found"):
         resume({**state_at(), "version": version}, PLAN, "data")
 
 
@@ -222,19 +222,45 @@ def test_a_damaged_state_is_refused_or_is_a_position_that_exists(damage: dict[st
     assert found.image_size is None or 1 <= found.image_size <= MAX_SIZE_PX
 
 
-def test_the_form_of_a_state_is_what_version_1_says() -> None:
+def test_the_form_of_a_state_is_what_version_2_says() -> None:
     assert state_at(1, 2, 64) == {
-        "version": STATE_VERSION,
+        "version": 2,
         "epoch": 1,
         "step": 2,
         "image_size": 64,
         "dataset": "data",
         "length": 20,
         "seed": 7,
-        "shuffle": True,
+        "order": "shuffled",
         "drop_last": False,
         "schedule": [
             {"size": 8, "epochs": 2, "global_batch": 4, "strength": 1.0},
             {"size": 16, "epochs": 1, "global_batch": 5, "strength": 1.0},
         ],
     }
+
+
+def version_1(shuffle: object) -> dict[str, Any]:
+    state = {**state_at(1, 2, 64), "version": 1, "shuffle": shuffle}
+    del state["order"]
+    return state
+
+
+@pytest.mark.parametrize(("shuffle", "order"), [(True, "shuffled"), (False, "sequential")])
+def test_a_state_of_version_1_is_gone_on_with(shuffle: bool, order: str) -> None:
+    plan = replace(PLAN, order=order)
+    assert resume(version_1(shuffle), plan, "data") == Position(epoch=1, step=2, image_size=64)
+    other = replace(PLAN, order={"shuffled": "sequential", "sequential": "shuffled"}[order])
+    with pytest.raises(StateError, match=f"order was '{order}'"):
+        resume(version_1(shuffle), other, "data")
+
+
+@pytest.mark.parametrize("shuffle", [None, 1, "shuffled", []])
+def test_a_damaged_state_of_version_1_is_refused(shuffle: object) -> None:
+    with pytest.raises(StateError, match="order was None"):
+        resume(version_1(shuffle), PLAN, "data")
+
+
+def test_a_state_of_version_2_with_the_words_of_version_1_is_refused() -> None:
+    with pytest.raises(StateError, match="order was None"):
+        resume({**version_1(True), "version": 2}, PLAN, "data")

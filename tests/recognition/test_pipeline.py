@@ -1,9 +1,12 @@
-"""A recognised dataset as a source: its samples, its files, its trouble."""
+"""A recognised dataset as a source: its samples, its files, its errors."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
+import subprocess
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Subset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
 from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -20,10 +23,11 @@ from torchvision.datasets.folder import pil_loader
 from feedline.errors import ImageError
 from feedline.plan.row import Item
 from feedline.recognition.recognise import recognise
+from feedline.recognition.samples import folder_fingerprint
 from torchvision_folder import IMAGES, image, item_row, pixel_error, write_images
 
 FIXED = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
-LUCKY = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+RANDOM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 @pytest.fixture
@@ -33,8 +37,8 @@ def root(tmp_path):
 
 def source_of(dataset):
     recognition = recognise(dataset)
-    assert recognition.source is not None, recognition.refused
-    return recognition.source
+    assert recognition.pipeline is not None, recognition.refused
+    return recognition.pipeline
 
 
 def assert_same(source, dataset):
@@ -137,7 +141,7 @@ def test_a_batch_is_what_torchs_own_loader_gives(root):
 
 
 def test_rows_are_written_where_they_lie_and_nowhere_else(root):
-    source = source_of(ImageFolder(str(root), LUCKY))
+    source = source_of(ImageFolder(str(root), RANDOM))
     images, labels = np.full((3, 3, 32, 32), 9, np.float32), np.full(3, -1, np.int64)
     source.load(Item(4, 32, 5, 1.0), (images[1], labels[1, ...]))
     assert (images[[0, 2]] == 9).all()
@@ -146,7 +150,7 @@ def test_rows_are_written_where_they_lie_and_nowhere_else(root):
 
 
 def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
-    dataset = ImageFolder(str(root), LUCKY)
+    dataset = ImageFolder(str(root), RANDOM)
     dataset.samples = dataset.samples * 3000
     source = source_of(dataset)
     item_row(source, 0, 224)
@@ -166,7 +170,7 @@ def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
 
 
 def test_no_python_object_is_kept_for_a_file(root):
-    dataset = ImageFolder(str(root), LUCKY)
+    dataset = ImageFolder(str(root), RANDOM)
     dataset.samples = [(f"{root}/cats/{number}.jpg", number) for number in range(50_000)]
     tracemalloc.start()
     try:
@@ -182,9 +186,9 @@ def test_no_python_object_is_kept_for_a_file(root):
 def test_the_fingerprint_tells_samples_order_and_labels_but_not_place_and_pipeline(root, tmp_path):
     moved = tmp_path / "elsewhere"
     plain = source_of(ImageFolder(str(root), FIXED)).fingerprint()
-    assert source_of(ImageFolder(str(root), LUCKY)).fingerprint() == plain
-    assert source_of(ImageFolder(str(root) + "/", LUCKY)).fingerprint() == plain
-    assert source_of(ImageFolder(write_images(moved), LUCKY)).fingerprint() == plain
+    assert source_of(ImageFolder(str(root), RANDOM)).fingerprint() == plain
+    assert source_of(ImageFolder(str(root) + "/", RANDOM)).fingerprint() == plain
+    assert source_of(ImageFolder(write_images(moved), RANDOM)).fingerprint() == plain
     prints = {plain}
     for change in (
         lambda samples: samples[1:],
@@ -198,6 +202,116 @@ def test_the_fingerprint_tells_samples_order_and_labels_but_not_place_and_pipeli
         prints.add(source_of(dataset).fingerprint())
     assert len(prints) == 6
     assert source_of(Subset(ImageFolder(str(root), FIXED), range(7))).fingerprint() == plain
+
+
+def test_a_folder_has_its_fingerprint_whatever_its_transform(root, tmp_path):
+    class Own(ImageFolder):
+        def __getitem__(self, index):
+            return index
+
+    plain = ImageFolder(str(root), FIXED)
+    expected = source_of(plain).fingerprint()
+    for dataset in (
+        *(plain, ImageFolder(str(root)), ImageFolder(str(root), len, loader=len), Own(str(root))),
+        *(Subset(ImageFolder(root), range(7)), ImageFolder(write_images(tmp_path / "moved"))),
+    ):
+        assert folder_fingerprint(dataset) == expected
+    some = Subset(ImageFolder(str(root), len), [4, -1])
+    assert folder_fingerprint(some) == source_of(Subset(plain, [4, 6])).fingerprint() != expected
+    elsewhere = ImageFolder(str(root), FIXED)
+    elsewhere.samples = [("/other/a.png", 1), *plain.samples]
+    assert folder_fingerprint(elsewhere) == source_of(elsewhere).fingerprint()
+    elsewhere.samples = [("a", 0.5)]
+    for other in (elsewhere, Subset([1, 2], [0]), [], None, ImageFolder, Subset(plain, [9])):
+        assert folder_fingerprint(other) is None
+
+
+def test_the_identity_of_a_transform_tells_all_that_decides_the_pixels(root):
+    crop, floats = v1.RandomResizedCrop(32), v1.ToTensor()
+    own = type("Own", (), {"__call__": lambda self, image: image})
+    pipelines = [
+        [crop, floats],
+        [v1.RandomResizedCrop(32, scale=(0.1, 1)), floats],
+        [v1.RandomResizedCrop(48), floats],
+        [crop, v1.RandomHorizontalFlip(), floats],
+        [v1.Resize(32), v1.CenterCrop(32), floats],
+        [v1.Resize(40), v1.CenterCrop(32), floats],
+        [v1.Resize(40), v1.RandomCrop(32), floats],
+        [v1.PILToTensor(), crop, v1.ConvertImageDtype(torch.float32)],
+        [crop, floats, v1.Normalize([0.5] * 3, [0.5] * 3)],
+        [crop, floats, v1.Normalize([0.5] * 3, [0.5001] * 3)],
+        [crop, floats, v1.RandomErasing(0.5)],
+        [crop, floats, v1.RandomErasing(0.25)],
+        [crop, floats, v1.RandomErasing(0.5), v1.Normalize([0.5] * 3, [0.5] * 3)],
+        [crop],
+        [crop, own()],
+        [crop, np.asarray],
+        [crop, v1.ColorJitter(0.1)],
+        [crop, v1.RandomApply([v1.ColorJitter(*[0.123456] * 3), *[v1.RandomInvert()] * 9])],
+        [crop, v1.RandomApply([v1.ColorJitter(*[0.123456] * 3), *[v1.RandomInvert()] * 10])],
+    ]
+
+    def told():
+        made = (source_of(ImageFolder(str(root), v1.Compose(steps))) for steps in pipelines)
+        return [pipeline.transform_identity() for pipeline in made]
+
+    first = told()
+    assert len(set(first)) == len(pipelines)
+    pipelines[pipelines.index([crop, pipelines[14][1]])] = [crop, own()]  # at another address
+    assert told() == first
+    assert not any(" at 0x" in text for text in first)
+    assert re.fullmatch(r"RandomResizedCrop\(.*\), ToTensor\(\) \[[0-9a-f]{16}\]", first[0])
+
+
+SAME_ELSEWHERE = """
+import sys
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from feedline.recognition.recognise import recognise
+from feedline.recognition.samples import folder_fingerprint
+steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), print]
+print(recognise(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.transform_identity())
+"""
+
+
+def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
+    steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), print]
+    ours = source_of(ImageFolder(str(root), v1.Compose(steps))).transform_identity()
+    command = [sys.executable, "-c", SAME_ELSEWHERE, str(root)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (told.stdout, told.returncode) == (f"{ours}\n", 0), told.stderr
+
+
+class Recognising(Dataset):
+    """Recognises a dataset wherever a sample is asked for."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        pipeline = source_of(self.dataset)
+        return *pipeline.sample(Item(index, 0, 5, 1.0)), pipeline.transform_identity(), os.getpid()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_recognises_its_own_copy_of_a_dataset(root, method):
+    steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(1.0), v1.Lambda(torch.neg)]
+    data = Recognising(ImageFolder(str(root), v1.Compose(steps)))
+    loader = DataLoader(data, None, num_workers=1, multiprocessing_context=method)
+    for index, (value, label, identity, process) in enumerate(loader):
+        expected = data[index]
+        assert torch.equal(value, expected[0])
+        assert (label, identity) == expected[1:3]
+        assert process != os.getpid()
+
+
+def test_a_pipeline_says_whether_strength_changes_its_crop(root):
+    for crop, uses in ((v1.RandomResizedCrop(32), True), (v1.Resize((32, 32)), False)):
+        dataset = ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
+        assert source_of(dataset).uses_strength is uses
 
 
 @pytest.mark.parametrize("form", [str, Path])
@@ -252,7 +366,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_an_error_that_names_it_and_the_next_row_is_fine(root, case):
-    dataset = ImageFolder(str(root), LUCKY)
+    dataset = ImageFolder(str(root), RANDOM)
     source = source_of(dataset)
     good = item_row(source, 1)[0]
     spoil, reason = BROKEN[case]
@@ -321,7 +435,7 @@ def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
 
 
 def test_several_threads_load_at_once(root):
-    source = source_of(ImageFolder(str(root), LUCKY))
+    source = source_of(ImageFolder(str(root), RANDOM))
     work = [(seed % len(IMAGES), size, seed) for seed in range(40) for size in (16, 48)]
     expected = [item_row(source, *each)[0].tobytes() for each in work]
     with ThreadPoolExecutor(8) as threads:

@@ -37,7 +37,7 @@ def recognised(root, *steps):
     transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))
     dataset = ImageFolder(str(root), transform)
     recognition = recognise(dataset)
-    assert recognition.source is not None, recognition.refused
+    assert recognition.pipeline is not None, recognition.refused
     return dataset, recognition
 
 
@@ -118,48 +118,6 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize("case", FIXED)
-def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_level(root, case):
-    per_unit, steps = FIXED[case]
-    dataset, recognition = recognised(root, *steps)
-    source = recognition.source
-    assert recognition.as_is == ()
-    assert recognition.refused == ()
-    assert len(source) == len(dataset) == len(IMAGES)
-    for sample, (theirs, label) in enumerate(dataset):
-        ours, number = item_row(source, sample)
-        assert ours.shape == tuple(theirs.shape)
-        assert ours.dtype == theirs.numpy().dtype
-        assert number == label
-        if ours.dtype == np.int16:
-            per_unit = 1 / 128
-        assert pixel_error(ours, theirs) * per_unit <= 0.06
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("case", FIXED)
-def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(lut, "compiled", None)
-    _, steps = FIXED[case]
-    _, recognition = recognised(root, *steps)
-    noise = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    field = recognition.source.fields(32)[0]
-    row = np.zeros(field.shape, field.dtype)
-    recognition.source.recipe.finish.write(noise, 0, row)
-    kept = [step for step in flat(steps) if type(step).__name__ != "Resize"]
-    theirs = v1.Compose(kept)(Image.fromarray(noise))
-    assert row.tobytes() == theirs.contiguous().numpy().tobytes()
-
-
-def flat(steps):
-    for step in steps:
-        if isinstance(step, (nn.Sequential, v2.Compose)):
-            yield from flat(step if isinstance(step, nn.Sequential) else step.transforms)
-        else:
-            yield step
-
-
 RANDOM = {
     "v1 usual": [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *V1_FLOATS],
     "v1 flip first": [v1.RandomHorizontalFlip(), v1.RandomResizedCrop(32), *V1_FLOATS],
@@ -186,10 +144,67 @@ RANDOM = {
 }
 
 
+@pytest.mark.parametrize("case", FIXED)
+def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_level(root, case):
+    per_unit, steps = FIXED[case]
+    dataset, recognition = recognised(root, *steps)
+    source = recognition.pipeline
+    assert recognition.as_is == ()
+    assert recognition.refused == ()
+    assert len(source) == len(dataset) == len(IMAGES)
+    for sample, (theirs, label) in enumerate(dataset):
+        ours, number = item_row(source, sample)
+        assert ours.shape == tuple(theirs.shape)
+        assert ours.dtype == theirs.numpy().dtype
+        assert number == label
+        if ours.dtype == np.int16:
+            per_unit = 1 / 128
+        assert pixel_error(ours, theirs) * per_unit <= 0.06
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("case", FIXED)
+def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(lut, "compiled", None)
+    _, steps = FIXED[case]
+    _, recognition = recognised(root, *steps)
+    noise = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    field = recognition.pipeline.fields(32)[0]
+    row = np.zeros(field.shape, field.dtype)
+    recognition.pipeline.recognised.tail.write(noise, 0, row)
+    kept = [step for step in flat(steps) if type(step).__name__ != "Resize"]
+    theirs = v1.Compose(kept)(Image.fromarray(noise))
+    assert row.tobytes() == theirs.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("case", [*FIXED, *RANDOM])
+def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, case):
+    dataset, recognition = recognised(root, *(FIXED[case][1] if case in FIXED else RANDOM[case]))
+    kept = []
+    for number in range(3):
+        theirs, label = dataset[number]
+        ours, ours_label = recognition.pipeline.sample(Item(number, 0, 5, 1.0))
+        assert (type(ours), type(ours_label)) == (type(theirs), type(label))
+        assert (ours.dtype, ours.shape, ours_label) == (theirs.dtype, theirs.shape, label)
+        row, _ = item_row(recognition.pipeline, number, seed=5)
+        assert ours.contiguous().numpy().tobytes() == row.tobytes()
+        kept.append((ours, row))
+    assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
+
+
+def flat(steps):
+    for step in steps:
+        if isinstance(step, (nn.Sequential, v2.Compose)):
+            yield from flat(step if isinstance(step, nn.Sequential) else step.transforms)
+        else:
+            yield step
+
+
 @pytest.mark.parametrize("case", RANDOM)
 def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, case, monkeypatch):
     dataset, recognition = recognised(root, *RANDOM[case])
-    source = recognition.source
+    source = recognition.pipeline
     assert recognition.as_is == ()
     boxes = []
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", lambda *_: boxes[-1][:4])
@@ -204,7 +219,7 @@ def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, 
         with Image.open(path) as opened:
             width, height = opened.size
         for seed in range(6):
-            box = source.recipe.crop.place(height, width, Item(sample, 32, seed, 1.0))
+            box = source.recognised.crop.place(height, width, Item(sample, 32, seed, 1.0))
             # To flip before the crop is to crop on the other side.
             left = width - box.left - box.width if box.flip and first else box.left
             boxes.append(box._replace(left=left))
@@ -218,13 +233,13 @@ def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, 
 def test_the_shares_ratios_and_chances_are_the_pipelines(root):
     crop = v1.RandomResizedCrop(48, scale=[0.3, 0.9], ratio=(0.5, 2))
     _, recognition = recognised(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
-    assert recognition.source.recipe.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
-    assert recognition.source.image_size == 48
+    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
+    assert recognition.pipeline.image_size == 48
     _, recognition = recognised(root, crop, v1.ToTensor())
-    assert recognition.source.recipe.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
+    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
     steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
     _, recognition = recognised(root, *steps)
-    assert recognition.source.recipe.crop == WindowCrop(40, 32, False, True, 0.1, True)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, 32, False, True, 0.1, True)
 
 
 def test_many_rows_are_distributed_as_torchvisions(root):
@@ -233,7 +248,7 @@ def test_many_rows_are_distributed_as_torchvisions(root):
     torch.manual_seed(0)
     theirs = np.stack([dataset[3][0].numpy() for _ in range(1500)])
     ours = np.stack(
-        [item_row(recognition.source, 3, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(1500)]
+        [item_row(recognition.pipeline, 3, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(1500)]
     )
     assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 0.04
     assert np.abs(ours.std(0) - theirs.std(0)).max() < 0.04
@@ -242,8 +257,10 @@ def test_many_rows_are_distributed_as_torchvisions(root):
 def test_a_flip_of_a_fixed_pipeline_is_exact_and_as_frequent_as_it_says(root):
     steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
     _, recognition = recognised(root, *steps)
-    rows = [item_row(recognition.source, 1, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(600)]
-    plain = item_row(recognised(root, v1.Resize(40), v1.CenterCrop(32), v1.ToTensor())[1].source, 1)
+    rows = [item_row(recognition.pipeline, 1, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(600)]
+    plain = item_row(
+        recognised(root, v1.Resize(40), v1.CenterCrop(32), v1.ToTensor())[1].pipeline, 1
+    )
     flipped = [np.array_equal(row, plain[0][..., ::-1]) for row in rows]
     assert all(f or np.array_equal(row, plain[0]) for f, row in zip(flipped, rows, strict=True))
     assert 0.23 < np.mean(flipped) < 0.37
@@ -252,23 +269,23 @@ def test_a_flip_of_a_fixed_pipeline_is_exact_and_as_frequent_as_it_says(root):
 @pytest.mark.parametrize("size", [16, 48])
 def test_an_item_may_ask_for_another_size(root, size):
     _, recognition = recognised(root, v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS)
-    source = recognition.source
+    source = recognition.pipeline
     other = v1.Compose([v1.Resize(40 * size // 32), v1.CenterCrop(size), *V1_FLOATS])
     for sample, (theirs, _) in enumerate(ImageFolder(str(root), other)):
         ours, _ = item_row(source, sample, size)
         assert pixel_error(ours, theirs) * 0.225 * 255 <= 0.06
     _, recognition = recognised(root, *RANDOM["v1 usual"])
-    assert item_row(recognition.source, 0, size)[0].shape == (3, size, size)
+    assert item_row(recognition.pipeline, 0, size)[0].shape == (3, size, size)
 
 
 def test_the_fields_describe_the_pipelines_own_output(root):
     _, recognition = recognised(root, v1.RandomResizedCrop(48), v1.ToTensor())
-    assert recognition.source.fields(48) == (
+    assert recognition.pipeline.fields(48) == (
         Field("image", "float32", (3, 48, 48)),
         Field("label", "int64", ()),
     )
     _, recognition = recognised(root, v2.RandomResizedCrop(48), v2.ToImage())
-    assert recognition.source.fields(32)[0] == Field("image", "uint8", (3, 32, 32))
+    assert recognition.pipeline.fields(32)[0] == Field("image", "uint8", (3, 32, 32))
 
 
 def test_totensor_follows_torchs_default_dtype(root):
@@ -280,8 +297,8 @@ def test_totensor_follows_torchs_default_dtype(root):
         )
     finally:
         torch.set_default_dtype(torch.float32)
-    assert recognition.source.fields(48)[0].dtype == "float64"
-    assert refused.source is None
+    assert recognition.pipeline.fields(48)[0].dtype == "float64"
+    assert refused.pipeline is None
     assert "torch's default dtype is torch.float64" in refused.refused[0]
 
 
@@ -290,7 +307,7 @@ def test_what_is_fast_is_told(root):
     assert [step.partition("(")[0] for step in recognition.fast] == [
         *("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
     ]
-    assert repr(recognition.source) == (
+    assert repr(recognition.pipeline) == (
         f"ImagePipeline('{root}/', RandomResizedCrop, RandomHorizontalFlip, ToTensor, Normalize): "
         "7 images to float32, 32 px"
     )
@@ -300,7 +317,7 @@ def test_what_is_fast_is_told(root):
 def test_a_dataset_folder_with_torchvisions_loaders_is_recognised(root, loader):
     transform = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
     dataset = DatasetFolder(str(root), loader, extensions=(".png",), transform=transform)
-    source = recognise(dataset).source
+    source = recognise(dataset).pipeline
     assert len(source) == len(dataset) == 4
     assert pixel_error(item_row(source, 2)[0], dataset[2][0]) * 255 <= 0.06
 
@@ -312,7 +329,7 @@ def test_recognising_changes_neither_dataset_nor_pipeline(root):
     before = dict(vars(dataset)), list(dataset.samples), repr(dataset)
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    assert recognise(dataset).source is not None
+    assert recognise(dataset).pipeline is not None
     assert (dict(vars(dataset)), list(dataset.samples), repr(dataset)) == before
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -322,7 +339,7 @@ import sys
 from feedline.recognition.recognise import recognise
 class ImageFolder: pass
 for thing in (ImageFolder(), ImageFolder, [], None, 3, sys):
-    assert recognise(thing).source is None
+    assert recognise(thing).pipeline is None
 assert "torchvision" not in sys.modules
 """
 

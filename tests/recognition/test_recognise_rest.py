@@ -1,9 +1,10 @@
-"""Steps that run as they are, after the fast ones: what they get, and whence their luck."""
+"""Steps that run as they are, after the fast ones: what they get, and their random numbers."""
 
 from __future__ import annotations
 
 import pickle
 import random
+import re
 import threading
 
 import numpy as np
@@ -15,9 +16,13 @@ from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+import feedline
 from feedline.errors import SampleError
-from feedline.plan.row import Field
+from feedline.plan.row import Field, Item
+from feedline.plan.seeds import extend
 from feedline.randomness import seeded
+from feedline.recognition.originals import Originals
+from feedline.recognition.pipeline import _STEPS
 from feedline.recognition.recognise import recognise
 from feedline.recognition.steps import well_behaved
 from feedline.recognition.transform_tail import TransformTail
@@ -36,7 +41,7 @@ def root(tmp_path_factory):
 def recognised(root, *steps):
     dataset = ImageFolder(root, v1.Compose(list(steps)))
     recognition = recognise(dataset)
-    assert recognition.source is not None, recognition.refused
+    assert recognition.pipeline is not None, recognition.refused
     return dataset, recognition
 
 
@@ -51,15 +56,15 @@ class Seen:
         return torch.zeros(3, 32, 32)
 
 
-def torchs_luck(image):
+def torchs_random(image):
     return image + torch.rand(())
 
 
-def pythons_luck(image):
+def pythons_random(image):
     return image + random.random()
 
 
-def numpys_luck(image):
+def numpys_random(image):
     return image + float(np.random.rand())
 
 
@@ -94,63 +99,60 @@ AS_THEY_ARE = {
         3,
         [v2.ToImage(), *CROP, v2.RandomApply([v2.ColorJitter(0.5)]), v2.ToDtype(torch.float32)],
     ),
-    "a function of torch's luck": (4, [*CROP, *FLOATS, torchs_luck]),
-    "a function of Python's luck": (4, [*CROP, *FLOATS, pythons_luck]),
-    "a function of numpy's luck": (4, [*CROP, *FLOATS, numpys_luck]),
+    "a function of torch's generator": (4, [*CROP, *FLOATS, torchs_random]),
+    "a function of Python's generator": (4, [*CROP, *FLOATS, pythons_random]),
+    "a function of numpy's generator": (4, [*CROP, *FLOATS, numpys_random]),
 }
 
 
+def as_sample(pipeline, sample, seed=1, size=0):
+    return pipeline.sample(Item(sample, size, seed, 1.0))[0]
+
+
 @pytest.mark.parametrize("case", AS_THEY_ARE)
-def test_a_row_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
+def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
     fast, steps = AS_THEY_ARE[case]
     _, recognition = recognised(root, *steps)
-    source = recognition.source
+    pipeline = recognition.pipeline
     assert (len(recognition.fast), len(recognition.as_is)) == (fast, len(steps) - fast)
-    assert recognition.as_is[-1].partition("(")[0] in recognition.refused[-1]
-    assert "runs unchanged, after the fast steps." in recognition.refused[-1]
-    # The same without the rest, as the step would get it, with the same luck.
-    given = Seen()
-    _, before = recognised(root, *steps[:fast], given)
-    given.values.clear()
+    unchanged = f"So {', '.join(recognition.as_is)} runs unchanged, after the fast steps."
+    assert unchanged in recognition.refused
+    assert pipeline.writes_rows == ("function" not in case)
+    assert pipeline.recognised.tail.well_behaved == (
+        not any(word in case for word in ("any", "one of", "perhaps", "func"))
+    )
+    # The same without the rest: what the first of them would get, and the same random numbers.
+    _, before = recognised(root, *steps[:fast])
     for sample in range(4):
-        item_row(before.source, sample, seed=sample)
-        value = given.values[-1]
-        only_torch = source.recipe.finish._well_behaved
-        assert only_torch == (
-            not any(word in case for word in ("any", "one of", "perhaps", "func"))
-        )
-        with seeded(_seed_of(source, sample)):
+        value = as_sample(before.pipeline, sample, sample)
+        with seeded(extend(sample, _STEPS)):
             for step in steps[fast:]:
                 value = step(value)
-        ours, _ = item_row(source, sample, seed=sample)
-        assert ours.tobytes() == value.contiguous().numpy().tobytes()
-
-
-def _seed_of(source, seed):
-    from feedline.plan.seeds import extend
-    from feedline.recognition.pipeline import _STEPS
-
-    return extend(seed, _STEPS)
+        ours = as_sample(pipeline, sample, sample)
+        assert type(ours) is type(value)
+        assert ours.numpy().tobytes() == value.numpy().tobytes()
+        if pipeline.writes_rows:
+            row, _ = item_row(pipeline, sample, seed=sample)
+            assert row.tobytes() == value.contiguous().numpy().tobytes()
 
 
 @pytest.mark.parametrize("case", AS_THEY_ARE)
-def test_a_row_follows_from_its_item_alone(root, case):
-    _, recognition = recognised(root, *AS_THEY_ARE[case][1])
-    source = recognition.source
-    other = pickle.loads(pickle.dumps(source, protocol=5))
-    rows = []
+def test_a_sample_follows_from_its_item_alone(root, case):
+    pipeline = recognised(root, *AS_THEY_ARE[case][1])[1].pipeline
+    other = pickle.loads(pickle.dumps(pipeline, protocol=5))
+    made = []
     for seed in range(12):
         torch.rand(3), random.random(), np.random.rand(2)
-        row = item_row(source, 0, seed=seed)[0]
-        item_row(source, 1, seed=seed + 1)
-        assert np.array_equal(row, item_row(other, 0, seed=seed)[0])
-        assert np.array_equal(row, item_row(source, 0, seed=seed)[0])
-        rows.append(row.tobytes())
-    assert len(set(rows)) > 1
+        sample = as_sample(pipeline, 0, seed)
+        as_sample(pipeline, 1, seed + 1)
+        assert torch.equal(sample, as_sample(other, 0, seed))
+        assert torch.equal(sample, as_sample(pipeline, 0, seed))
+        made.append(sample.numpy().tobytes())
+    assert len(set(made)) > 1
 
 
 @pytest.mark.parametrize("case", AS_THEY_ARE)
-def test_the_users_luck_is_not_touched(root, case):
+def test_the_users_random_states_are_not_changed(root, case):
     def states():
         torchs = torch.get_rng_state().numpy().tobytes()
         return torchs, random.getstate(), repr(np.random.get_state(legacy=False))
@@ -158,27 +160,21 @@ def test_the_users_luck_is_not_touched(root, case):
     torch.manual_seed(3), random.seed(4), np.random.seed(5)
     torch.randn(3), random.gauss(0, 1), np.random.randn(2)  # of numpy's normal deviates, a pair
     before = states()
-    _, recognition = recognised(root, *AS_THEY_ARE[case][1])
+    pipeline = recognised(root, *AS_THEY_ARE[case][1])[1].pipeline
     assert states() == before
-    item_row(recognition.source, 0)
+    as_sample(pipeline, 0)
     assert states() == before
 
 
-def test_the_users_luck_is_not_touched_by_a_step_that_fails(root):
-    class Moody:
-        calls = 0
+def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
+    def fails(image):
+        torch.rand(1), random.random(), np.random.rand()
+        raise KeyError("not today")
 
-        def __call__(self, image):
-            torch.rand(1), random.random(), np.random.rand()
-            self.calls += 1
-            if self.calls > 1:
-                raise KeyError("not today")
-            return image
-
-    _, recognition = recognised(root, *CROP, *FLOATS, Moody())
+    _, recognition = recognised(root, *CROP, *FLOATS, fails)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     with pytest.raises(KeyError, match="not today"):
-        item_row(recognition.source, 0)
+        as_sample(recognition.pipeline, 0)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert np.array_equal(before[2], np.random.get_state()[1])
@@ -186,14 +182,14 @@ def test_the_users_luck_is_not_touched_by_a_step_that_fails(root):
 
 def test_steps_are_well_behaved_only_where_that_is_sure():
     sure = [v1.RandomErasing(), v1.ColorJitter(), v2.RandAugment(), v1.ToTensor()]
-    assert well_behaved(sure)
+    assert well_behaved(sure, Originals())
     for step in (v1.RandomChoice([]), v2.RandomApply([len]), v2.Lambda(len), print, Seen()):
-        assert not well_behaved([*sure, step])
+        assert not well_behaved([*sure, step], Originals())
 
 
-def test_threads_do_not_take_each_others_luck(root):
+def test_threads_do_not_draw_from_each_others_states(root):
     _, recognition = recognised(root, *CROP, *FLOATS, v1.RandomErasing(1.0, value="random"))
-    source = recognition.source
+    source = recognition.pipeline
     expected = [item_row(source, seed % 3, seed=seed)[0].tobytes() for seed in range(12)]
     wrong = []
 
@@ -245,7 +241,7 @@ def test_a_step_gets_what_it_would_get_from_torchvision(root, form):
     for sample in range(len(dataset)):
         seen.values.clear()
         dataset[sample]
-        item_row(recognition.source, sample)
+        as_sample(recognition.pipeline, sample)
         theirs, ours = seen.values
         are_alike(ours, theirs)
     assert isinstance(ours, tv_tensors.Image) == form.startswith("image")
@@ -255,9 +251,9 @@ def test_what_a_step_keeps_is_not_overwritten(root):
     for form in FORMS:
         seen = Seen()
         _, recognition = recognised(root, *FORMS[form], seen)
-        item_row(recognition.source, 0)
+        as_sample(recognition.pipeline, 0)
         before = pixels(seen.values[-1]).copy()
-        item_row(recognition.source, 3)
+        as_sample(recognition.pipeline, 3)
         assert before.any()
         assert np.array_equal(pixels(seen.values[-2]), before)
 
@@ -270,20 +266,95 @@ def pixels(value):
     ("step", "field"),
     [
         (v1.Grayscale(), Field("image", "float32", (1, 32, 32))),
-        (v1.Lambda(lambda x: x.double()), Field("image", "float64", (3, 32, 32))),
-        (v1.Lambda(lambda x: torch.cat([x, x[:1]])), Field("image", "float32", (4, 32, 32))),
-        (v1.Lambda(lambda x: x.transpose(1, 2)), Field("image", "float32", (3, 32, 32))),
-        (v1.Lambda(lambda x: x.flip(0)), Field("image", "float32", (3, 32, 32))),
-        (v1.Lambda(lambda x: x[:1].expand(3, -1, -1)), Field("image", "float32", (3, 32, 32))),
+        (v2.ToDtype(torch.float64), Field("image", "float64", (3, 32, 32))),
+        (v2.RandomChannelPermutation(), Field("image", "float32", (3, 32, 32))),
+        (v1.RandomApply([v1.ColorJitter(0.1)]), Field("image", "float32", (3, 32, 32))),
     ],
 )
 def test_the_rows_dtype_and_shape_are_those_that_come_out(root, step, field):
-    dataset, recognition = recognised(root, *CROP, v1.ToTensor(), step)
-    assert recognition.source.fields(32)[0] == field
+    erase = v1.RandomErasing(0.0)
+    _, recognition = recognised(root, *CROP, v1.ToTensor(), erase, step)
+    assert recognition.pipeline.fields(32)[0] == field
     for sample in range(3):
-        ours, theirs = item_row(recognition.source, sample)[0], dataset[sample][0]
-        assert ours.dtype == theirs.numpy().dtype
-        assert pixel_error(ours, theirs) * 255 <= 0.06
+        row, value = (
+            item_row(recognition.pipeline, sample)[0],
+            as_sample(recognition.pipeline, sample),
+        )
+        assert np.array_equal(row, value.numpy())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(v1.Lambda(len), v2.Lambda(len), len, lambda x: x, v1.RandomApply([len])),
+        *(v1.RandomOrder([v1.ColorJitter(), len]), v2.RandomChoice([v1.RandomApply([len])])),
+        type("ColorJitter", (v1.ColorJitter,), {})(0.1),
+        Seen(),
+    ],
+)
+def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
+    seen = Seen()
+    for steps in ([*CROP, step, seen], [*CROP, *FLOATS, seen, step]):
+        _, recognition = recognised(root, *steps)
+        assert not recognition.pipeline.writes_rows
+        assert seen.values == []
+        assert "is known only to its own code. So samples are made" in recognition.refused[-1]
+
+
+# Pipelines that cannot write rows, and why: the text, and what `sample` gives.
+NO_ROWS = {
+    "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "gives PIL images"),
+    "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "gives Image, which is no tensor"),
+    "another size": ([*CROP, *FLOATS, v1.Resize((16, 16))], r"shape \(3, 16, 16\)"),
+    "another dtype": (
+        [*CROP, v2.ToImage(), v1.RandomErasing(), v2.ToDtype(torch.bfloat16)],
+        "bfloat16, which numpy",
+    ),
+    "bytes normalised": ([*CROP, v1.PILToTensor(), v1.Normalize([0], [1])], "cannot.*TypeError"),
+    "two means": ([*CROP, *FLOATS, v1.Normalize([0, 0], [1, 1])], "cannot be run.*RuntimeError"),
+    "five crops": ([*CROP, v1.FiveCrop(8)], "gives tuple, which is no tensor"),
+    "a dictionary": ([*CROP, lambda x: {"x": x}], "<lambda> makes of an image is known only"),
+    "a gradient": ([*CROP, v1.ToTensor(), lambda x: x.requires_grad_()], "<lambda>"),
+    "sparse": ([*CROP, v1.ToTensor(), lambda x: x.to_sparse()], "<lambda>"),
+    "another device": ([*CROP, v1.ToTensor(), lambda x: x.to("meta")], "<lambda>"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ROWS)
+def test_what_fits_no_row_is_made_as_samples(root, case):
+    steps, reason = NO_ROWS[case]
+    dataset, recognition = recognised(root, *steps)
+    pipeline = recognition.pipeline
+    assert not pipeline.writes_rows
+    assert re.search(reason, recognition.refused[-1])
+    assert recognition.refused[-1].endswith("So samples are made, and collated afterwards.")
+    try:
+        theirs, label = dataset[3]
+    except Exception as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            pipeline.sample(Item(3, 0, 1, 1.0))
+    else:
+        ours, ours_label = pipeline.sample(Item(3, 0, 1, 1.0))
+        assert (type(ours), ours_label) == (type(theirs), label)
+        if isinstance(theirs, torch.Tensor):
+            assert ours.shape == theirs.shape
+            assert (ours.dtype, ours.layout, ours.device) == (
+                *(theirs.dtype, theirs.layout, theirs.device),
+            )
+
+
+def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
+    told = []
+
+    def tell(image):
+        told.append((feedline.image_size(7), feedline.augmentation_strength(), image.shape[-1]))
+        return image
+
+    pipeline = recognised(root, *CROP, v1.ToTensor(), tell)[1].pipeline
+    for size, strength in ((48, 0.5), (0, 0.25)):
+        pipeline.sample(Item(0, size, 1, strength))
+    assert told == [(48, 0.5, 48), (7, 0.25, 32)]
+    assert feedline.image_size(9) == 9
 
 
 @pytest.mark.parametrize(
@@ -303,46 +374,26 @@ def test_what_is_done_a_second_time_runs_as_it_is(root, second):
 
 
 def test_a_view_of_the_row_is_copied_as_it_shows():
-    finish = TransformTail(
-        np.tile(np.arange(256.0), (3, 1)), "tensor", (lambda x: x.mT,), "float64", 3
-    )
-    object.__setattr__(finish, "_well_behaved", True)
+    table = np.tile(np.arange(256.0), (3, 1))
+    tail = TransformTail(table, "tensor", (lambda x: x.mT,), "float64", 3, well_behaved=True)
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     row = np.zeros((3, 4, 4))
-    finish.write(pixels, 1, row)
+    tail.write(pixels, 1, row)
     assert np.array_equal(row, pixels.transpose(2, 1, 0))
 
 
-class Fickle:
-    """What it learns on an image of one size does not hold for others."""
-
-    def __init__(self, other):
-        self._other = other
-
-    def __call__(self, image):
-        return image if image.shape[-1] == 32 else self._other(image)
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        (lambda x: x[:, :32, :32], r"float32 of shape \(3, 32, 32\), and the batch holds .*48, 48"),
-        (lambda x: x.double(), "float64 of shape .* and the batch holds float32"),
-        (lambda x: x.tolist(), "gave list, which is no tensor"),
-        (lambda x: x.clone().requires_grad_(), "requires a gradient"),
-    ],
-)
-def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root, other, reason):
-    _, recognition = recognised(root, *CROP, *FLOATS, Fickle(other))
-    item_row(recognition.source, 0)
-    with pytest.raises(SampleError, match=reason) as caught:
-        item_row(recognition.source, 0, 48)
-    assert "Fickle" in str(caught.value)
+def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
+    pipeline = recognised(root, *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor())[
+        1
+    ].pipeline
+    item_row(pipeline, 0)
+    with pytest.raises(SampleError, match=r"CenterCrop.*float32 of shape \(3, 32, 32\).*48, 48"):
+        item_row(pipeline, 0, 48)
 
 
 def test_repr_tells_what_runs_as_it_is(root):
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
-    assert repr(recognition.source) == (
+    assert repr(recognition.pipeline) == (
         f"ImagePipeline('{root}/', Resize, CenterCrop; as they are: ColorJitter, ToTensor): "
         "7 images to float32, 32 px"
     )

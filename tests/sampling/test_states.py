@@ -210,6 +210,8 @@ def places(state: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
 
 
+# Another value of what made the pixels is no damage.
+@pytest.mark.filterwarnings("ignore:the state's batches were made")
 @pytest.mark.parametrize(
     "order", ["shuffle", "generator", "distributed", "stateful", "stateful by generator", "seed"]
 )

@@ -83,6 +83,18 @@ def test_the_rate_is_one_cycle_that_rises_once_and_falls_once(total: int, warmup
         assert rates[-1] < 0.5 / 1000
 
 
+@pytest.mark.parametrize(("total", "warmup"), [(2, 0.0), (5, 0.25), (40, 0.5), (300, 0.25)])
+def test_the_first_and_the_last_step_are_the_ends_of_the_curve(total: int, warmup: float) -> None:
+    learner = small_learner(total_steps=total, warmup=warmup, lr=0.5)
+    rates = []
+    for _ in range(total):
+        rates.append(learner.lr)
+        train_step(learner, *batch(2))
+    if warmup:
+        assert rates[0] == pytest.approx(0.5 / 25)
+    assert rates[-1] == pytest.approx(0.5 / 25 / 10_000)
+
+
 def test_steps_lower_the_loss_and_move_the_rate() -> None:
     learner = small_learner(lr=0.01, total_steps=20)
     images, labels = batch(16)

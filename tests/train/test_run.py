@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from tiny_training import Recorder
 
@@ -113,6 +114,45 @@ def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
     whole = load_checkpoint(uninterrupted)["journal"]["records"]
     for mine, other in zip(result.records, whole, strict=True):
         assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
+
+
+@timm.models.register_model  # type: ignore[untyped-decorator]
+def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+    """A model whose steps draw random numbers."""
+    return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
+
+
+def test_a_stopped_run_goes_on_with_the_random_numbers_that_were_next(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    model = "feedline_test_dropout"
+    run(tiny_set, tmp_path / "whole", Recorder(), model=model, schedule="32x1")
+    stop = Recorder(after=2, do=stop_with(signal.SIGINT))
+    run(tiny_set, tmp_path / "out", stop, model=model, schedule="32x1")
+    begun = torch.Generator().manual_seed(0).get_state()
+    assert not torch.equal(load_checkpoint(tmp_path / "out")["random"]["cpu"], begun)
+    torch.rand(3)
+    run(tiny_set, tmp_path / "out", Recorder(), model=model, schedule="32x1", resume="auto")
+    assert_same_training(tmp_path / "out", tmp_path / "whole")
+
+
+def test_the_times_of_a_stopped_run_are_in_its_checkpoint_and_in_the_epochs_record(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    stop = Recorder(after=3, do=stop_with(signal.SIGINT))
+    run(tiny_set, tmp_path / "out", stop, schedule="32x1")
+    running = load_checkpoint(tmp_path / "out")["journal"]["running"]
+    steps, wait_ms, copy_ms, compute_ms = running["split"]
+    assert (running["steps"], running["samples"]) == (3, 24)
+    assert steps == 2  # the wait for the first batch of a pass belongs to no step
+    assert min(wait_ms, copy_ms, compute_ms) > 0
+    assert running["seconds"] > 0
+    assert running["first_wait_s"] > 0
+    result = run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1", resume="auto")
+    record = result.records[0]
+    assert record.seconds > running["seconds"]
+    assert record.first_wait_s > running["first_wait_s"]
+    assert (record.steps, record.samples) == (5, 40)
 
 
 def test_a_run_stopped_while_validating_validates_first_when_it_goes_on(

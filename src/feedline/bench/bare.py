@@ -1,6 +1,6 @@
 """The ceiling of the machine: bare processes that only make rows.
 
-As many processes as workers call `source.load` over and over into memory of their own. Nobody
+As many processes as workers call `source.load` over and over into memory of their own. No process
 waits for a batch and nothing is handed over, so loader / bare is what handing over costs.
 """
 

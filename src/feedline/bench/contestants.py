@@ -28,7 +28,7 @@ __all__ = ["Contestant", "Entry", "enter_ours", "enter_torch", "take_turns"]
 
 
 class Contestant(Protocol):
-    """Somebody whose images are counted."""
+    """A loader whose images are counted."""
 
     name: str
     first_batch_s: float | None

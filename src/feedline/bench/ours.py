@@ -27,6 +27,7 @@ def _build(source: Source, size: int, batch_size: int, workers: int) -> DataLoad
         on_error="skip",
         rank=0,  # all images, also where the environment names a rank
         world_size=1,
+        seed=0,
     )
 
 

@@ -160,7 +160,7 @@ class Pool:
         process = self._members[seat].process
         process.join(_END_S)
         return WorkerError(
-            f"a measuring process ended with status {process.exitcode}; -9 is somebody's kill or "
+            f"a measuring process ended with status {process.exitcode}; -9 is a kill or "
             "the kernel short of memory (see dmesg): use fewer workers or a smaller batch size"
         )
 
@@ -189,7 +189,7 @@ class Pool:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._idle = False  # nobody waits for an orderly end of what broke off
+            self._idle = False  # what broke off need not end in order
         self.close()
 
 

@@ -26,7 +26,7 @@ from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import require_memory
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.images.folder import ImageFolder
-from feedline.loader.arguments import worker_count
+from feedline.loader.checks import worker_count
 from feedline.system import usable_cores
 
 __all__ = ["run_benchmark"]

@@ -24,7 +24,7 @@ def plan_turns(contestants: int, seconds: float, refill_s: float) -> Turns:
     Args:
         contestants: how many are measured.
         seconds: the time for all of them.
-        refill_s: what a loader takes after its turn to make batches ahead, which nobody counts:
+        refill_s: what a loader takes after its turn to make batches ahead, which is not counted:
             where this is longer than the turn itself, there are fewer turns.
     """
     rounds = _ROUNDS if refill_s * contestants * _ROUNDS <= seconds else _FEWER_ROUNDS

@@ -3,34 +3,38 @@
 Guarantees: what torch's own worker would make of the same keys: `__getitems__` where there is one,
 `collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception comes home with its type,
 its traceback and the sample's index. The random states are seeded from the batch's seed, so a
-batch is the same whichever worker makes it, unless `worker_init_fn` seeds them itself.
-Relies on: being used in one worker, from its main thread.
+batch is the same whichever worker makes it, unless `worker_init_fn` seeds them itself; likewise the
+generators that the dataset keeps for itself. A batch at another size or strength than was asked for
+is an error.
+Relies on: being used in one process, from its main thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from operator import length_hint
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.utils.data import default_collate
 
 from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
+from feedline.dataset.generators import OwnGenerator, find, own_seeded, seed_own
+from feedline.dataset.notes import blame, explain, note
+from feedline.dataset.outline import outline
+from feedline.dataset.samples import One, Samples, by_samples, check
 from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.dataset.worker_init import WorkerInit
-from feedline.engine.culprit import culprit_in
 from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
-from feedline.errors import FeedlineError
-from feedline.randomness import fingerprint, seed_all
+from feedline.plan.batches import Batch
+from feedline.randomness import fingerprint, seed_all, seeded
 from feedline.request import Request
 
 __all__ = ["DatasetFetcher", "Told"]
 
-Told = Callable[[int], None]
+Told: TypeAlias = Callable[[int], None]
 """Called with the position of the sample, within its batch, that is about to be made."""
 
 
@@ -42,6 +46,8 @@ class DatasetFetcher:
         collate_fn: makes a batch of samples.
         batched: keys are lists, of which each makes a sample; else a key makes what is collated.
         skip_errors: leave samples out that raise.
+        samples: makes the samples in the dataset's place, unless `worker_init_fn` sets something
+            on the dataset; None: only the dataset can.
     """
 
     def __init__(
@@ -51,12 +57,15 @@ class DatasetFetcher:
         *,
         batched: bool,
         skip_errors: bool = False,
+        samples: Samples | None = None,
     ) -> None:
         self.dataset = beginning.dataset
         self._collate = collate_fn
         self._batched = batched
         self._beginning = beginning
         self._skip = skip_errors
+        self._recognised = samples
+        self._own: list[OwnGenerator] | None = None  # not looked for yet
         self._worker: int | None = None
         self._seeds_itself = False
         self._broken: WorkerException | None = None
@@ -71,10 +80,20 @@ class DatasetFetcher:
         self._beginning.become(worker, workers)
         before = fingerprint()
         try:
+            had = outline(self.dataset)
             self._beginning.call(worker)
+            if had != outline(self.dataset):
+                self._recognised = None
+            self._seeds_itself = fingerprint() != before
+            self._look()
         except (Exception, SystemExit) as error:
             self._broken = WorkerException.of(error, self._place, opening=True)
-        self._seeds_itself = fingerprint() != before
+
+    def _look(self) -> list[OwnGenerator]:
+        """The generators to be seeded for each batch; looked for once."""
+        if self._own is None:
+            self._own = [] if self._seeds_itself else find(self.dataset, self._collate)
+        return self._own
 
     @property
     def _place(self) -> str:
@@ -84,70 +103,98 @@ class DatasetFetcher:
         """Make a batch, or what was raised instead, and lay it into memory."""
         if self._broken is not None:
             return lay(self._broken, space)
-        if not self._seeds_itself:
-            seed_all(task.seed)
         try:
-            batch = self.make(pickle.loads(keys), task.image_size or None, space, at)
+            if not self._seeds_itself:
+                seed_all(task.seed)
+                seed_own(self._look(), task.seed)
+            batch = self._make(pickle.loads(keys), task, space, at)
             try:
                 return lay(batch, space)
             except Exception as error:
-                _explain(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
+                explain(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
                 raise
         except (Exception, SystemExit) as error:
             return lay(WorkerException.of(error, self._place), space)
 
-    def make(self, keys: Any, image_size: int | None, space: Space | None, at: Told | None) -> Any:
+    def make_here(self, batch: Batch) -> Any:
+        """Make a batch in this process, which is no worker: what a worker would make.
+
+        All random states, the dataset's own among them, are afterwards as they were.
+
+        Raises:
+            Exception: whatever a user's dataset raises, as it is.
+        """
+        task = BatchTask(
+            id=0,
+            image_size=batch.image_size,
+            seed=batch.whole_seed,
+            row_seed=batch.seed,
+            by_place=batch.drawn,
+            strength=batch.phase.strength,
+        )
+        with seeded(task.seed), own_seeded(self._look(), task.seed):
+            return self._make(batch.asked, task, None, None)
+
+    def _make(self, keys: Any, task: BatchTask, space: Space | None, at: Told | None) -> Any:
         """Make a batch.
 
         Args:
             keys: what the sampler gave.
-            image_size: what `feedline.image_size()` shall answer; None for nothing.
+            task: at which size and strength, with which seeds.
             space: where tensors may go at once; None leaves everything to `collate_fn`.
-            at: see `Told`; None for nobody.
+            at: see `Told`; None where it need not be told.
         """
-        with Request(image_size):
-            if not self._batched:
+        with Request(task.image_size or None, task.strength) as request:
+            one = None
+            if self._recognised is not None:
+                one = by_samples(self._recognised, self.dataset, task, request)
+            skipped: list[tuple[str, str]] = []
+            if self._batched:
+                samples, keys = self._samples(keys, one, skipped, at)
+                batch = self._collated(samples, keys, space)
+            else:
                 if at is not None:
                     at(0)
-                return self._collate(self._sample(keys))
-            skipped: list[tuple[str, str]] = []
-            samples, keys = self._samples(keys, skipped, at)
-            try:
-                if space is not None and self._collate is default_collate:
-                    batch = collate_into(samples, space)
-                else:
-                    batch = self._collate(samples)
-            except Exception as error:
-                odd = odd_one_out(samples) if isinstance(samples, Sequence) and samples else None
-                if odd is not None:
-                    where, how = odd
-                    _note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
-                raise
+                batch = self._collate(self._sample(one, 0, keys))
+        check(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
+    def _collated(self, samples: Any, keys: Any, space: Space | None) -> Any:
+        try:
+            if space is not None and self._collate is default_collate:
+                return collate_into(samples, space)
+            return self._collate(samples)
+        except Exception as error:
+            odd = odd_one_out(samples) if isinstance(samples, Sequence) and samples else None
+            if odd is not None:
+                where, how = odd
+                note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
+            raise
+
     def _samples(
-        self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
+        self, keys: Any, one: One | None, skipped: list[tuple[str, str]], at: Told | None
     ) -> tuple[Any, Any]:
-        together = getattr(self.dataset, "__getitems__", None)
-        if together and not self._skip:
-            return together(keys), keys
         if self._skip:
-            return self._those_that_can_be_made(keys, skipped, at)
+            return self._those_that_can_be_made(keys, one, skipped, at)
+        together = getattr(self.dataset, "__getitems__", None)
+        if together and one is None:
+            return together(keys), keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
-            if at is None:  # the quickest loop there is: for tiny samples it counts
+            if at is None and one is None:  # the quickest loop there is: tiny samples feel it
                 return [dataset[key] for key in upcoming], keys
             samples = []
             for k, key in enumerate(upcoming):
-                at(k)
-                samples.append(dataset[key])
+                if at is not None:
+                    at(k)
+                samples.append(dataset[key] if one is None else one(k, key))
             return samples, keys
         except (Exception, SystemExit) as error:
-            self._blame(error, keys[len(keys) - length_hint(upcoming) - 1])
+            blame(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
             raise
 
     def _those_that_can_be_made(
-        self, keys: Any, skipped: list[tuple[str, str]], at: Told | None
+        self, keys: Any, one: One | None, skipped: list[tuple[str, str]], at: Told | None
     ) -> tuple[Any, Any]:
         samples, made = [], []
         first: Exception | None = None
@@ -156,53 +203,22 @@ class DatasetFetcher:
                 if at is not None:
                     at(k)
                 try:
-                    samples.append(self._sample(key))
+                    samples.append(self._sample(one, k, key))
                     made.append(key)
                 except Exception as error:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
             if first is not None and not samples:
                 if len(skipped) > 1:
-                    _note(first, f"Not one of its batch's {len(skipped)} samples could be made.")
+                    note(first, f"Not one of its batch's {len(skipped)} samples could be made.")
                 raise first
             return samples, made
         finally:
             first = None  # its traceback holds this frame, and with it the samples
 
-    def _sample(self, key: Any) -> Any:
+    def _sample(self, one: One | None, place: int, key: Any) -> Any:
         try:
-            return self.dataset[key]
+            return self.dataset[key] if one is None else one(place, key)
         except (Exception, SystemExit) as error:
-            self._blame(error, key)
+            blame(error, self.dataset, key)
             raise
-
-    def _blame(self, error: BaseException, key: Any) -> None:
-        """Add to an exception which sample it is about."""
-        note = f"Raised for the sample with index {key!r} of {type(self.dataset).__name__}."
-        if isinstance(error, IndexError) and isinstance(self.dataset, Sized):
-            note += f" Its len() is {len(self.dataset)}: does that promise samples it has not?"
-        elif isinstance(error, SystemExit):
-            note += " It asked the whole process to exit: raise an ordinary exception instead."
-        _note(error, note)
-
-
-def _explain(error: Exception, batch: object) -> None:
-    """Add to an exception what in a batch kept it from going home, unless there was no memory."""
-    if isinstance(error, (FeedlineError, MemoryError, OSError)):
-        return
-    found = culprit_in(batch, "batch")
-    _note(
-        error,
-        f"What a worker returns is pickled on its way home, and {found.path}, of type "
-        f"{type(found.value).__name__}, cannot be: turn it into tensors, numbers or text in "
-        "collate_fn or __getitem__, or use num_workers=0.",
-    )
-
-
-def _note(error: BaseException, text: str) -> None:
-    """Add a line to what an exception says of itself, unless its class allows no change."""
-    notes = getattr(error, "__notes__", None)
-    with contextlib.suppress(Exception):
-        if notes is None:
-            notes = error.__notes__ = []  # type: ignore[attr-defined]
-        notes.append(text)

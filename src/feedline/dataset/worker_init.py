@@ -12,12 +12,11 @@ from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
-from feedline.dataset.folder import folder_in
 from feedline.engine.source import Row, Source
 from feedline.plan.row import Field, Item
 from feedline.randomness import seed_all
 
-__all__ = ["BegunRows", "WorkerInit"]
+__all__ = ["RowsWithInit", "WorkerInit"]
 
 
 @dataclass(frozen=True)
@@ -52,36 +51,26 @@ class WorkerInit:
             self.worker_init_fn(worker)
 
 
-class BegunRows:
-    """A source of rows in whose workers code of the user's runs.
+class RowsWithInit:
+    """A source of rows whose workers call a `worker_init_fn` when they begin.
 
     Args:
-        rows: makes the rows of a dataset that was recognised.
-        beginning: how its workers begin.
+        rows: makes the rows.
+        init: how its workers begin.
     """
 
-    def __init__(self, rows: Source, beginning: WorkerInit) -> None:
+    def __init__(self, rows: Source, init: WorkerInit) -> None:
         self._rows = rows
-        self._beginning = beginning
+        self._init = init
 
     def given(self) -> dict[str, object]:
         """What a user gave, by the names of the loader's arguments."""
-        return self._beginning.given()
+        return self._init.given()
 
     def open(self, worker: int, workers: int) -> None:
-        """A worker begins.
-
-        Raises:
-            RuntimeError: `worker_init_fn` changed the dataset: its rows are no more what was
-                recognised.
-            Exception: whatever `worker_init_fn` raises.
-        """
-        dataset = self._beginning.dataset
-        before = _outline(dataset)
-        self._beginning.become(worker, workers)
-        self._beginning.call(worker)
-        if _outline(dataset) != before:
-            raise RuntimeError("worker_init_fn changed the dataset")
+        """A worker begins. Raises whatever `worker_init_fn` raises."""
+        self._init.become(worker, workers)
+        self._init.call(worker)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,18 +90,3 @@ class BegunRows:
     def fingerprint(self) -> str:
         """Differs where the samples or their order differ."""
         return self._rows.fingerprint()
-
-
-def _outline(dataset: Any) -> list[object]:
-    """What differs where somebody changed a torchvision folder, or Subsets of one.
-
-    Objects count by identity, samples one by one, the transform by what it says of itself. Of
-    anything else nothing is known to be changed.
-    """
-    found = folder_in(dataset)
-    if found is None:
-        return []
-    folder, chosen = found
-    parts = {name: id(value) for name, value in vars(folder).items()}
-    whole = id(folder), type(folder), parts, list(folder.samples), repr(folder.transform)
-    return [*chosen, *whole]

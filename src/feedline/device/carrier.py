@@ -1,7 +1,7 @@
 """How a filled batch gets to the step: what the loader asks of a carrier.
 
-Three carriers keep this protocol: HostCarrier (no device, or device="cpu"), CudaCarrier, and for
-whole batches `dataset.carrier.WholeBatchCarrier`.
+Three carriers keep this protocol: HostCarrier (no device, or device="cpu"), AcceleratorCarrier,
+and for whole batches `dataset.whole_batch_carrier.WholeBatchCarrier`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.plan.row import Field
 from feedline.trace.split import Timing
 
-__all__ = ["Carrier", "Tensors", "good_rows", "is_image", "to_tensor"]
+__all__ = ["Carrier", "Tensors", "good_rows", "in_layout", "is_image", "to_tensor"]
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 class Carrier(Protocol):
-    """Takes flights in order, hands their tensors out in the same order.
+    """Takes batches in order, hands their tensors out in the same order.
 
     For each batch the loader calls `asked`, then `send` unless the batch was sent ahead, then
     `receive`; after that it may `send` the next one ahead, if `ahead` says so.
@@ -60,7 +60,7 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """TransformTail all copies and let go of the ring."""
+        """Finish all copies and let go of the ring."""
         ...
 
 
@@ -70,9 +70,13 @@ def is_image(field: Field) -> bool:
 
 
 def to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
-    """A tensor on an array's memory; pixels as (N, 3, H, W), channels_last in memory."""
-    tensor = torch.from_numpy(array)
-    return tensor.permute(0, 3, 1, 2) if is_image(field) else tensor
+    """A tensor on an array's memory, laid out by `in_layout`."""
+    return in_layout(torch.from_numpy(array), field)
+
+
+def in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
+    """Rows as they are handed out: pixels as (N, 3, H, W), channels_last in memory."""
+    return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 
 def good_rows(ring: FixedSlots, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:

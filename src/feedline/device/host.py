@@ -1,7 +1,9 @@
 """Batches for the CPU.
 
 Guarantees: a tensor handed out is safe to keep. It is the slot itself where that leaves the
-workers enough slots, and a copy otherwise; the slot returns when the tensor is garbage.
+workers enough slots, and a copy otherwise; the slot returns when the tensor is garbage. A pinned
+tensor is always a copy, in memory of torch's own: only torch knows when the device has read it,
+and that may be long after it is garbage.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
+from feedline.device.carrier import Tensors, good_rows, in_layout, is_image, to_tensor
 from feedline.device.normalise import Normalise
-from feedline.device.pinning import Pinned
+from feedline.device.pinning import pinned_copy
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.trace.split import Timing
@@ -84,7 +86,7 @@ class CpuCarrier(ABC):
             self._flight = None
 
     def close(self) -> None:
-        """TransformTail what is under way."""
+        """Finish what is under way."""
         self.drop()
 
 
@@ -95,7 +97,7 @@ class HostCarrier(CpuCarrier):
         ring: where batches come from.
         normalise: makes floats of pixels; None hands rows out as they are.
         form: what the tensors of a batch are put into.
-        pinned: the ring's memory, where it is registered with CUDA; released by `close`.
+        pin: page-lock what is handed out.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class HostCarrier(CpuCarrier):
         ring: FixedSlots,
         normalise: Normalise | None,
         form: Callable[[Tensors], Any] = tuple,
-        pinned: Pinned | None = None,
+        pin: bool = False,
     ) -> None:
         super().__init__()
-        self._pinned = pinned
+        self._pin = pin
         self._ring = ring
         self._normalise = normalise
         self._form = form
@@ -118,17 +120,12 @@ class HostCarrier(CpuCarrier):
     def _release(self, slot: int) -> None:
         self._ring.release(slot)
 
-    def close(self) -> None:
-        """Give up what was not received, and unpin the ring."""
-        super().close()
-        if self._pinned is not None:
-            self._pinned.release()
-
     def _tensors(self, flight: InFlightBatch) -> Tensors:
         ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
             return self._copies(good_rows(ring, flight), flight)
-        if self._normalise is None and ring.lent < ring.slots - _SLOTS_FOR_WORKERS:
+        lends = self._normalise is None and not self._pin
+        if lends and ring.lent < ring.slots - _SLOTS_FOR_WORKERS:
             lent = ring.lend(slot, fields, rows)
             return tuple(to_tensor(a, f) for a, f in zip(lent, fields, strict=True))
         copies = self._copies(ring.view(slot, fields, rows), flight)
@@ -139,8 +136,10 @@ class HostCarrier(CpuCarrier):
         tensors = []
         for array, field in zip(arrays, flight.fields, strict=True):
             if self._normalise and self._constants and is_image(field):
-                tensors.append(self._normalise(to_tensor(array, field), self._constants))
+                made = self._normalise(to_tensor(array, field), self._constants)
+                tensors.append(made.pin_memory() if self._pin else made)
             else:
                 # Not by torch: its threads spin for a while after a copy, on the workers' cores.
-                tensors.append(to_tensor(array.copy(), field))
+                copied = pinned_copy(array) if self._pin else torch.from_numpy(array.copy())
+                tensors.append(in_layout(copied, field))
         return tuple(tensors)

@@ -1,7 +1,9 @@
-"""Registering the ring as pinned memory, so that copies start from the workers' own bytes.
+"""Page-locked memory: the ring registered as such, and copies in torch's own.
 
 Guarantees: memory that was registered is unregistered before it is unmapped. Where CUDA refuses
 (a container's limit on locked memory, say), copies still work, only not asynchronously.
+Relies on: whoever registers memory to keep it unchanged while the device reads it. torch does so
+for its own page-locked memory alone.
 """
 
 from __future__ import annotations
@@ -12,13 +14,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Pinned", "pins"]
+__all__ = ["Pinned", "pinned_copy", "pins", "registered"]
 
 
 def pins(wanted: bool) -> bool:
     """Whether page-locked memory was wanted and there is an accelerator that it helps."""
-    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator came with 2.6
-    return wanted and bool(accelerator.is_available())
+    if not wanted or not hasattr(torch, "accelerator"):  # which came with 2.6
+        return wanted and torch.cuda.is_available()
+    device = torch.accelerator.current_accelerator()
+    # torch's DataLoader pins nothing for mps either: host and device have one memory.
+    return device is not None and device.type != "mps" and torch.accelerator.is_available()
+
+
+def pinned_copy(array: NDArray[np.generic]) -> torch.Tensor:
+    """A copy in page-locked memory of torch's, which is not used again while a device reads it.
+
+    The tensor is torch's own, not one on an array: of those torch notes no copies.
+    """
+    dtype = torch.from_numpy(array[:0]).dtype
+    copied = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+    np.copyto(copied.numpy(), array)
+    return copied
 
 
 class Pinned:
@@ -47,3 +63,16 @@ class Pinned:
         if self._memory is not None:
             torch.cuda.cudart().cudaHostUnregister(self._memory.ctypes.data)
             self._memory = None
+
+
+def registered(memory: NDArray[np.uint8], device: torch.device) -> Pinned | None:
+    """Memory registered for a device; None where that is not CUDA's, which alone has a call for it.
+
+    Args:
+        memory: contiguous, page-aligned, shape (bytes,).
+        device: what is to read it.
+    """
+    if device.type != "cuda":
+        return None
+    with torch.cuda.device(device):  # not the first device's context, if this is another
+        return Pinned(memory)

@@ -1,11 +1,11 @@
-"""The workers as a set: what the feed asks of them, whatever road they came by.
+"""The workers as a set: what the feed asks of them, whatever their start method.
 
 Three crews keep this protocol:
     SocketCrew   fork server, one SEQPACKET socket, memfd: Linux, the default there
     PipeCrew     spawn, a pipe for each worker, named shared memory: everywhere
     InlineCrew   no process at all: num_workers=0
 
-Guarantees, of each: a task, be it a piece or an order for a whole batch, that was submitted comes
+Guarantees, of each: a task, be it a piece or a whole batch, that was submitted comes
 back exactly once, in a `Report`, in the `lost` of a `Death`, or from `recall`. A dead worker is
 replaced by the crew itself.
 """
@@ -22,9 +22,14 @@ from numpy.typing import NDArray
 from feedline.engine.messages import Report, Task
 from feedline.errors import StartError, WorkerError
 
-__all__ = ["Crew", "Death", "check_started", "how_it_ended"]
+__all__ = ["UNGUARDED", "Crew", "Death", "check_started", "how_it_ended"]
 
 MAX_FRUITLESS_DEATHS = 8
+
+UNGUARDED = (
+    "your script builds a loader with workers when it is imported, and workers import it: put "
+    'that code under `if __name__ == "__main__":`'
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Relies on: a crew that hands every piece back exactly once.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -20,12 +21,16 @@ from math import inf
 
 from feedline.engine.crew import Crew, Death
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import Failure, Report
 from feedline.engine.tasks import Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
+from feedline.trace.instrument import Instrument
 
 __all__ = ["Feed"]
+
+_log = logging.getLogger("feedline")
 
 _TICK_S = 1.0
 _OPEN_S = 60.0  # to import the libraries and open the source, beyond the timeout of a row
@@ -40,35 +45,38 @@ class Feed:
     Args:
         tasks: how batches are asked for, and the slots they are made in.
         crew: the workers.
-        workers: how many the crew has; decides the size of pieces.
+        settings: what may be changed later, by `apply`; the crew has that many workers.
         timeout_s: how long a worker may stay on one row before it is taken for hung.
         deadline_s: how long `take` may wait for one batch.
         in_order: batches come in the order they were planned; else as soon as they are made.
+        instrument: told of each task of each batch that is taken; None for no one.
     """
 
     def __init__(
         self,
         tasks: Tasks,
         crew: Crew,
+        settings: LiveSettings,
         *,
-        workers: int,
         timeout_s: float,
         deadline_s: float = inf,
         in_order: bool = True,
+        instrument: Instrument | None = None,
     ) -> None:
+        self._instrument = instrument
         self._in_order = in_order
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._crew = crew
         self.slots = tasks.slots
-        self._workers = workers
+        self.settings = settings
         self._timeout_s = timeout_s
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[InFlightBatch] = deque()
         self._number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
-        self._pending: list[tuple[int, int, int]] = []  # a heap: flight number, start, id
+        self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._waited_s = 0.0
         self._idle_s = 0.0
@@ -81,7 +89,7 @@ class Feed:
         return self._crew.pids
 
     def start(self, batches: Iterator[Batch]) -> None:
-        """Go on with other batches: whatever was under way is cancelled and never handed out."""
+        """Go on with other batches: what was under way is cancelled and never handed out."""
         self._recall()
         for flight in self._flights:
             flight.cancelled = True
@@ -105,12 +113,16 @@ class Feed:
         self._batches = batches
         self._pump()
 
-    def resize(self, workers: int) -> None:
-        """Grow or shrink the crew."""
+    def apply(self, settings: LiveSettings) -> None:
+        """Go on with other settings. Batches that are under way are finished as they were begun.
+
+        Raises:
+            UsageError: the crew cannot have so many workers; then all stays as it was.
+        """
         self._recall()  # those that are to leave would else hear of it after all that is queued
-        self._crew.resize(workers)
-        self._tasks.resize(workers)
-        self._workers = workers
+        self._crew.resize(settings.workers)
+        self._tasks.resize(settings.workers)
+        self.settings = settings
         self._pump()
 
     def ready(self) -> bool:
@@ -121,7 +133,7 @@ class Feed:
         return self._made() is not None
 
     def _made(self) -> InFlightBatch | None:
-        """The flight to hand out next, if it is made."""
+        """The in-flight batch to hand out next, if it is made."""
         candidates = islice(self._flights, 1 if self._in_order else None)
         return next((flight for flight in candidates if not flight.unmade), None)
 
@@ -136,6 +148,9 @@ class Feed:
         flight = self.wait()
         if flight is not None:
             self._flights.remove(flight)
+            if self._instrument is not None:
+                for trace in flight.traces(time.monotonic_ns()):
+                    self._instrument.task(trace)
             self._pump()
         return flight
 
@@ -169,8 +184,11 @@ class Feed:
         self._crew.close()
 
     def _pump(self) -> None:
-        """Queue as much work as there are slots for."""
-        while (slot := self.slots.acquire()) is not None:
+        """Queue as much work as there are slots for, and as is to be under way."""
+        while len(self._flights) < self.settings.depth(self.slots.slots):
+            slot = self.slots.acquire()
+            if slot is None:
+                break
             batch = next(self._batches, None)
             if batch is None:
                 self.slots.release(slot)
@@ -178,7 +196,7 @@ class Feed:
             flight = InFlightBatch(self._number, batch, slot)
             self._number += 1
             self._flights.append(flight)
-            for span in self._tasks.begin(flight, self._workers, self._row_ns):
+            for span in self._tasks.begin(flight, self.settings, self._row_ns):
                 self._add(flight, span)
         while self._pending:
             id = self._pending[0][2]
@@ -216,7 +234,7 @@ class Feed:
                 self._on_report(news)
             else:
                 self._on_death(news)
-        # Time in which the whole program was stopped or asleep is nobody's fault.
+        # Time in which the whole program was stopped or asleep counts against no worker.
         self._waited_s += min(time.monotonic() - before, 2 * _TICK_S)
         if self._waited_s >= _TICK_S:
             self._watch(self._waited_s)
@@ -228,12 +246,15 @@ class Feed:
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
         flight.failures += report.failures
+        if self._instrument is not None:
+            flight.reports.append((*span, report))
         self._tasks.done(flight, report)
-        self._forget(report.id)  # only now: it frees the slot of a batch that nobody wants
+        self._forget(report.id)  # only now: it frees the slot of a batch that is cancelled
 
     def _on_death(self, death: Death) -> None:
         """Queue again what a dead worker held; what kills again and again is given up."""
         self.deaths.append(death.how)
+        _log.warning("%s; another worker does its work again", death.how)
         for id in death.lost:
             flight, span = self._outstanding[id]
             if not flight.cancelled:

@@ -11,7 +11,7 @@ its control connection ends, its workers are killed; when the main connection en
 is gone, so is everything.
 
 Guarantees: no worker outlives it (the kernel kills them with it), and it does not outlive the
-trainer by more than half a second, even where somebody else inherited the connections.
+trainer by more than half a second, even where another process inherited the connections.
 Relies on: no thread running when it forks; libraries are held to one thread before import.
 """
 

@@ -1,4 +1,4 @@
-"""The slots of whole batches whose size nobody knows ahead: memory that grows where it must.
+"""The slots of whole batches whose size is not known ahead: memory that grows where it must.
 
 A slot begins with no memory. The worker that finds a batch too large for its slot makes memory
 that is large enough, and sends it along with its report; from then on that is the slot's. So

@@ -59,11 +59,11 @@ class InlineCrew:
         return ids
 
     def busy(self) -> dict[int, tuple[int, int]]:
-        """Never anybody."""
+        """No worker, ever."""
         return {}
 
     def kill(self, seat: int, why: str) -> None:
-        """There is nobody to kill."""
+        """There is no worker to kill."""
 
     def restart(self) -> None:
         """Forget all pieces."""

@@ -1,8 +1,8 @@
 """One block of memory that all processes of a crew map.
 
 Guarantees: its size is fixed and paid for at creation (no page of it can be missing later, so
-no SIGBUS), and it goes with its processes: nothing stays behind, whoever is killed.
-Relies on: memfd on Linux, which needs no /dev/shm; elsewhere, and on the spawn road,
+no SIGBUS), and it goes with its processes: nothing stays behind, whichever is killed.
+Relies on: memfd on Linux, which needs no /dev/shm; elsewhere, and with spawned workers,
 `multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
 """
 
@@ -81,13 +81,22 @@ class Memfd:
 class _Segment(SharedMemory):
     """Named memory that leaves batches in a user's hands their mapping, and does so quietly."""
 
+    # No module is used here: at the interpreter's end their globals may be gone already.
     def close(self) -> None:
-        with contextlib.suppress(BufferError):
+        try:  # noqa: SIM105
             super().close()
+        except BufferError:
+            pass
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105
+            self.close()
+        except Exception:  # of the same cause, in the standard library's own code
+            pass
 
 
 class Named:
-    """A block behind a name, for the spawn road.
+    """A block behind a name, for the start method "spawn".
 
     Args:
         name: of an existing block to attach to; None makes a new one of `nbytes` bytes.

@@ -35,7 +35,7 @@ MAX_KEY_BYTES = 32 * 1024
 
 _ID = struct.Struct("<q")
 _PIECE = struct.Struct("<qqqiiiQd?")
-_ORDER = struct.Struct("<qiiQdqq")
+_ORDER = struct.Struct("<qiiQQ?dqq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 
@@ -119,6 +119,8 @@ class BatchTask:
         slot: whose memory it is; a worker keeps what it has mapped by this number.
         image_size: in pixels.
         seed: of the batch.
+        row_seed: of the epoch; a sample's seed follows from it as a row's does, see `Piece`,
+        by_place: and where a sample may come twice, from its place in the batch as well.
         strength: of the augmentation.
         keys: which samples, in a form that the source understands.
         kept: how many bytes of keys lie at the head of the slot's memory instead.
@@ -130,6 +132,8 @@ class BatchTask:
     slot: int = 0
     image_size: int = 0
     seed: int = 0
+    row_seed: int = 0
+    by_place: bool = False
     strength: float = 1.0
     keys: bytes = b""
     kept: int = 0
@@ -143,6 +147,8 @@ class BatchTask:
             self.slot,
             self.image_size,
             self.seed,
+            self.row_seed,
+            self.by_place,
             self.strength,
             self.kept,
             self.memory_bytes,
@@ -152,12 +158,15 @@ class BatchTask:
     @classmethod
     def unpack(cls, message: bytes) -> BatchTask:
         """The inverse of `pack`."""
-        id, slot, image_size, seed, strength, kept, memory_bytes = _ORDER.unpack_from(message)
+        values = _ORDER.unpack_from(message)
+        id, slot, image_size, seed, row_seed, by_place, strength, kept, memory_bytes = values
         return cls(
             id=id,
             slot=slot,
             image_size=image_size,
             seed=seed,
+            row_seed=row_seed,
+            by_place=by_place,
             strength=strength,
             keys=message[_ORDER.size :],
             kept=kept,

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 
 from feedline.engine import pipe_worker, shipment
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
-from feedline.engine.crew import Death, FruitlessDeaths, check_started, how_it_ended
+from feedline.engine.crew import UNGUARDED, Death, FruitlessDeaths, check_started, how_it_ended
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, Task, leave
+from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME
 from feedline.engine.source import AnySource, packs
 from feedline.errors import UsageError
 
 __all__ = ["PipeCrew"]
 
 _DEPTH = 4  # pieces a worker has in its pipe: enough to bridge a training step
-_PIPE_BYTES = 64 << 10  # what surely fits a pipe: beyond it who writes waits for who reads
+_PIPE_BYTES = 64 << 10  # what surely fits a pipe: beyond it a writer waits for the reader
 _END_DEADLINE_S = 5.0
 
 
@@ -117,6 +118,7 @@ class PipeCrew:
                     self._target,
                 ),
                 daemon=True,
+                name=WORKER_NAME,
             )
             try:
                 process.start()
@@ -146,7 +148,11 @@ class PipeCrew:
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """What has happened; blocks until something has, or for `timeout_s` at most."""
+        """What has happened; blocks until something has, or for `timeout_s` at most.
+
+        Raises:
+            UsageError: a worker's import of the user's script came to a loader with workers.
+        """
         pipes = {worker.pipe: seat for seat, worker in self._workers.items()}
         news: list[Report | Death] = []
         for pipe in wait(list(pipes), timeout_s):
@@ -178,6 +184,8 @@ class PipeCrew:
         worker.pipe.close()
         pid, status = worker.process.pid or 0, worker.process.exitcode or 0
         _close(worker.process)
+        if status == UNGUARDED_STATUS:
+            raise UsageError(UNGUARDED) from None  # that its pipe ended says nothing
         if worker.leaving and not worker.held:
             return []
         how = self._killed.pop(seat, None) or how_it_ended(pid, status)
@@ -226,6 +234,6 @@ class PipeCrew:
 
 def _close(process: SpawnProcess) -> None:
     """Let go of a process that has ended."""
-    # Somebody else may have waited for it, as psutil does: then multiprocessing takes it for alive.
+    # Something else may have waited for it, as psutil does: multiprocessing takes it for alive.
     with contextlib.suppress(ValueError):
         process.close()

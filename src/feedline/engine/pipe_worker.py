@@ -1,4 +1,4 @@
-"""A worker's life on the spawn road: read a task from its own pipe, do it, report it.
+"""A spawned worker: read a task from its own pipe, do it, report it.
 
 Guarantees: it ends when its trainer ends, even in the middle of a sample, where the platform's
 Python lets another thread run.

@@ -12,7 +12,23 @@ import os
 import signal
 import sys
 
-__all__ = ["WORKER_ENVIRONMENT", "end_with_parent", "in_worker", "limit_threads", "settle"]
+__all__ = [
+    "UNGUARDED_STATUS",
+    "WORKER_ENVIRONMENT",
+    "WORKER_NAME",
+    "end_with_parent",
+    "importing_script",
+    "in_worker",
+    "limit_threads",
+    "settle",
+]
+
+WORKER_NAME = "feedline worker"
+"""What multiprocessing calls a worker, from before it imports the user's script."""
+
+UNGUARDED_STATUS = 78
+"""Exit status of a worker whose import of the user's script came to a loader with workers."""
+
 
 _THREAD_SETTINGS = (
     "OMP_NUM_THREADS",
@@ -37,6 +53,16 @@ _in_worker = False
 def in_worker() -> bool:
     """Whether this process is one of feedline's workers."""
     return _in_worker
+
+
+def importing_script() -> bool:
+    """Whether this process, a child, is importing its parent's script just now."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def end_with_parent(parent: int) -> None:

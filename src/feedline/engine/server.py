@@ -107,7 +107,7 @@ class ForkServer(_Server):
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill it and, through the kernel, its workers. Whoever else uses it starts another."""
+        """Kill it and, through the kernel, its workers. Other users of it start another."""
         self._process.kill()
 
     def _ends(self, within_s: float | None) -> bool:
@@ -149,7 +149,7 @@ class ForkedServer(_Server):
             try:
                 self._ended = os.waitpid(self.pid, options)[0] != 0
             except ChildProcessError:
-                self._ended = True  # somebody else waited for it
+                self._ended = True  # other code waited for it
         return self._ended
 
     def kill(self) -> None:
@@ -196,8 +196,8 @@ _holders: set[int] = set()
 def hold(holder: object, preload: Sequence[str]) -> ForkServer:
     """This process's fork server, started or started anew if need be.
 
-    It runs until every holder has let go. Holding twice is as good as once, so that whoever
-    was interrupted can begin again.
+    It runs until every holder has let go. Holding twice is as good as once, so that an
+    interrupted call can be made again.
     """
     global _server, _owner, _holders
     with _lock:

@@ -1,4 +1,4 @@
-"""Who has which slot: free, being filled, or with somebody who reads it, and never two of these.
+"""The use of each slot: free, being filled or being read, and never two of these.
 
 Guarantees: a slot that was lent comes back by itself when the last array on it is garbage, in
 whichever thread that happens; so a batch handed out is safe to keep. A process forked from the
@@ -90,7 +90,7 @@ class Slots:
                     self._free.append(slot)
 
     def reclaim(self) -> None:
-        """Make every slot free that is not on loan: for when nobody fills or reads one."""
+        """Make every slot free that is not on loan: for when none is being filled or read."""
         away = self._late.union(self._loans)
         self._free = deque(slot for slot in range(self.slots) if slot not in away)
 
@@ -122,7 +122,7 @@ class OwnFork:
 
     @classmethod
     def tell_all(cls) -> None:
-        """A fork has happened, this one or anybody's."""
+        """A fork has happened, feedline's own or any other."""
         for slots in list(_all):
             numbers = slots.keep()
             if cls._under_way is not None:

@@ -37,7 +37,7 @@ _END_DEADLINE_S = 5.0
 
 
 class SocketCrew:
-    """A crew on the fork-server road.
+    """A crew of workers that a fork server forks.
 
     Args:
         source: makes what is asked for; pickled here, once, unless it goes by fork.
@@ -219,7 +219,7 @@ class SocketCrew:
         """The piece that a dead worker took and did not finish, if any; taken off the books.
 
         What was submitted and is not back is in the queue, on a live worker's line of the
-        board, in the results, or lost. Nobody can be between queue and board while we hold
+        board, in the results, or lost. No worker can be between queue and board while we hold
         the claim lock; and a piece that leaves the board later is in the results by then.
         """
         self._lock()
@@ -323,14 +323,14 @@ class SocketCrew:
             connection.close()
 
     def _hang_up(self) -> None:
-        """End the control connection, upon which the fork server kills the workers."""
+        """End the control connection; the fork server then kills the workers."""
         # Closing alone would not end it: a child forked meanwhile holds a copy.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
     def _wait_for_end(self) -> bool:
-        """Wait for the end of the results: it comes when nobody is left who could write them."""
+        """Wait for the end of the results: it comes when no process is left to write them."""
         deadline = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(TimeoutError):
             while (left_s := deadline - time.monotonic()) > 0:

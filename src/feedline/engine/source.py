@@ -1,7 +1,7 @@
 """What the engine asks of whatever makes batches.
 
 A `Source` makes rows of a known size, which all workers write side by side into one batch: an
-image folder, a cache. A `BatchSource` makes whole batches of a size that nobody knows ahead, one
+image folder, a cache. A `BatchSource` makes whole batches of a size that is not known ahead, one
 worker each: any dataset with any way of collating it.
 """
 

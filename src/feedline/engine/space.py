@@ -1,4 +1,4 @@
-"""Memory for one batch, taken bit by bit by whoever packs it.
+"""Memory for one batch, taken bit by bit while it is packed.
 
 Guarantees: what is taken stays where it is until `close`; there is always more. What fits into
 the memory at hand is written there once; only what does not is copied at the end.
@@ -42,7 +42,7 @@ class Space:
         return start, part
 
     def where(self, address: int) -> int | None:
-        """Where an address lies in what was taken; None for memory of anybody else's."""
+        """Where an address lies in what was taken; None for other memory."""
         for start, part in [(0, self._memory[: self.used]), *self._beyond]:
             within = address - part.ctypes.data
             if 0 <= within < len(part):

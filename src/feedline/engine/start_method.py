@@ -11,11 +11,16 @@ from contextvars import ContextVar
 from typing import cast
 
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS
-from feedline.engine.crew import Crew
+from feedline.engine.crew import UNGUARDED, Crew
 from feedline.engine.inline_crew import InlineCrew
 from feedline.engine.memory import require_memory
 from feedline.engine.pipe_crew import PipeCrew
-from feedline.engine.process import in_worker
+from feedline.engine.process import (
+    UNGUARDED_STATUS,
+    WORKER_NAME,
+    importing_script,
+    in_worker,
+)
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
 
@@ -41,7 +46,7 @@ def taking_arguments() -> Iterator[None]:
 
 
 def default_start_method() -> str:
-    """The best road this platform has: "forkserver" or "spawn"."""
+    """The best start method this platform has: "forkserver" or "spawn"."""
     linux = sys.platform == "linux" and hasattr(os, "memfd_create")
     return "forkserver" if linux else "spawn"
 
@@ -79,17 +84,23 @@ def start_crew(
     )
     if workers == 0:
         return InlineCrew(cast(Source, source), slots_bytes)
-    beginning = getattr(multiprocessing.current_process(), "_inheriting", False)
+    process = multiprocessing.current_process()
+    beginning = getattr(process, "_inheriting", False)
     if beginning and _taking.get() and method == "spawn":
         raise UsageError(
             "a loader with spawned workers cannot be an argument of a process: build it there, or "
             'use start_method="forkserver", where there is one'
         )
     if in_worker() or (beginning and not _taking.get()):
-        raise UsageError(
-            "a loader with workers was built inside a worker: your script builds it when it is "
-            'imported. Put that code under `if __name__ == "__main__":`'
-        )
+        if not importing_script():
+            raise UsageError(
+                f"a loader with num_workers={workers} was built inside a worker process, by the "
+                "dataset or by a function of the loader's; workers start no workers of their own. "
+                "Build it in the training process, or with num_workers=0"
+            )
+        if beginning and process.name == WORKER_NAME:
+            os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers
+        raise UsageError(UNGUARDED)
     crew: Crew
     if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.

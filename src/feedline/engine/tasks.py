@@ -15,6 +15,7 @@ from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
+from feedline.engine.live_settings import LiveSettings
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report, Task
 from feedline.errors import ResourceError, UsageError
@@ -40,7 +41,7 @@ class Tasks(Protocol):
         """There are so many workers from now on."""
         ...
 
-    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Divide a new flight."""
         ...
 
@@ -75,7 +76,7 @@ class PieceTasks:
     def resize(self, workers: int) -> None:
         """The ring stays: its memory is allocated once, and all workers share each batch."""
 
-    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """As many pieces as `rows_per_piece` finds right.
 
         Raises:
@@ -96,7 +97,8 @@ class PieceTasks:
                 "loader with the largest batch_size that its sampler gives, and max_image_size"
             )
         # One slot is with the user; the others are under way.
-        rows = rows_per_piece(batch.rows, workers, row_ns, self.slots.slots - 1)
+        ahead = settings.depth(max(1, self.slots.slots - 1))
+        rows = rows_per_piece(batch.rows, settings.workers, row_ns, ahead, settings.piece_ns)
         return divide(batch.rows, rows)
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:
@@ -150,7 +152,7 @@ class BatchTasks:
         """A batch is one worker's: more of them make more batches at a time."""
         self.slots.grow(self._wanted(workers))
 
-    def begin(self, flight: InFlightBatch, workers: int, row_ns: float) -> list[Span]:
+    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """One."""
         return [(0, flight.batch.rows)]
 
@@ -168,6 +170,8 @@ class BatchTasks:
             slot=flight.slot,
             image_size=batch.image_size,
             seed=batch.whole_seed,
+            row_seed=batch.seed,
+            by_place=batch.drawn,
             strength=batch.phase.strength,
             keys=b"" if kept else keys,
             kept=kept,

@@ -1,4 +1,4 @@
-"""What a worker does about a message, whatever road it came by."""
+"""What a worker does about a message, whatever the start method."""
 
 from __future__ import annotations
 

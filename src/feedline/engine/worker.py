@@ -1,8 +1,8 @@
-"""A worker's life on the fork-server road: claim a task, do it, report it, again.
+"""A worker of the fork server: claim a task, do it, report it, again.
 
 All workers read one SEQPACKET socket: the kernel hands each message to exactly one of them.
 Between taking a task and writing it on the board a worker holds a record lock. The kernel
-gives that lock back when a process dies, so it cannot be left behind; and whoever holds it
+gives that lock back when a process dies, so it cannot be left behind; and its holder
 knows that every task taken stands on the board. That is how the trainer tells exactly which
 task a dead worker held.
 """

@@ -1,8 +1,8 @@
 """A loader behind the face of a stock one, for frameworks that take stock loaders apart.
 
-Guarantees: whoever builds another torch DataLoader from this one's dataset and batch sampler,
-as skip_first_batches of Accelerate does, still gets the inner loader's own batches, each asked
-for by epoch and step.
+Guarantees: another torch DataLoader that is built from this one's dataset and batch sampler,
+as skip_first_batches of Accelerate builds one, still gives the inner loader's own batches, each
+asked for by epoch and step.
 Relies on: those who take it apart passing on what the batch sampler yields, in one process.
 """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -148,6 +148,7 @@ class TrainCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    uses_strength: ClassVar[bool] = True
     _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -211,6 +212,7 @@ class EvalCrop:
     """
 
     fraction: float = 0.875
+    uses_strength: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1):

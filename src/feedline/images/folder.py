@@ -1,11 +1,9 @@
-"""A folder of images as a source of rows: the worker's side of an image dataset.
+"""A folder of images as a source of rows.
 
-Guarantees: the row depends on the file, the transform and the item alone; what fails is an
-ImageError that names the file, whatever is wrong with it; a pickle carries the index out of
-band and no buffers; several threads may load at once.
+Guarantees: those of `rows`; what fails is an ImageError that names the file, whatever is wrong
+with it; a pickle carries the index out of band.
 
-Relies on: `index` for which files, `files` for their bytes, `decode`, `crops` and `resize` for
-the pixels.
+Relies on: `index` for which files, `rows` and `file_store` for the rest.
 """
 
 from __future__ import annotations
@@ -17,18 +15,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedline.errors import ImageError, UsageError
+from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
-from feedline.images.files import read_file
+from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.file_store import FileStore
 from feedline.images.index import FolderIndex, scan_folder
-from feedline.images.resize import fill
-from feedline.plan.row import Field, Item
+from feedline.images.rows import RowPipeline
 
 __all__ = ["ImageFolder"]
 
 
-class ImageFolder:
+class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
     """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label", int64.
@@ -68,69 +65,21 @@ class ImageFolder:
         if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
             raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
         self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
-        self.transform: Transform = checked_transform(transform)
-        self._scaled = decode == "scaled"
-        self._exif = bool(exif)
-        self._max_pixels = max_pixels
-        self._adopt(scan_folder(self.root, extensions))
+        checked = checked_transform(transform)
+        store = _store_of(self.root, scan_folder(self.root, extensions))
+        scaled = decode == "scaled"
+        super().__init__(store, checked, scaled=scaled, exif=bool(exif), max_pixels=max_pixels)
+
+    @property
+    def _index(self) -> FolderIndex:
+        return self.store.paths
 
     def _adopt(self, index: FolderIndex) -> None:
-        self._index = index
-        self._folders = [os.fsencode(os.path.join(self.root, c, "")) for c in index.classes]
-        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self._exif)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels."""
-        return (
-            Field("image", "uint8", (image_size, image_size, 3)),
-            Field("label", "int64", ()),
-        )
-
-    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row.
-
-        Args:
-            item: which sample, how large, with which seed.
-            row: uint8 (size, size, 3), C-contiguous, and int64 (): written over where they lie.
-
-        Raises:
-            ImageError: the file cannot be read or decoded; names it. The row is then undefined.
-            IndexError: there is no such sample.
-        """
-        sample = item.sample
-        index = self._index
-        name = index.name(sample)
-        label = index.labels[sample]
-        try:
-            data = read_file(self._folders[label] + name)
-            self._fill(data, item, row[0])
-        except ImageError as error:
-            raise ImageError(
-                f"sample {sample}, {self.name(sample)}, cannot be loaded: {error}"
-            ) from error
-        row[1][()] = label
-
-    def _fill(self, data: bytes, item: Item, row: np.ndarray[Any, Any]) -> None:
-        decoder = self._threads.decoder
-        height, width = decoder.open(data)
-        placement = self.transform.place(height, width, item)
-        by = 1
-        if self._scaled and decoder.reducible:
-            by = placement.shrink(height, width, item.image_size)
-            placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
-        fill(row, decoder.read(by, placement.part), placement)
+        self.store = _store_of(self.root, index)
 
     def path(self, sample: int) -> str:
         """The absolute path of a sample's file, to open it; odd names keep their odd bytes."""
-        name = self._index.name(sample)
-        return os.fsdecode(self._folders[self._index.labels[sample]] + name)
-
-    def name(self, sample: int) -> str:
-        """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
-        return os.fsencode(self.path(sample)).decode("utf-8", "backslashreplace")
+        return os.fsdecode(self.store.path(sample))
 
     @property
     def classes(self) -> list[str]:
@@ -153,7 +102,7 @@ class ImageFolder:
         The same for a moved folder and for any transform. Reads no files: 1.3 million samples
         take about 25 ms.
         """
-        return self._index.fingerprint()
+        return super().fingerprint()
 
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
@@ -161,18 +110,14 @@ class ImageFolder:
         other.transform = checked_transform(transform)
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_threads"], state["_folders"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._adopt(state["_index"])
-
     def __repr__(self) -> str:
         return (
             f"ImageFolder({self.root!r}, {self.transform!r}, "
             f"decode={'scaled' if self._scaled else 'exact'!r}): "
             f"{len(self)} images, {len(self.classes)} classes"
         )
+
+
+def _store_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
+    folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
+    return FileStore(index, folders)

@@ -1,6 +1,6 @@
-"""JPEG bytes to RGB: the part that is wanted, without decoding the rest where that can be.
+"""JPEG bytes to RGB: only the part that is wanted, where the rest need not be decoded.
 
-Guarantees: the pixels that a decode of the whole gives, to the last bit, whichever way it goes;
+Guarantees: the pixels that a decode of the whole gives, to the last bit, by any of the decoders;
 the header's pixel count is checked before anything of that size is reserved. A file without an
 end is an ImageError. One that only looks whole, with an end mark behind a gap, is one too, unless
 the gap is below the part and `_jpeg` decodes that.
@@ -39,7 +39,7 @@ _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 def compiled_decoder() -> compiled.Decoder | None:
     """A decoder of parts; None where it was not compiled or Pillow's libjpeg is of no use to it."""
     if compiled is not None:
-        # Pillow may have another libjpeg, or one inside it, where nobody finds the functions.
+        # Pillow may have another libjpeg, or one inside it, where the functions cannot be found.
         with contextlib.suppress(OSError):
             return compiled.Decoder(_imaging.__file__)
     return None

@@ -1,7 +1,7 @@
 """The pixels of an image, each looked up in its channel's table: uint8 to floats, exactly.
 
 Guarantees: writes the whole target where it lies and nothing else; what is written are the
-tables' own values, to the bit, whoever looks them up.
+tables' own values, to the bit, compiled or not.
 
 Relies on: `_lut`, compiled, which takes a fraction of numpy's time; without it, numpy.
 """

@@ -1,8 +1,8 @@
-"""The ways in which torchvision resizes: alike to the eye, a grey level apart here and there.
+"""The modes in which torchvision resizes: their results differ by a grey level in some pixels.
 
 Guarantees: the bytes of torchvision's own resize of tensors, in both versions of its transforms,
-and of Pillow's within a hundredth of a grey level on average, where `fill` takes one way for all
-(within a fifth).
+and of Pillow's within a hundredth of a grey level on average. `fill` alone, which has one mode, is
+within a fifth.
 
 Relies on: Pillow's choice of the pass that comes first, as it is since version 13; `resize`.
 """
@@ -21,8 +21,8 @@ from feedline.images.resize import fill
 __all__ = ["ResizeMode", "fill_as"]
 
 ResizeMode: TypeAlias = Literal["pillow", "bytes", "floats"]
-"""Pillow's, as of PIL images; torch's of uint8, as of tensors in v2 of torchvision's transforms; in
-floats, rounded once, as of tensors in v1."""
+"""`pillow`: as torchvision resizes PIL images. `bytes`: as version 2 of its transforms resizes
+tensors of uint8. `floats`: as version 1 resizes them, in floats that are rounded once."""
 
 _PILLOW_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
 
@@ -31,7 +31,7 @@ _WHOLE_LIMIT = 64
 
 
 def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) -> None:
-    """Resize a part of an image into a row, in one of the ways; the rest is as `fill` has it."""
+    """Resize a part of an image into a row, in a given mode; the rest is as in `fill`."""
     size = len(row)
     height, width = (size, size) if isinstance(placement, Box) else placement[:2]
     if mode == "floats" and height * width <= _WHOLE_LIMIT * size * size:

@@ -1,9 +1,9 @@
-"""The loader: joins plan, engine and device.
+"""The loader: what a user holds, and all that stands between it and the engine.
 
-`face` is what a user holds, `arguments` checks what they asked for, `planning` plans it, `choice`
-says by which way and maker it goes, `user` looks at a user's dataset, `build` puts the engine
-together, `slots` sizes the memory, `delivery` keeps feed, device and position in step, `explain`
-says it all in words.
+In the order in which an argument travels: `dataloader` is the class, `checks` and `settings`
+resolve its arguments, `planning` the order, `decide` says whose code makes the batches, `cursor`
+where the loader stands, `session` joins the two, `backends` do the work, `iteration` hands the
+batches out, `explain` says it all in words.
 """
 
 from feedline.loader.dataloader import DataLoader

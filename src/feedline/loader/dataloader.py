@@ -1,9 +1,9 @@
 """The loader as a user holds it: a torch DataLoader with an engine of feedline's own.
 
-Guarantees: batches come in the way's order at the way's sizes, exact to the batch, whatever the
-number of workers; `state_dict` names the next batch to hand out, at any moment. A copy, or what a
-pickle gives, is built of the same arguments: it begins anew, and shares nothing that is at work.
-Relies on: being used from one thread of the process that built it.
+Guarantees: batches come in the order and at the sizes that were asked for, exact to the batch, on
+any number of workers; `state_dict` names the next batch to hand out, at any moment. A copy, or
+what a pickle gives, is built of the same arguments: it begins at the start, and shares no workers.
+Relies on: being used from one thread of the process that built it; `session` for all that works.
 """
 
 from __future__ import annotations
@@ -11,35 +11,29 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
 from inspect import signature
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
-from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.errors import ClosedError, UsageError
-from feedline.frameworks.accelerate import TOLD_BY_ACCELERATE, Accelerated
-from feedline.loader.arguments import check_arguments, usable_device, worker_count
-from feedline.loader.backends.backend import Backend
-from feedline.loader.choice import choose
-from feedline.loader.cursor import Cursor
+from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
+from feedline.loader.backends.torch_engine import TorchBackend
+from feedline.loader.checks import check_size, worker_count
 from feedline.loader.explain import explain
 from feedline.loader.iteration import Iteration
-from feedline.loader.planning import phases_of, plan_of
+from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
-from feedline.loader.user import UserData, is_source
-from feedline.plan.batches import Batch
-from feedline.plan.planned_cursor import PlannedCursor
+from feedline.loader.session import Session
+from feedline.loader.settings import Asked, Settings, settings_of
+from feedline.plan.batches import Batch, Plan
 from feedline.plan.schedule import Phase, Schedule
 from feedline.sampling.samplers import share_of
-from feedline.system import rank_and_world
 from feedline.trace.split import Timing
 
 __all__ = ["DataLoader"]
@@ -65,10 +59,10 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     Args:
         dataset: what the samples come from.
         batch_size: rows per rank where the schedule names none; None: no batching.
-        shuffle: a new permutation each epoch. None: as torch, no; for feedline's own sources, yes.
+        shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
         sampler, batch_sampler: as torch's.
         num_workers: processes; "auto" takes the cores this process may use, 0 none. None: as
-            torch, 0; for feedline's own sources, "auto".
+            torch's, 0; with a schedule, "auto".
         collate_fn, pin_memory, worker_init_fn, generator: as torch's.
         drop_last: leave out an epoch's last batch where it is not full.
         timeout: for feedline's own sources, seconds after which a worker stuck on one sample is
@@ -76,33 +70,35 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             0 for ever.
         multiprocessing_context: how workers start, as torch's; or see `start_method`.
         prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
-        persistent_workers: workers live on in any case; True keeps them also where it cannot be
-            told whether the dataset has changed since they began.
+        persistent_workers: keep the workers from epoch to epoch. They are kept in any case with a
+            schedule or a seed, and where no code of yours runs in them. What is set on the
+            dataset reaches them at the next `iter()`; for changes deeper inside see `refresh`.
         pin_memory_device: as torch's, which no longer heeds it.
-        in_order: as torch's. Where feedline makes the order, batches come in order in any case.
+        in_order: as torch's. With a seed or a schedule batches come in order.
         seed: all order and randomness follows from it: the same batches on any number of workers,
             exact resume over all epochs, epochs that are prefetched into one another. None: drawn
-            from `generator` or torch's random state at each epoch, in torch's way; 0 for
-            feedline's own sources and with a schedule, of which the global random state is
-            never touched.
+            from `generator` or torch's random state at each epoch, as torch does; with a
+            schedule 0, and the global random state is never touched.
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
             Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
-        image_size: side of the images in pixels, without a schedule. None: 224 for feedline's own
-            sources. Any other Dataset asks `feedline.image_size()` for it.
+        image_size: side of the images in pixels, without a schedule. feedline's own sources need
+            one of the two; a recognised torchvision pipeline follows it, any other Dataset asks
+            `feedline.image_size()` for it.
         max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
             allocated once; None allows up to the largest of the schedule's sizes at which its
             largest batch fits the memory that the schedule itself needs.
-        prefetch: batches that are made ahead where rows are, of feedline's own sources and of
-            recognised pipelines; the ring has one more.
+        prefetch: batches of rows that are made ahead, of feedline's own sources and of recognised
+            pipelines; None for 3. One more is allocated. Whole batches see `prefetch_factor`.
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
-        dtype, mean, std: of the normalised images, used with `device`.
+        dtype, mean, std: of the normalised images, with `device` only; None for float32 and
+            ImageNet's statistics.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
             Linux; for any other Dataset what multiprocessing would take.
-        rank, world_size: this process's share, where feedline makes the order: of its own
-            sources, and with a seed or a schedule. None asks torch.distributed (again when an
-            iteration begins), else the environment that torchrun sets, else takes everything.
+        rank, world_size: this process's share, with a seed or a schedule. None asks
+            torch.distributed (again when an iteration begins), else the environment that torchrun
+            sets, else takes everything.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -110,9 +106,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     """
 
     dataset: Any
-    _cursor: Cursor
-    _maker: Backend
-    _user: Callable[[], UserData] | None
+    _session: Session
 
     def __init__(
         self,
@@ -138,11 +132,11 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         schedule: str | Schedule | Phase | Iterable[Phase] | None = None,
         image_size: int | None = None,
         max_image_size: int | None = None,
-        prefetch: int = 3,
+        prefetch: int | None = None,
         device: str | torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        dtype: torch.dtype | None = None,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
         rank: int | None = None,
@@ -152,63 +146,23 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
         added_before = set(vars(self))  # by a subclass
-        own = is_source(dataset)
-        # Before torch's own checks: these say more.
-        check_arguments(
-            cast(Source, dataset) if own else None,
-            dataset=dataset,
-            sampled=sampler is not None or batch_sampler is not None,
-            shuffle=shuffle,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            schedule=schedule,
-            image_size=image_size,
-            max_image_size=max_image_size,
-            prefetch=prefetch,
-            dtype=dtype,
-            on_error=on_error,
-            timeout=timeout,
-            device=device,
-            collate_fn=collate_fn,
-            seed=seed,
-            iterable=isinstance(dataset, IterableDataset),
-        )
-        normalise = Normalise(mean=mean, std=std, dtype=dtype)
-        if num_workers is None:
-            num_workers = "auto" if own else 0
-        if own or isinstance(num_workers, str):
-            num_workers = worker_count(num_workers)
-        num_workers = int(num_workers)  # of numpy's, torch would keep it as it is
-        phases = phases_of(schedule, image_size, own)
-        self.plan = plan_of(
-            dataset,
-            phases,
-            own=own,
-            sampled=sampler is not None or batch_sampler is not None,
-            asked=seed is not None or schedule is not None,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-        )
-        shown: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
-        if self.plan:
-            order = PlannedSampler(self.plan, dataset)
-            order.belongs_to(self)
-            shown = {"batch_sampler": PublicBatchSampler(order, self.plan.batch_size, drop_last)}
+        asked = Asked.resolve(given)  # before torch's own checks: these say more
+        plan = plan_of(asked, given)
+        order = None if plan is None else PlannedSampler(plan, dataset, self)
+        samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
+        if plan is not None and order is not None:
+            batches = PublicBatchSampler(order, plan.batch_size, drop_last)
+            samplers = {"batch_sampler": batches}
         if _TORCH_KNOWS_IN_ORDER:
-            shown["in_order"] = in_order
+            samplers["in_order"] = in_order
         super().__init__(
             dataset,  # type: ignore[arg-type]
-            batch_size=1 if self.plan else batch_size,
-            shuffle=None if self.plan else shuffle,
-            num_workers=num_workers,
+            batch_size=1 if plan else batch_size,
+            shuffle=None if plan else asked.shuffle,
+            num_workers=int(asked.num_workers),  # of numpy's, torch would keep it as it is
             collate_fn=collate_fn,
             pin_memory=pin_memory,
-            drop_last=False if self.plan else drop_last,
+            drop_last=False if plan else drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -216,33 +170,44 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **shown,
+            **samplers,
         )
         self.in_order = in_order
-        if self.plan:
+        if plan is not None:
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
-            shown = {"batch_size": batch_size, "drop_last": drop_last, "sampler": order}
-            self.__dict__.update(shown)
-        elif batch_sampler is None and batch_size and not isinstance(dataset, IterableDataset):
-            self.__dict__["batch_sampler"] = PublicBatchSampler(self.sampler, batch_size, drop_last)
+            self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=order)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch = max_image_size, prefetch
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
-        self.rank, self.world_size = rank, world_size
-        self.start_method = start_method
-        self.device = None if device is None else usable_device(device)
+        self.rank, self.world_size, self.start_method = rank, world_size, start_method
+        self.device = asked.device
         self._owner = os.getpid()
-        self._iteration = 0  # how many were begun: only the latest may go on
-        self._given = False  # the latest has handed something out
-        chosen = choose(self, phases, normalise)
-        self._cursor, self._maker, self._user = chosen.standing, chosen.maker, chosen.user
-        self.road = chosen.road
-        if own:
-            self.max_image_size = self._maker.max_image_size
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._maker)
+        self._asked = asked
         self._arguments = given
+        self._planned_batches = self.batch_sampler if plan else None
+        engine = TorchBackend(self) if asked.iterable else None
+        self._session = Session(settings_of(self, asked, plan), engine)
+        self._finalizer = weakref.finalize(self, self._session.close)
+        if asked.native:
+            self._session.open()
+            self.max_image_size = self._session.decision().max_image_size
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
+
+    def _settings(self) -> Settings:
+        """What the attributes say now."""
+        return settings_of(self, self._asked, self._plan_now())
+
+    def _plan_now(self) -> Plan | None:
+        """The plan for the dataset's length and the ranks as they are now."""
+        if self._planned_batches is None or self.batch_sampler is not self._planned_batches:
+            return None  # a framework has put another batch sampler in its place
+        return plan_of(self._asked, self._arguments)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The order that feedline makes; None where samplers or the dataset make it."""
+        return self._session.settings.plan
 
     # Copies
 
@@ -258,101 +223,79 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     # Iteration
 
     def __iter__(self) -> Any:
-        """Begin an epoch."""
+        """Begin an epoch. An earlier iteration goes on by itself, with workers of its own."""
         self._check_usable()
-        self._given = False
-        self._notice_changes()
-        self._maker.begin()
-        self._iteration += 1
-        iteration = Iteration(self, partial(self._advance, self._iteration), self._born)
+        iteration = Iteration(self, self._session, self._check_usable)
+        self._session.begin(iteration, self._settings())
+        if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
+            self.sampler.num_replicas, self.sampler.rank = self.plan.world_size, self.plan.rank
         return self.watched(iteration, self._left)
 
     def _left(self) -> int:
         """Batches that the epoch under way still has."""
-        position = self._cursor.position
-        return self._cursor.steps(position.epoch) - position.step
+        position = self._session.cursor.position
+        left: int = self._session.cursor.steps(position.epoch) - position.step
+        return left
 
-    def _advance(self, iteration: int) -> Any:
+    def refresh(self) -> None:
+        """Look at the dataset anew, and start new workers, when the next iteration begins.
+
+        For changes that `iter()` does not see by itself: what was changed deeper inside the
+        dataset than its attributes and those of the datasets it wraps.
+        """
         self._check_usable()
-        if self._iteration != iteration:
-            raise UsageError(
-                "this iteration ended when another was begun or the epoch was set; a loader has "
-                "one at a time"
-            )
-        self._given = True
-        return self._maker.next()
+        self._session.refresh()
 
     # Position
 
     def __len__(self) -> int:
         """Batches in the current epoch."""
-        self._notice_changes()
-        return self._cursor.steps(self.epoch)
-
-    def _notice_changes(self) -> None:
-        """Plan anew if torch.distributed was set up since, or the dataset has another length.
-
-        Lightning, for one, sets it up in `fit`, to which the loader is given.
-        """
-        if self.plan is None or self._given:
-            return
-        rank, world_size = self.plan.rank, self.plan.world_size
-        if self.rank is None and self.world_size is None:
-            rank, world_size = rank_and_world()
-        now = (len(self.dataset), rank, world_size)
-        if now != (self.plan.length, self.plan.rank, self.plan.world_size):
-            assert isinstance(self._cursor, PlannedCursor), "a plan is a journey's"
-            if now[0] != self.plan.length and self._cursor.restored:
-                raise UsageError(
-                    f"the dataset has {now[0]} samples, and had {self.plan.length} when the state "
-                    "was loaded that this epoch is to go on from; make it what it was, or begin "
-                    "anew with set_epoch"
-                )
-            self.plan = replace(self.plan, length=now[0], rank=rank, world_size=world_size)
-            self._cursor.replan(self.plan)
-            cast(PlannedSampler, self.sampler).replan(self.plan)
-            self._maker.restart_prefetch()
+        return self.steps_in(self.epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch under way, or else the one that the next iteration runs. From 0."""
-        return self._cursor.position.epoch
+        epoch: int = self._session.cursor.position.epoch
+        return epoch
 
     @property
     def epochs(self) -> int | None:
         """Epochs of the schedule; None without one."""
-        return None if self.schedule is None else Schedule.of(self.schedule).epochs
+        return None if self._asked.schedule is None else self._asked.schedule.epochs
 
     @property
     def total_steps(self) -> int:
         """Batches over the whole schedule."""
-        self._notice_changes()
-        return self.plan.total_steps if self.plan else len(self) * (self.epochs or 1)
+        plan = self._current_plan()
+        return plan.total_steps if plan else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Batches of an epoch."""
-        self._notice_changes()
-        return self._cursor.steps(epoch)
+        plan = self._current_plan()
+        steps: int = plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
+        return steps
+
+    def _current_plan(self) -> Plan | None:
+        """The plan of the epoch under way, or else of the one to come."""
+        return self.plan if self._session.given else self._plan_now()
 
     @property
     def batch(self) -> Batch | None:
         """What was planned for the batch handed out last: sample numbers, size, padding."""
-        return self._maker.batch
+        return self._session.batch
 
     @property
     def phase(self) -> Phase:
         """The phase of the batch handed out last, or before the first, of the one to come."""
-        return self.batch.phase if self.batch else self._cursor.phase
+        phase: Phase = self.batch.phase if self.batch else self._session.cursor.phase
+        return phase
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
         self._check_usable()
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
-        if self._cursor.set_epoch(epoch):
-            if self._given:
-                self._iteration += 1
-            self._maker.restart_prefetch()
+        self._session.set_epoch(epoch)
 
     def set_image_size(self, size: int | None) -> None:
         """Make the next batch handed out, and all after it, of this size in pixels.
@@ -361,44 +304,40 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             size: side of the images; None follows the schedule again.
 
         Raises:
-            UsageError: larger than the memory that was allocated allows.
+            UsageError: larger than the memory that was allocated allows, or nothing in the dataset
+                can be made at a size.
         """
         self._check_usable()
         if size is not None:
-            Phase(size=size, epochs=1)  # checks the range
-            largest = self._maker.max_image_size
-            if largest is not None and size > largest:
-                raise UsageError(
-                    f"image size {size} is above {largest}, for which memory was allocated; build "
-                    f"the loader with max_image_size={size}"
-                )
-        if self._cursor.set_image_size(size):
-            self._maker.restart_prefetch()
+            check_size("image_size", size)
+        self._session.set_image_size(size)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
-        self._notice_changes()
-        return self._cursor.state()
+        self._adopt_before_epoch()
+        return self._session.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
 
+        Where it fails, nothing has changed. A state whose pixels were made in another way is
+        loaded with a warning that says how.
+
         Raises:
             StateError: the state is of another dataset, seed, order, sampler or schedule.
+            UsageError: there is no memory for the state's image size.
         """
         self._check_usable()
-        size = state.get("image_size") if isinstance(state, Mapping) else None
-        before = self._cursor.position.image_size
-        self._notice_changes()
-        self._cursor.load(state)
-        largest = self._maker.max_image_size
-        if isinstance(size, int) and largest is not None and size > largest:
-            self._cursor.set_image_size(before)
-            raise UsageError(
-                f"the state's image size {size} is above {largest}; build the loader with "
-                f"max_image_size={size}"
-            )
-        self._maker.restart_prefetch()
+        self._adopt_before_epoch()
+        self._session.load(state)
+
+    def _adopt_before_epoch(self) -> None:
+        """Follow torch.distributed, or a dataset's new length, unless an epoch is under way.
+
+        Lightning, for one, sets torch.distributed up in `fit`, to which the loader is given.
+        """
+        if not self._session.given:
+            self._session.adopt(self._settings())
 
     # Workers
 
@@ -413,7 +352,7 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
 
     @num_workers.setter
     def num_workers(self, workers: int | str) -> None:
-        if "_maker" not in self.__dict__:  # torch's own constructor
+        if "_session" not in self.__dict__:  # torch's own constructor
             self.__dict__["num_workers"] = workers
             return
         self._check_usable()
@@ -424,56 +363,48 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
                 "build a new one"
             )
         if wanted != had:
-            self._maker.resize(wanted)
+            self._session.apply(workers=wanted)
             self.__dict__["num_workers"] = self._arguments["num_workers"] = wanted
-
-    def _born(self) -> list[int] | None:
-        """Process ids of the workers, once there are as many as there are to be."""
-        pids = self._maker.pids
-        workers = 0 if self._user and self._user().gather() else self.num_workers
-        return pids if len(pids) >= workers else None
 
     @property
     def ranks(self) -> int:
         """How many processes the samples are shared among."""
-        self._notice_changes()
-        return self.plan.world_size if self.plan else share_of(self._index_sampler)[1]
+        plan = self._current_plan()
+        return plan.world_size if plan else share_of(self._index_sampler)[1]
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return self._maker.pids
+        return self._session.backend.pids if self._session.backend else []
 
     @property
     def worker_deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        return self._maker.deaths
+        return self._session.deaths
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples left out so far: their names and why."""
-        return list(self._maker.skipped)
+        return self._session.skipped
 
     @property
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
-        return self._maker.timing
+        return self._session.timing
 
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""
-        if not is_source(self.dataset):
+        if not (hasattr(self.dataset, "fields") and hasattr(self.dataset, "load")):
             super().check_worker_number_rationality()
 
     def explain(self) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now."""
-        user = self._user() if self._user else None
-        found = user.recognised() if user else None
-        return explain(self, found, gathers=user is not None and user.gather() is not None)
+        return explain(self._settings(), self._session)
 
     @property
     def memory_bytes(self) -> int:
         """What is allocated for batches now: by rows all there will be, else what they needed."""
-        return self._maker.memory_bytes
+        return self._session.backend.memory_bytes if self._session.backend else 0
 
     # Life
 
@@ -508,9 +439,3 @@ def _built_again(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> Data
     with taking_arguments():
         DataLoader.__init__(loader, **arguments)
     return loader
-
-
-def _end(owner: int, maker: Backend) -> None:
-    """Close a loader; not the parent's, where a forked child collects its garbage."""
-    if os.getpid() == owner:
-        maker.close()

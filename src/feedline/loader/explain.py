@@ -2,115 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch.utils.data import IterableDataset
-
-from feedline.loader.user import is_source
-from feedline.plan.schedule import Schedule
-from feedline.recognition.result import Recognition
+from feedline.loader.decide import Decision
+from feedline.loader.settings import Settings
 from feedline.sampling.samplers import describe
+
+if TYPE_CHECKING:
+    from feedline.loader.session import Session
 
 __all__ = ["explain"]
 
+_LONGEST = 300
 
-def explain(loader: Any, found: Recognition | None, *, gathers: bool) -> str:
+
+def explain(settings: Settings, session: Session) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
     Args:
-        loader: a feedline DataLoader, whose own attributes are the facts.
-        found: what was made of its dataset; None where that is feedline's own, or iterable.
-        gathers: its dataset is rows in memory.
+        settings: of the loader, as they are now.
+        session: decides, and has what is at work.
     """
+    decision = session.decision()
     facts = {
-        "samples": _samples(loader),
-        "engine": _engine(loader, found, gathers),
-        **_recognised(found),
-        "schedule": _schedule(loader),
-        "order": _order(loader),
-        "workers": _workers(loader),
-        **_batches(loader),
-        "bad samples": loader.on_error,
+        "samples": _samples(settings),
+        "engine": str(decision).partition(" (")[0],
+        "recognised": ", ".join(decision.fast),
+        "unchanged": ", ".join(decision.unchanged),
+        "because": " ".join(decision.reasons),
+        "size": _size(settings, decision),
+        "schedule": _schedule(settings),
+        "order": _order(settings),
+        "workers": _workers(settings, decision),
+        "memory": _memory(settings, decision, session),
+        "batches": _batches(settings, decision),
+        "bad samples": settings.on_error,
     }
-    return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items())
+    return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 
 
-def _samples(loader: Any) -> str:
-    dataset = loader.dataset
+def _samples(settings: Settings) -> str:
+    dataset = settings.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
-    return f"{count}{dataset!r}"
+    if settings.asked.native:
+        return f"{count}{_short(repr(dataset))}"
+    return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _recognised(found: Recognition | None) -> dict[str, str]:
-    if found is None:
-        return {}
-    said = {
-        "recognised": ", ".join(found.fast),
-        "as it is": ", ".join(found.as_is),
-        "because": " ".join(found.refused),
-    }
-    return {name: words for name, words in said.items() if words}
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _engine(loader: Any, found: Recognition | None, gathers: bool) -> str:
-    dataset = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        return (
-            "torch's own: an IterableDataset shares itself out among torch's workers, and only it "
-            "knows what comes next"
-        )
-    if is_source(dataset) or (found is not None and found.source is not None):
-        return "rows, written by all workers side by side into one batch"
-    if gathers:
-        return "rows in memory, taken a batch at a time in this process: no worker is quicker"
-    if loader.num_workers == 0:
-        return "samples made and collated in this process"
-    return "whole batches, each made and collated by one worker into shared memory"
+def _size(settings: Settings, decision: Decision) -> str:
+    if settings.asked.sizes is None or decision.honours_size:
+        return ""
+    return "asked for by your dataset, transform or collate_fn; a batch that never asks is an error"
 
 
-def _schedule(loader: Any) -> str:
-    if loader.schedule is None:
-        if loader.image_size is None and not is_source(loader.dataset):
+def _schedule(settings: Settings) -> str:
+    asked = settings.asked
+    if asked.schedule is None:
+        if asked.sizes is None:
             return "epochs without end; the dataset is told no image size"
-        return f"epochs without end at {loader.phase.size} px, batch {loader.batch_size}"
-    phases = Schedule.of(loader.schedule).phases
+        size = asked.sizes.phases[0].size
+        return f"epochs without end at {size} px, batch {settings.batch_size}"
     return ", then ".join(
-        f"{phase.epochs} epochs at {phase.size} px, batch {phase.batch_size or loader.batch_size}"
-        for phase in phases
+        f"{phase.epochs} {'epoch' if phase.epochs == 1 else 'epochs'} at {phase.size} px, "
+        f"batch {phase.batch_size or settings.batch_size}"
+        for phase in asked.schedule.phases
     )
 
 
-def _order(loader: Any) -> str:
-    plan = loader.plan
+def _order(settings: Settings) -> str:
+    plan = settings.plan
     if plan:
-        return (
-            f"{'shuffled' if plan.shuffle else 'as they are'}, seed {plan.seed}, "
-            f"rank {plan.rank} of {plan.world_size}"
-        )
-    if isinstance(loader.dataset, IterableDataset):
+        return f"{plan.order}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
+    if settings.asked.iterable:
         return "the dataset's own"
-    source = "a generator" if loader.generator else "torch's random state"
+    source = "a generator" if settings.generator else "torch's random state"
     return (
-        f"drawn from {describe(loader._index_sampler)['type']}, an epoch at a time; seeds come "
-        f"from {source} (seed=... makes all epochs plannable)"
+        f"drawn from {describe(settings.sampler)['type']}, an epoch at a time; seeds come from "
+        f"{source} (seed=... makes all epochs plannable)"
     )
 
 
-def _workers(loader: Any) -> str:
-    if loader.num_workers == 0:
-        return "0, started in this process"
-    return f"{loader.num_workers}, started by {loader.road}"
+def _workers(settings: Settings, decision: Decision) -> str:
+    if settings.workers == 0 or decision.kind == "tensors":
+        return "none: batches are made in this process"
+    if decision.kind == "torch":
+        return f"{settings.workers}, torch's own"
+    lives = settings.plan is not None or settings.persistent or not decision.runs_user_code
+    until = "for all epochs" if lives else "for an epoch each"
+    return f"{settings.workers}, started by {settings.start_method}, {until}"
 
 
-def _batches(loader: Any) -> dict[str, str]:
-    prefetch, allocated = loader.prefetch, f"{loader.memory_bytes / 2**20:.0f} MiB"
-    if not is_source(loader.dataset):
-        form = "what collate_fn makes of them"
-        return {"memory": allocated, "batches": form} if loader.memory_bytes else {"batches": form}
-    form = (
-        "uint8, channels_last, on the CPU; no copy unless you keep more than "
-        f"{max(0, prefetch - 1)} batches"
-        if loader.device is None
-        else f"normalised floats, channels_last, on {loader.device}"
-    )
-    return {"memory": f"{allocated} in {prefetch + 1} batches", "batches": form}
+def _memory(settings: Settings, decision: Decision, session: Session) -> str:
+    slots = settings.asked.prefetch + 1
+    if decision.rows is not None:
+        return f"{slots * decision.slot_bytes / 2**20:.0f} MiB in {slots} batches"
+    used = session.backend.memory_bytes if session.backend else 0
+    return f"{used / 2**20:.0f} MiB by now" if used else ""
+
+
+def _batches(settings: Settings, decision: Decision) -> str:
+    if decision.kind != "native":
+        return "what collate_fn makes of them"
+    if settings.asked.device is None:
+        kept = max(0, settings.asked.prefetch - 1)
+        return f"uint8, channels_last, on the CPU; no copy unless you keep more than {kept} batches"
+    return f"normalised floats, channels_last, on {settings.asked.device}"

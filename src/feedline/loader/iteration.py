@@ -5,34 +5,45 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
+from feedline.loader.backends.backend import Backend
+
 __all__ = ["Iteration", "WorkerHandle"]
 
-_BORN_WITHIN_S = 10.0
+_STARTED_WITHIN_S = 10.0
+
+
+class _Session(Protocol):
+    """What an iteration asks for its batches: `session.Session`."""
+
+    @property
+    def backend(self) -> Backend | None: ...
+
+    def next(self, iteration: Any) -> Any: ...
+
+    def step(self) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class Iteration:
     """The batches of one epoch. An error in one `next` does not end it.
 
     Args:
-        loader: is kept alive by its iterations.
-        advance: gives the next batch, or raises StopIteration.
-        born: process ids of the workers; None before all are known.
+        loader: kept alive by its iterations.
+        session: makes the batches; another one from when a later iteration begins.
+        check: raises if the loader can no longer be used.
     """
 
-    def __init__(
-        self,
-        loader: object,
-        advance: Callable[[], Any],
-        born: Callable[[], list[int] | None],
-    ) -> None:
+    def __init__(self, loader: object, session: _Session, check: Callable[[], None]) -> None:
+        self.session = session
+        self.ended = False
         self._loader = loader
-        self._advance = advance
-        self._born = born
-        self._ended = False
+        self._check = check
+        self._own = session
 
     def __iter__(self) -> Iteration:
         return self
@@ -42,21 +53,36 @@ class Iteration:
 
     def __next__(self) -> Any:
         """The next batch."""
-        if self._ended:
+        if self.ended:
             raise StopIteration
+        self._check()
         try:
-            return self._advance()
+            if self.session is self._own:
+                return self.session.next(self)
+            return self.session.step()
         except StopIteration:
-            self._ended = True
+            self.ended = True
+            if self.session is not self._own:
+                self.session.close()
             raise
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an iteration over a DataLoader cannot be pickled; pickle the loader")
 
     @property
     def _workers(self) -> list[WorkerHandle]:
         """The workers, as tools that know torch's iterators look for them."""
-        deadline = time.monotonic() + _BORN_WITHIN_S
-        while (pids := self._born()) is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + _STARTED_WITHIN_S
+        while (pids := self._started()) is None and time.monotonic() < deadline:
             time.sleep(0.001)
         return [WorkerHandle(pid) for pid in pids or ()]
+
+    def _started(self) -> list[int] | None:
+        """Process ids of the workers, once all have started."""
+        backend = self.session.backend
+        if backend is None:
+            return []
+        return backend.pids if len(backend.pids) >= backend.workers else None
 
 
 class WorkerHandle:

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from feedline.plan.batches import Plan
+from feedline.plan.order import SEQUENTIAL
 from feedline.sampling.draws import draws_for_feedline
 
 __all__ = ["PlannedSampler", "PublicBatchSampler"]
@@ -27,32 +28,29 @@ class PlannedSampler(DistributedSampler[Any]):
     Args:
         plan: makes the order.
         dataset: what the numbers are of.
+        loader: whose epoch it follows, and which is told of `set_epoch`.
     """
 
-    def __init__(self, plan: Plan, dataset: Any) -> None:
+    def __init__(self, plan: Plan, dataset: Any, loader: Any) -> None:
         super().__init__(
             dataset,
             num_replicas=plan.world_size,
             rank=plan.rank,
-            shuffle=plan.shuffle,
+            shuffle=plan.order != SEQUENTIAL,
             seed=plan.seed,
             drop_last=plan.drop_last,
         )
-        self._plan = plan
-        self._loader: weakref.ref[Any] | None = None
-
-    def belongs_to(self, loader: Any) -> None:
-        """Follow a loader's epoch, and pass `set_epoch` on to it."""
-        self._loader = weakref.ref(loader)
-
-    def replan(self, plan: Plan) -> None:
-        """Show another share."""
-        self._plan = plan
-        self.num_replicas, self.rank = plan.world_size, plan.rank
+        self._first_plan = plan
+        self._loader: weakref.ref[Any] | None = weakref.ref(loader)
 
     @property
     def _owner(self) -> Any:
         return None if self._loader is None else self._loader()
+
+    @property
+    def _plan(self) -> Plan:
+        """The loader's plan as it is now; as it was at first where the loader is gone."""
+        return getattr(self._owner, "plan", None) or self._first_plan
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the loader's next iteration runs."""

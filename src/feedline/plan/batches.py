@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import UsageError
-from feedline.plan.order import epoch_order, share
+from feedline.plan.order import ORDERS, SHUFFLED, epoch_order, share
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.seeds import mix
 
@@ -27,13 +27,13 @@ NO_NUMBER = -(1 << 63)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One batch of one rank, before anybody made it.
+    """One batch of one rank, as it is planned.
 
     Args:
         epoch: counted from 0.
         step: counted from 0 within the epoch; the same on every rank.
         phase: the phase it belongs to.
-        image_size: side of its images, in pixels; 0 where nobody asked for any.
+        image_size: side of its images, in pixels; 0 where none was asked for.
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
         seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample).
@@ -77,7 +77,7 @@ class Plan:
         length: number of samples.
         schedule: the phases.
         batch_size: rows per rank where a phase names none.
-        shuffle: a new permutation each epoch, or the samples' own order.
+        order: the name in `plan.order.ORDERS` of the order of samples in an epoch.
         drop_last: leave out an epoch's last batch where it would not be full on every rank.
         seed: what all randomness follows from.
         rank: this process among world_size.
@@ -91,7 +91,7 @@ class Plan:
     length: int
     schedule: Schedule
     batch_size: int
-    shuffle: bool = True
+    order: str = SHUFFLED
     drop_last: bool = False
     seed: int = 0
     rank: int = 0
@@ -105,6 +105,8 @@ class Plan:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        if self.order not in ORDERS:
+            raise UsageError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
         whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         if not whole or not 0 <= self.rank < self.world_size:
             raise UsageError(
@@ -146,14 +148,14 @@ class Plan:
         start, stop = step * rows, min((step + 1) * rows, self.length)
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
-        order = epoch_order(self.length, self.seed, epoch, self.shuffle)
+        samples = epoch_order(self.length, self.seed, epoch, self.order)
         missing = -(stop - start) % self.world_size
         return Batch(
             epoch=epoch,
             step=step,
             phase=phase,
             image_size=phase.size if self.sized else 0,
-            samples=share(order, start, stop, self.rank, self.world_size),
+            samples=share(samples, start, stop, self.rank, self.world_size),
             # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
             padding=_padding_of(self.rank, stop - start, missing, self.world_size),
             seed=mix(self.seed, epoch),

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-__all__ = ["divide", "rows_per_piece"]
+__all__ = ["PIECE_NS", "divide", "rows_per_piece"]
 
-_PIECE_NS = 50_000_000
-"""Work in a piece: 0.2 ms for its message are 0.4% of it."""
+PIECE_NS = 50_000_000
+"""Usual work in a piece: 0.2 ms for its message are 0.4% of it."""
 
 MAX_ROWS_PER_PIECE = 256
 """So that a message stays small."""
 
 
-def rows_per_piece(batch_rows: int, workers: int, row_ns: float, batches: int = 1) -> int:
-    """Rows of a piece: about 50 ms of work, but few enough that all workers have some.
+def rows_per_piece(
+    batch_rows: int, workers: int, row_ns: float, batches: int = 1, piece_ns: int = PIECE_NS
+) -> int:
+    """Rows of a piece: about `piece_ns` of work, but few enough that all workers have some.
 
     Where rows are quick, a message and the waking up are what counts, so pieces are as long as
     they can be: with `batches` under way at once there is a piece for each worker and another to
@@ -31,10 +33,11 @@ def rows_per_piece(batch_rows: int, workers: int, row_ns: float, batches: int = 
         workers: how many share it.
         row_ns: how long a row takes, as measured lately, in ns.
         batches: how many like it are queued at a time.
+        piece_ns: how much work a piece is to hold, in ns.
     """
     workers = max(1, workers)
     share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))
-    enough = round(_PIECE_NS / max(1.0, row_ns))
+    enough = round(piece_ns / max(1.0, row_ns))
     return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_PIECE))
 
 

@@ -11,6 +11,7 @@ position in mid-epoch is continued by the next iteration.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,15 +28,13 @@ class PlannedCursor:
     """The position of one loader.
 
     Args:
-        plan: the way.
-        endless: there is no last epoch; else the way ahead ends with the schedule, and goes on
-            an epoch at a time when somebody iterates beyond it.
-        dataset: the fingerprint of what the plan is for.
+        plan: which batches there are.
+        endless: there is no last epoch; else the batches ahead end with the schedule, and go on
+            an epoch at a time when a loader is iterated beyond it.
     """
 
-    def __init__(self, plan: Plan, *, endless: bool, dataset: str = "") -> None:
+    def __init__(self, plan: Plan, *, endless: bool) -> None:
         self._plan = plan
-        self._dataset = dataset
         self._endless = endless
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
@@ -110,17 +109,28 @@ class PlannedCursor:
         """Batches of an epoch."""
         return self._plan.steps(epoch)
 
-    def state(self) -> dict[str, Any]:
-        """Where the loader stands: small, JSON-able, the same on every rank."""
-        return snapshot(self._plan, self.position, self._dataset)
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Where the loader stands: small, JSON-able, the same on every rank.
 
-    def load(self, state: Mapping[str, Any]) -> None:
+        Args:
+            identity: "dataset" is the fingerprint of what the plan is for.
+        """
+        return snapshot(self._plan, self.position, identity["dataset"])
+
+    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Go to where a state says.
 
         Raises:
             StateError: it is of another dataset, seed, order or schedule.
         """
-        self.restore(resume(state, self._plan, self._dataset))
+        self.restore(resume(state, self._plan, identity["dataset"]))
+
+    def fork(self) -> PlannedCursor | None:
+        """A cursor for an iteration that goes on apart from this one; None before its first batch.
+
+        An iteration that has given nothing begins the next epoch when it is asked.
+        """
+        return copy.copy(self) if self._begun else None
 
     def restore(self, position: Position) -> None:
         """Go to a position. An iteration under way goes on from there, and so does a new one."""

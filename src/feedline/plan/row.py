@@ -34,7 +34,7 @@ class Item(NamedTuple):
         sample: which sample, in 0 .. len(source) - 1.
         image_size: side of the square image, in pixels.
         seed: 64 bits drawn from (seed, epoch, sample); every random choice for the row follows
-            from it, so a row is the same whoever makes it, however often.
+            from it, so a row is the same in every worker, however often it is made.
         strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
     """
 

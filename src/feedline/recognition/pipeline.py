@@ -1,12 +1,10 @@
-"""A torchvision dataset's files and pipeline as a source of rows.
+"""A torchvision dataset's files and transform as a source of rows and of samples.
 
-Guarantees: a row depends on the file, the recipe and the item alone; it is what torchvision's
-pipeline makes of the image, for one of its random draws; a file that torchvision's loader reads is
-read; what cannot be decoded is an ImageError that names the file; several threads may load at once;
-a pickle carries the paths out of band and no buffers.
+Guarantees: those of `rows`; what is made is what torchvision's transform makes of the image, for
+one of its random draws; a file that torchvision's loader reads is read.
 
-Relies on: `recipe` for what the pipeline means, `paths` for the files, `decode` and `ways` for
-the pixels, `finish` for what follows them.
+Relies on: `transform_reader` for what the transform means, `resize_mode` for the resize,
+`transform_tail` for what follows it.
 """
 
 from __future__ import annotations
@@ -18,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from feedline.errors import ImageError
-from feedline.images.crops import Pixels, cut
-from feedline.images.decode import Decoder
-from feedline.images.files import read_file
+from feedline.images.crops import Pixels
+from feedline.images.file_store import FileStore
 from feedline.images.paths import LabelledPaths
 from feedline.images.resize_mode import fill_as
+from feedline.images.rows import RowPipeline
+from feedline.images.words import without_addresses
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
-from feedline.recognition.transform_reader import Recipe
+from feedline.recognition.steps import in_full
+from feedline.recognition.transform_reader import RecognisedTransform
+from feedline.request import Request
 
 __all__ = ["ImagePipeline"]
 
@@ -35,50 +35,53 @@ _STEPS = 1
 """Sets the random numbers of the steps that run as they are apart from the crop's."""
 
 
-class ImagePipeline:
+class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
     """The images of a recognised dataset; `recognise` makes it.
 
-    A row is "image", (channels, size, size) as the pipeline gives it, and "label", int64.
+    A row is "image", (channels, size, size) as the transform gives it, and "label", int64.
 
     Args:
-        paths: the samples' files and labels.
-        folder: what stands before each path, in the file system's bytes: an absolute path that
-            ends with a separator, or nothing.
-        recipe: what is made of an image.
+        store: the samples' files and labels.
+        recognised: what is made of an image.
         settings: which files Pillow reads.
     """
 
     def __init__(
-        self, paths: LabelledPaths, folder: bytes, recipe: Recipe, settings: PillowSettings
+        self,
+        store: FileStore[LabelledPaths],
+        recognised: RecognisedTransform,
+        settings: PillowSettings,
     ) -> None:
-        self.recipe = recipe
-        self._paths = paths
-        self._folder = folder
+        self.recognised = recognised
         self._settings = settings
-        self._threads = _ThreadsOwn(settings.max_pixels)
+        super().__init__(store, recognised.crop, max_pixels=settings.max_pixels)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._squares = _Squares()
 
     @property
     def image_size(self) -> int:
-        """The side of the pipeline's own output, in pixels: what an item gets that asks for 0."""
-        return self.recipe.image_size
+        """The side of the transform's own output, in pixels: what an item gets that asks for 0."""
+        return self.recognised.image_size
 
-    def __len__(self) -> int:
-        return len(self._paths)
+    @property
+    def writes_rows(self) -> bool:
+        """Whether `fields` and `load` may be used; `sample` always may."""
+        return bool(self.recognised.tail.dtype)
 
     def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels; 0 for the pipeline's own."""
-        finish = self.recipe.finish
+        """The arrays of a row at this image size, in pixels; 0 for the transform's own."""
+        tail = self.recognised.tail
         image_size = image_size or self.image_size
-        return (
-            Field("image", finish.dtype, (finish.channels, image_size, image_size)),
-            Field("label", "int64", ()),
-        )
+        image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
+        return image, self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row.
 
         Args:
-            item: which sample, how large, with which seed.
+            item: which sample, how large (0 for the transform's own size), with which seed.
             row: arrays as `fields` says, C-contiguous: written over where they lie.
 
         Raises:
@@ -86,78 +89,87 @@ class ImagePipeline:
             IndexError: there is no such sample.
             Exception: whatever a step that runs as it is raises.
         """
-        sample = item.sample
-        if sample < 0:  # as a list counts, which torchvision has its samples in
-            sample += len(self)
+        pixels, label = self._pixels(item)
+        self.recognised.tail.write(pixels, extend(item.seed, _STEPS), row[0])
+        row[1][...] = label
+
+    def sample(self, item: Item) -> tuple[Any, int]:
+        """One sample, as the dataset gives it for one of its random draws.
+
+        Its pixels are those that `load` writes for the same item. While steps run as they are,
+        `feedline.image_size()` and `feedline.augmentation_strength()` answer with the item's.
+
+        Args:
+            item: which sample, how large (0 for the transform's own size), with which seed.
+
+        Returns:
+            what the last step gives: a tensor, an image, anything; and the label.
+
+        Raises:
+            ImageError: the file cannot be read or decoded; names it.
+            IndexError: there is no such sample.
+            Exception: whatever a step that runs as it is raises.
+        """
+        pixels, label = self._pixels(item)
+        tail = self.recognised.tail
+        if not tail.steps:
+            return tail.run(pixels, 0), int(label)
+        with Request(item.image_size or None, item.strength):
+            return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
+
+    def _pixels(self, item: Item) -> tuple[Pixels, int]:
+        """The part that is shown, uint8 (size, size, 3), valid until the next; and the label."""
+        if item.sample < 0:  # as a list counts, which torchvision has its samples in
+            item = item._replace(sample=item.sample + len(self))
         if not item.image_size:
             item = item._replace(image_size=self.image_size)
-        name = self._paths.name(sample)
-        try:
-            data = read_file(self._folder + name)
-            pixels = self._pixels(data, item)
-        except ImageError as error:
-            raise ImageError(
-                f"sample {sample}, {self.name(sample)}, cannot be loaded: {error}"
-            ) from error
-        self.recipe.finish.write(pixels, extend(item.seed, _STEPS), row[0])
-        row[1][()] = self._paths.labels[sample]
+        image, placement = self._part(item)
+        pixels = self._squares.of(item.image_size)
+        fill_as(self.recognised.resize_mode, pixels, image, placement)
+        return pixels, self.store.label(item.sample)
 
-    def _pixels(self, data: bytes, item: Item) -> Pixels:
-        """The part of the image that the row shows, uint8 (size, size, 3), until the next one."""
-        decoder = self._threads.decoder
-        crop = self.recipe.crop
+    def _rescued(self, data: bytes) -> Pixels | None:
+        # The decoder is stricter than Pillow, and so than torchvision, about files cut short.
         try:
-            height, width = decoder.open(data)
-            placement = crop.place(height, width, item)
-            image = decoder.read(1, placement.part)
-        except ImageError:
-            # Stricter than Pillow, and so than torchvision, about files that are cut short.
-            try:
-                whole = read_with_pillow(data, self._settings)
-            except Exception:
-                whole = None
-            if whole is None:
-                raise
-            placement = crop.place(whole.shape[0], whole.shape[1], item)
-            image = cut(whole, placement.part)
-        pixels = self._threads.square(item.image_size)
-        fill_as(self.recipe.resize_mode, pixels, image, placement)
-        return pixels
-
-    def name(self, sample: int) -> str:
-        """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
-        return (self._folder + self._paths.name(sample)).decode("utf-8", "backslashreplace")
+            return read_with_pillow(data, self._settings)
+        except Exception:
+            return None
 
     @property
     def targets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The label of every sample, int64 (n); a new array each time."""
-        return self._paths.labels.astype(np.int64)
+        return self.store.paths.labels.astype(np.int64)
 
     def fingerprint(self) -> str:
         """A short hash of the samples' paths within the dataset's folder, their order and labels.
 
-        The same for a moved folder and for any pipeline.
+        The same for a moved folder and for any transform.
         """
-        digest = hashlib.blake2b(f"{len(self)}\n".encode(), digest_size=8)
-        digest.update(self._paths.blob.data)
-        digest.update(self._paths.labels.astype("<i8").data)
-        return digest.hexdigest()
+        return super().fingerprint()
+
+    def transform_identity(self) -> str:
+        """What decides the pixels, in words and a digest: the same in every process."""
+        recognised, tail = self.recognised, self.recognised.tail
+        parts = recognised.crop, recognised.resize_mode, recognised.image_size, tail.form
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+        if tail.table is not None:
+            digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
+        digest.update("\n".join(map(in_full, tail.steps)).encode(errors="backslashreplace"))
+        steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
+        return f"{steps} [{digest.hexdigest()}]"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_threads"]
+        state = super().__getstate__()
+        del state["_squares"]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._threads = _ThreadsOwn(self._settings.max_pixels)
-
     def __repr__(self) -> str:
-        recipe = self.recipe
-        as_is = f"; as they are: {_short(recipe.as_is)}" if recipe.as_is else ""
+        recognised = self.recognised
+        as_is = f"; as they are: {_short(recognised.as_is)}" if recognised.as_is else ""
+        made, where = recognised.tail.dtype or "samples", os.fsdecode(self.store.folders[0])
         return (
-            f"ImagePipeline({os.fsdecode(self._folder)!r}, {_short(recipe.fast)}{as_is}): "
-            f"{len(self)} images to {recipe.finish.dtype}, {self.image_size} px"
+            f"ImagePipeline({where!r}, {_short(recognised.fast)}{as_is}): "
+            f"{len(self)} images to {made}, {self.image_size} px"
         )
 
 
@@ -165,14 +177,13 @@ def _short(steps: tuple[str, ...]) -> str:
     return ", ".join(step.partition("(")[0] for step in steps)
 
 
-class _ThreadsOwn(threading.local):
-    """A decoder and memory for one square image, for each thread."""
+class _Squares(threading.local):
+    """Memory for one square image, for each thread."""
 
-    def __init__(self, max_pixels: int) -> None:
-        self.decoder = Decoder(max_pixels=max_pixels)
+    def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def square(self, side: int) -> Pixels:
+    def of(self, side: int) -> Pixels:
         """Memory for an image, uint8 (side, side, 3): the same at every call."""
         size = side * side * 3
         if len(self._memory) < size:

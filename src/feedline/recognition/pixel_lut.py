@@ -1,7 +1,7 @@
-"""What the steps of a pipeline that change no place do to a pixel's value: a table, by trying it.
+"""The table of values that the steps of a pipeline give to each grey level, found by running them.
 
-Guarantees: the values are what the steps themselves make of each grey level, to the bit; that each
-depends on nothing but the grey level and the channel is seen by running them once more, on noise.
+Guarantees: the values are what the steps themselves make of each grey level, to the bit; the steps
+are run once more, on noise, to see that a value depends on the grey level and the channel alone.
 
 Relies on the steps being torchvision's own: the same input gives the same output.
 """

@@ -1,4 +1,4 @@
-"""What was made of a user's dataset: a source of rows, or the reasons why not."""
+"""What was made of a user's dataset: a pipeline, or the reasons why not."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Recognition:
     """What was made of a dataset.
 
     Args:
-        source: makes its rows; None: everything has to run as it is, elsewhere.
+        pipeline: makes its rows or samples; None: everything has to run as it is, elsewhere.
         fast: the steps of its pipeline that run on the fast path.
         as_is: those that run unchanged after them, in the same place.
-        refused: why it, or a part of it, was not recognised, each a sentence.
+        refused: why it, or a part of it, was not recognised, or makes no rows: sentences.
     """
 
-    source: ImagePipeline | None
+    pipeline: ImagePipeline | None
     fast: tuple[str, ...] = ()
     as_is: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()

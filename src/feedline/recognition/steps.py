@@ -1,7 +1,8 @@
 """What a step of a torchvision pipeline is: one of torchvision's own, unaltered, or anything.
 
-Guarantees: torchvision is never imported: a step of it can only come from where it was. A subclass,
-a step with hooks or with a method put in its place is anything, as it may do anything.
+Guarantees: torchvision is never imported: a step of it can only come from where it was. A subclass
+is not torchvision's own, as it may do anything; nor is a step with hooks or a replaced method, or
+one that calls a replaced function.
 
 Relies on the names and modules of torchvision's transforms, both versions of them.
 """
@@ -10,78 +11,124 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from inspect import isfunction
 from typing import Any
 
 from torch import nn
 
-__all__ = ["NotRecognised", "flattened", "origin", "said", "unaltered", "well_behaved", "words"]
+from feedline.images.words import without_addresses
+from feedline.recognition.originals import Originals
+
+__all__ = [
+    "NotRecognised",
+    "altered",
+    "flattened",
+    "in_full",
+    "is_torchvisions",
+    "no_fast_step",
+    "origin",
+    "said",
+    "well_behaved",
+    "words",
+]
 
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
-_OWN = ("torchvision.", "torch.", "typing")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _LONGEST = 120
 
-# They hold steps of which nothing is known, or draw from Python's generator.
-_ANYTHING = frozenset(("Compose", "Lambda", "RandomApply", "RandomChoice", "RandomOrder"))
+_HOLDERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
+# They call a function that they are given.
+_CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
+_HOLDING = (list, tuple, nn.ModuleList, nn.Sequential)
 
 
 class NotRecognised(Exception):
     """Why a dataset or a step is not: a sentence."""
 
 
-def origin(step: object) -> str | None:
+def origin(step: object, originals: Originals) -> str | None:
     """The name of the class that a step is exactly one of; None where it is not torchvision's."""
     kind = type(step)
+    return kind.__name__ if _is_known(kind) and not altered(step, originals) else None
+
+
+def _is_known(kind: type) -> bool:
     modules = (sys.modules.get(module) for module in _MODULES)
-    known = kind is nn.Identity or any(
+    return kind is nn.Identity or any(
         getattr(module, kind.__name__, None) is kind for module in modules
     )
-    return kind.__name__ if known and unaltered(step) else None
 
 
-def unaltered(thing: object) -> bool:
-    """Whether a thing of torch's or torchvision's has no hooks, nor methods of anybody else."""
+def altered(thing: object, originals: Originals, called: tuple[str, ...] | None = None) -> str:
+    """What was put into a thing of torch's or torchvision's; "" where it is as it was made.
+
+    Args:
+        thing: what is looked at.
+        originals: what was found to be torchvision's own so far.
+        called: the methods whose own calls matter; None for all.
+    """
     kind = type(thing)
-    if any(hasattr(kind, name) for name in vars(thing)):
-        return False
+    for name in vars(thing):
+        if hasattr(kind, name):
+            return f"this {kind.__name__} has a {name} of its own"
     if any(vars(thing).get(hooks) for hooks in _HOOKS):
-        return False
-    members = (member for base in kind.__mro__ for member in vars(base).values())
-    functions = (getattr(member, "__func__", member) for member in members)
-    return all(
-        function.__module__.startswith(_OWN) for function in functions if isfunction(function)
-    )
+        return f"this {kind.__name__} has hooks"
+    return originals.replaced_in(kind, called)
 
 
-def well_behaved(steps: Sequence[Callable[[Any], Any]]) -> bool:
+def no_fast_step(step: object, originals: Originals) -> str:
+    """Why a step is none that feedline's own code may stand for: a sentence."""
+    why = altered(step, originals) if _is_known(type(step)) else ""
+    return f"{words(step)} is no step of the fast path{': ' * bool(why)}{why}."
+
+
+def well_behaved(steps: Sequence[Callable[[Any], Any]], originals: Originals) -> bool:
     """Whether these steps surely draw from torch's global generator only, and keep no input.
 
-    torchvision's own transforms do, but for RandomOrder and RandomChoice.
+    torchvision's own transforms do, but for RandomOrder and RandomChoice, which draw from Python's.
     """
-    names = [origin(step) for step in steps]
-    return all(name is not None and name not in _ANYTHING for name in names)
+    names = [origin(step, originals) for step in steps]
+    return all(name is not None and name not in _HOLDERS | _CALLERS for name in names)
 
 
-def flattened(transform: Any) -> Iterator[Callable[[Any], Any]]:
+def is_torchvisions(step: object, originals: Originals) -> bool:
+    """Whether no other code than torchvision's own runs where a step is called."""
+    name = origin(step, originals)
+    if name in _HOLDERS:
+        held: Any = getattr(step, "transforms", None)
+        return type(held) in _HOLDING and all(is_torchvisions(each, originals) for each in held)
+    return name is not None and name not in _CALLERS
+
+
+def flattened(transform: Any, originals: Originals) -> Iterator[Callable[[Any], Any]]:
     """The steps of a transform one after another, out of any Compose and nn.Sequential."""
     children: Any = None
-    if type(transform) is nn.Sequential and unaltered(transform):
+    if type(transform) is nn.Sequential and not altered(transform, originals):
         children = transform
-    elif origin(transform) == "Compose":
+    elif origin(transform, originals) == "Compose":
         children = transform.transforms
-    if type(children) in (list, tuple, nn.ModuleList, nn.Sequential):
+    if type(children) in _HOLDING:
         for child in children:
-            yield from flattened(child)
+            yield from flattened(child, originals)
     else:
         yield transform
 
 
-def words(step: object) -> str:
-    """A step as a user would write it, on one line."""
+def in_full(step: object) -> str:
+    """A step as a user would write it, on one line, without addresses of memory."""
     try:
         name = getattr(step, "__qualname__", None)
-        text = name if isinstance(name, str) else " ".join(repr(step).split())
+        if isinstance(name, str):
+            return f"{getattr(step, '__module__', '')}.{name}"
+        return without_addresses(" ".join(repr(step).split()))
+    except Exception:
+        return type(step).__name__
+
+
+def words(step: object) -> str:
+    """A step as a user would write it, shortened."""
+    try:
+        name = getattr(step, "__qualname__", None)
+        text = name if isinstance(name, str) else in_full(step)
     except Exception:
         text = type(step).__name__
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

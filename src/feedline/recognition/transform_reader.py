@@ -1,9 +1,9 @@
-"""A torchvision pipeline as a recipe: which crop, which table, which steps run as they are.
+"""Reads a torchvision transform: which crop, which table, which steps run as they are.
 
-Guarantees: what is recognised means the same as the pipeline; whatever is not surely so is not
-recognised.
+Guarantees: what is recognised gives the same pixels as the transform; what is not known to do so is
+not recognised.
 
-Relies on: `steps` for what a step is, `greys` for what it does to values; the attributes of
+Relies on: `steps` for what a step is, `pixel_lut` for what it does to values; the attributes of
 torchvision's transforms.
 """
 
@@ -19,12 +19,13 @@ from PIL import Image
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop, Transform
 from feedline.images.resize_mode import ResizeMode
+from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
-from feedline.recognition.steps import NotRecognised, flattened, origin, words
-from feedline.recognition.transform_tail import Step, TransformTail, learnt
+from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
+from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
-__all__ = ["Recipe", "read"]
+__all__ = ["RecognisedTransform", "read"]
 
 _POINTWISE = frozenset(
     (
@@ -35,14 +36,14 @@ _POINTWISE = frozenset(
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to make a row of an image.
+class RecognisedTransform:
+    """How to make a row or a sample of an image.
 
     Args:
-        crop: which part of the image it shows.
+        crop: which part of the image is shown.
         resize_mode: how that is resized.
         image_size: the side of the pipeline's own output, in pixels.
-        finish: what becomes of the part's pixels.
+        tail: what becomes of the part's pixels.
         fast: the steps that these stand for, as words.
         as_is: those that run as they are, as words.
         notes: why those do, sentences.
@@ -51,20 +52,20 @@ class Recipe:
     crop: Transform
     resize_mode: ResizeMode
     image_size: int
-    finish: TransformTail
+    tail: TransformTail
     fast: tuple[str, ...]
     as_is: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def read(transform: object) -> Recipe:
+def read(transform: object, originals: Originals) -> RecognisedTransform:
     """Recognise a pipeline.
 
     Raises:
         NotRecognised: it has to run as it is.
     """
-    steps = list(flattened(transform))
-    reader = _Reader()
+    steps = list(flattened(transform, originals))
+    reader = _Reader(originals)
     taken, notes = 0, []
     for step in steps:
         try:
@@ -82,25 +83,31 @@ def read(transform: object) -> Recipe:
                 f"{words(rest[0])} has to run as it is, and torch's default dtype is "
                 f"{torch.get_default_dtype()}, which worker processes would not know of."
             )
-    greys = reader.greys
-    table = None if rest and greys.untouched else greys.table()
-    finish = learnt(table, greys.form, rest, side)
-    if isinstance(finish, str):
-        raise NotRecognised(finish)
-    fast = tuple(map(words, steps[:taken]))
-    return Recipe(
-        crop, reader.resize_mode, side, finish, fast, tuple(map(words, rest)), tuple(notes)
+    lut = reader.lut
+    untouched = (rest or lut.form == "pil") and lut.untouched
+    tail, no_rows = tail_of(None if untouched else lut.table(), lut.form, rest, side, originals)
+    if no_rows:
+        notes.append(f"{no_rows} So samples are made, and collated afterwards.")
+    return RecognisedTransform(
+        crop=crop,
+        resize_mode=reader.resize_mode,
+        image_size=side,
+        tail=tail,
+        fast=tuple(map(words, steps[:taken])),
+        as_is=tuple(map(words, rest)),
+        notes=tuple(notes),
     )
 
 
 class _Reader:
     """Takes the steps of a pipeline, from the first one on, as long as they are of the fast path.
 
-    The steps that change no place are taken by `greys`, the others are noted.
+    Steps that change each pixel alone go to `lut`, the others are noted.
     """
 
-    def __init__(self) -> None:
-        self.greys = PixelLut()
+    def __init__(self, originals: Originals) -> None:
+        self._originals = originals
+        self.lut = PixelLut()
         self._random_part: tuple[Any, Any] | None = None  # scale, ratio
         self._part_words = ""
         self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
@@ -112,9 +119,9 @@ class _Reader:
 
     def take(self, step: Step) -> None:
         """Take a step, or raise NotRecognised and be as before."""
-        name = origin(step)
+        name = origin(step, self._originals)
         if name in _POINTWISE:
-            self.greys.take(step)
+            self.lut.take(step)
         elif name == "RandomResizedCrop":
             self._take_random_resized_crop(step)
         elif name == "Resize":
@@ -124,7 +131,7 @@ class _Reader:
         elif name == "RandomHorizontalFlip":
             self._take_flip(step)
         else:
-            raise NotRecognised(f"{words(step)} is no step of the fast path.")
+            raise NotRecognised(no_fast_step(step, self._originals))
 
     def crop(self, why: str) -> tuple[Transform, int]:
         """The crop that the steps stand for and its side in pixels.
@@ -171,7 +178,7 @@ class _Reader:
     def _check_resize(self, step: Any) -> None:
         if self._random_part or self._resized:
             raise NotRecognised(f"{words(step)} resizes the image once more.")
-        if not self.greys.untouched:
+        if not self.lut.untouched:
             raise NotRecognised(
                 f"{words(step)} resizes floats, and the fast path whole grey levels: put it before "
                 "the conversion to floats."
@@ -179,11 +186,11 @@ class _Reader:
         mode = getattr(step.interpolation, "value", step.interpolation)
         if mode not in ("bilinear", Image.Resampling.BILINEAR.value):
             raise NotRecognised(f"{words(step)} is not bilinear, which the fast path always is.")
-        if self.greys.form != "pil" and step.antialias is not True:
+        if self.lut.form != "pil" and step.antialias is not True:
             raise NotRecognised(
                 f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
             )
-        if self.greys.form != "pil":
+        if self.lut.form != "pil":
             self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:

@@ -1,17 +1,17 @@
-"""From the uint8 pixels of a square image to its row: by a table, by steps that run as they are.
+"""From the uint8 pixels of a square image to its row or sample: a table, then unchanged steps.
 
-Guarantees: what torchvision's steps make of these pixels, to the bit; the global random
-states are not changed; a row follows from the pixels and the seed alone, if the steps
-follow from their input and the global states.
+Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
+not changed; a row follows from the pixels and the seed alone, if the steps follow from their input
+and the global states; steps of a user's own are never run on made-up images.
 
-Relies on: `lookup` for the table, `feedline.randomness` for the states.
+Relies on: `lut` for the table, `feedline.randomness` for the states.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,9 +22,10 @@ from feedline.errors import SampleError
 from feedline.images.crops import Pixels
 from feedline.images.lut import apply_lut
 from feedline.randomness import seeded
-from feedline.recognition.steps import said, well_behaved, words
+from feedline.recognition.originals import Originals
+from feedline.recognition.steps import is_torchvisions, said, well_behaved, words
 
-__all__ = ["Form", "Step", "TransformTail", "learnt", "unfit"]
+__all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
 
 Step: TypeAlias = Callable[[Any], Any]
 
@@ -38,22 +39,20 @@ class TransformTail:
 
     Args:
         table: (3, 256), the value of each grey level, for each channel; None: the first of the
-            steps that run as they are gets the pixels themselves.
-        form: in what they, or the values, get there.
-        rest: the steps that run as they are, one after another.
-        dtype: a numpy dtype string, of the row.
-        channels: of the row.
+            steps, or the user, gets the pixels themselves.
+        form: what holds them, or the values.
+        steps: the steps that run as they are, one after another.
+        dtype: a numpy dtype string, of a row; "" where it makes no rows.
+        channels: of a row.
+        well_behaved: the steps draw from torch's generator only, and keep no input.
     """
 
     table: np.ndarray[Any, Any] | None
     form: Form
-    rest: tuple[Step, ...]
-    dtype: str
-    channels: int
-    _well_behaved: bool = field(init=False)  # the rest is well behaved
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_well_behaved", well_behaved(self.rest))
+    steps: tuple[Step, ...] = ()
+    dtype: str = ""
+    channels: int = 0
+    well_behaved: bool = False
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
         """Write the row.
@@ -67,14 +66,14 @@ class TransformTail:
             SampleError: the steps made something else than such a row.
             Exception: whatever a step raises.
         """
-        if self.table is not None and not self.rest:
+        if self.table is not None and not self.steps:
             apply_lut(pixels, self.table, row)
             return
         output = self.run(pixels, seed, row)
         wrong = unfit(output) or _differs(output, row)
         if wrong:
             raise SampleError(
-                f"the steps that run as they are, {', '.join(map(words, self.rest))}, gave {wrong}"
+                f"the steps that run as they are, {', '.join(map(words, self.steps))}, gave {wrong}"
             )
         values = output.numpy()
         # What was changed in place is where it belongs.
@@ -84,10 +83,12 @@ class TransformTail:
             np.copyto(row, values)
 
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
-        """What the steps that run as they are make of the pixels; in `row`, if that can be."""
+        """What the pipeline gives: in memory of its own, or in `row` if that is possible."""
         value = self._begun(pixels, row)
-        with seeded(seed, torch_only=self._well_behaved):
-            for step in self.rest:
+        if not self.steps:
+            return value
+        with seeded(seed, torch_only=self.well_behaved):
+            for step in self.steps:
                 value = step(value)
         return value
 
@@ -100,7 +101,7 @@ class TransformTail:
         else:
             shape = (3, *pixels.shape[:2])
             dtype = self.table.dtype
-            if row is None or not self._well_behaved or (row.shape, row.dtype) != (shape, dtype):
+            if row is None or not self.well_behaved or (row.shape, row.dtype) != (shape, dtype):
                 row = np.empty(shape, dtype)
             apply_lut(pixels, self.table, row)
             tensor = torch.from_numpy(row)
@@ -111,34 +112,49 @@ class TransformTail:
         return tensor
 
 
-def learnt(
-    table: np.ndarray[Any, Any] | None, form: Form, rest: tuple[Step, ...], side: int
-) -> TransformTail | str:
-    """Find out what the rest makes of an image of `side` pixels.
+def tail_of(
+    table: np.ndarray[Any, Any] | None,
+    form: Form,
+    steps: tuple[Step, ...],
+    side: int,
+    originals: Originals,
+) -> tuple[TransformTail, str]:
+    """The tail of a pipeline, which makes rows where their layout can be found out.
+
+    It is found out on a made-up image of `side` pixels, but only by steps of torchvision's own.
 
     Returns:
-        what can be used; or why it cannot, a sentence.
+        the tail; and why it makes no rows, a sentence, "" where it does.
     """
-    if table is not None and not rest:
-        return TransformTail(table, form, (), table.dtype.name, 3)
-    steps = ", ".join(map(words, rest))
+    if not steps:
+        if table is None:
+            return TransformTail(None, form), "The pipeline gives PIL images, which are no rows."
+        return TransformTail(table, form, dtype=table.dtype.name, channels=3), ""
+    tail = TransformTail(table, form, steps, well_behaved=well_behaved(steps, originals))
+    foreign = [words(step) for step in steps if not is_torchvisions(step, originals)]
+    if foreign:
+        return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
+    all_words = ", ".join(map(words, steps))
     ramp = np.arange(side * side * 3, dtype=np.uint32) % 251
     pixels = ramp.astype(np.uint8).reshape(side, side, 3)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            output = TransformTail(table, form, rest, "", 0).run(pixels, 0)
+            output = tail.run(pixels, 0)
     except Exception as error:
-        return f"{steps} cannot be run on an image of {side} x {side} px: {said(error)}."
+        return (
+            tail,
+            f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}.",
+        )
     wrong = unfit(output)
     if wrong:
-        return f"{steps} gives {wrong}."
+        return tail, f"{all_words} gives {wrong}."
     if output.ndim != 3 or tuple(output.shape[1:]) != (side, side):
-        return (
-            f"{steps} makes a tensor of shape {tuple(output.shape)} of an image of {side} x {side} "
-            "px, and rows are (channels, height, width) of the same size."
+        return tail, (
+            f"{all_words} makes a tensor of shape {tuple(output.shape)} of an image of {side} x "
+            f"{side} px, and rows are (channels, height, width) of the same size."
         )
-    return TransformTail(table, form, rest, output.numpy().dtype.name, int(output.shape[0]))
+    return replace(tail, dtype=output.numpy().dtype.name, channels=int(output.shape[0])), ""
 
 
 def unfit(output: object) -> str:

@@ -1,12 +1,13 @@
 """A square of a resized image: torchvision's Resize, then CenterCrop, RandomCrop or nothing.
 
-Guarantees: pure geometry; the same seed gives the same window everywhere; roundings as
+Guarantees: pure geometry; the same seed gives the same window everywhere; roundings are
 torchvision's. Relies on `crops` for the roundings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from feedline.images.crops import Box, Placement, Window, centred, resized
 from feedline.plan.row import Item
@@ -37,6 +38,7 @@ class WindowCrop:
     random: bool = False
     flip: float = 0.0
     flip_first: bool = False
+    uses_strength: ClassVar[bool] = False
 
     def place(self, height: int, width: int, item: Item) -> Placement:
         """Place the square in an image of (height, width) pixels for this item."""

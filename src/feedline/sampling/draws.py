@@ -74,7 +74,7 @@ class Draw:
             return zlib.crc32(self.numbers.data, before + len(self.numbers) & 0xFFFFFFFF)
         try:
             data = pickle.dumps(_plain(self.keys), protocol=4)
-        except Exception:  # a generator, say: nobody can tell it from another
+        except Exception:  # a generator, say: it cannot be told from another
             data = type(self.keys).__qualname__.encode()
         return zlib.crc32(data, before)
 

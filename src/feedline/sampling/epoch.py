@@ -9,7 +9,7 @@ sampler that does not is refused, and left as it was.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,11 @@ class Sampling:
 
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: gives where a worker's seeds come from; None for torch's global random state.
+        generator: where the seeds of workers are drawn from; None for torch's global random state.
     """
 
     sampler: Iterable[Any]
-    generator: Callable[[], torch.Generator | None]
+    generator: torch.Generator | None
 
     def start(self, random: RandomStates | None = None) -> dict[str, Any]:
         """What an epoch that is opened now would follow from, JSON-able.
@@ -83,7 +83,7 @@ class Sampling:
 
     def now(self) -> RandomStates:
         """The random states as they are."""
-        return RandomStates.now(self.sampler, self.generator())
+        return RandomStates.now(self.sampler, self.generator)
 
     def open(self, seed: int | None, then: RandomStates | None = None) -> Epoch:
         """Begin a pass with the sampler as it is.
@@ -110,7 +110,7 @@ class Sampling:
         """The epoch's seed, and then the keys of each batch."""
         keys = iter(self.sampler)  # which may draw already
         if seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator())
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             seed = int(drawn.item())
         yield seed
         yield from keys
@@ -205,7 +205,7 @@ class Sampling:
         random = state["start"].get("random")
         then = None
         if random is not None:
-            then = RandomStates.from_json(random, self.sampler, self.generator())
+            then = RandomStates.from_json(random, self.sampler, self.generator)
         elif seed is None:
             seed = state["drawn_seed"]
         kept = stateful_part(self.sampler)

@@ -11,7 +11,8 @@ samplers' own affair, as it is torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +44,7 @@ class SampledCursor:
 
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: gives where a worker's seeds come from; None for torch's global random state.
-        identity: gives what must be the same for a state to fit, JSON-able, by its name.
+        generator: where the seeds of workers are drawn from; None for torch's global random state.
         schedule: phases of image size; None for no size at all.
         share: this process among those that share an epoch, and their number.
         seed: what random transforms follow from; None draws it for each epoch, as torch does.
@@ -53,8 +53,7 @@ class SampledCursor:
     def __init__(
         self,
         sampler: Iterable[Any],
-        generator: Callable[[], torch.Generator | None],
-        identity: Callable[[], dict[str, Any]],
+        generator: torch.Generator | None,
         schedule: Schedule | None,
         *,
         share: tuple[int, int],
@@ -62,7 +61,6 @@ class SampledCursor:
     ) -> None:
         self._seed = seed
         self._sampling = Sampling(sampler, generator)
-        self._identity = identity
         self._schedule = schedule
         self._rank, self._world = share
         self.position = Position()
@@ -105,7 +103,7 @@ class SampledCursor:
         return True
 
     def at_end(self) -> bool:
-        """Whether the epoch has no batch left; asks the sampler where nobody knows."""
+        """True if the epoch has no batch left; asks the sampler if that is not known."""
         next_step = self.position.step
         while next_step in self._early:
             next_step += 1
@@ -206,13 +204,36 @@ class SampledCursor:
         assert self._open is not None, "an epoch has a seed once an iteration has begun"
         return self._open.seed
 
+    def set_generator(self, generator: torch.Generator | None) -> None:
+        """Draw the seeds of the next epochs from another generator."""
+        self._sampling.generator = generator
+
+    @property
+    def sampler(self) -> Iterable[Any]:
+        """Gives the keys of one batch after another."""
+        return self._sampling.sampler
+
+    def fork(self) -> SampledCursor | None:
+        """A cursor for an iteration that goes on apart from this one; None if none is under way.
+
+        It takes over the draws of the epoch that is open: this cursor must begin another.
+        """
+        if self._open is None:
+            return None
+        other = copy.copy(self)
+        other._early = set(self._early)
+        return other
+
     def _own_seed(self, epoch: int) -> int | None:
         return None if self._seed is None else mix(self._seed, epoch)
 
     # State
 
-    def state(self) -> dict[str, Any]:
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Where the loader stands: JSON-able where the sampler's own state is.
+
+        Args:
+            identity: what must be the same for the state to fit, JSON-able, by its name.
 
         Between two epochs it says from which random states the next will be drawn, and draws
         nothing.
@@ -224,7 +245,7 @@ class SampledCursor:
             "step": self.position.step,
             "early": sorted(self._early),
             "image_size": self.position.image_size,
-            **self._mine(),
+            **self._mine(identity),
             "rank": self._rank,
             "world": self._world,
             "drawn": self._digest,
@@ -244,10 +265,10 @@ class SampledCursor:
             "upcoming": epoch.upcoming(),
         }
 
-    def _mine(self) -> dict[str, Any]:
-        return {**self._identity(), "seed": self._seed, "sampler": describe(self._sampling.sampler)}
+    def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        return {**identity, "seed": self._seed, "sampler": describe(self._sampling.sampler)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
 
         Raises:
@@ -260,7 +281,7 @@ class SampledCursor:
                 "cannot resume: the state is of a loader with a seed or a schedule of its own "
                 "(seed=...), and this one draws from samplers; build it as it was built"
             )
-        check_same_run(state, self._mine())
+        check_same_run(state, self._mine(identity))
         position = position_in(state)
         early = state.get("early", [])
         whole = isinstance(early, list) and all(is_count(each) for each in early)

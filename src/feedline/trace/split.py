@@ -1,14 +1,15 @@
 """The mean step, split into waiting, copying and computing.
 
 Guarantees: the three parts add up to the time from one batch handed out to the next; only
-exposed time counts as wait or copy (work hidden behind the step is not seen here).
+exposed time counts as wait or copy (work hidden behind the step is not seen here). Sums only grow,
+so any number of readers can each take the difference of two readings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Split", "Timing"]
+__all__ = ["Split", "Timing", "Totals"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,22 +34,57 @@ class Split:
         return self.wait_ms + self.copy_ms + self.compute_ms
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Sums over some steps, in milliseconds. The parts are those of `Split`."""
+
+    steps: int = 0
+    wait_ms: float = 0.0
+    copy_ms: float = 0.0
+    compute_ms: float = 0.0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            steps=self.steps + other.steps,
+            wait_ms=self.wait_ms + other.wait_ms,
+            copy_ms=self.copy_ms + other.copy_ms,
+            compute_ms=self.compute_ms + other.compute_ms,
+        )
+
+    def __sub__(self, earlier: Totals) -> Totals:
+        """The steps since an earlier reading."""
+        return Totals(
+            steps=self.steps - earlier.steps,
+            wait_ms=self.wait_ms - earlier.wait_ms,
+            copy_ms=self.copy_ms - earlier.copy_ms,
+            compute_ms=self.compute_ms - earlier.compute_ms,
+        )
+
+    def mean(self) -> Split:
+        """The mean step."""
+        steps = max(1, self.steps)
+        return Split(
+            steps=self.steps,
+            wait_ms=self.wait_ms / steps,
+            copy_ms=self.copy_ms / steps,
+            compute_ms=self.compute_ms / steps,
+        )
+
+
 class Timing:
-    """Sums up steps until they are read."""
+    """Sums up steps."""
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._sums_ms = [0.0, 0.0, 0.0]
+        self._totals = Totals()
 
     def add(self, *, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
         """Add one step, in milliseconds."""
-        self._steps += 1
-        for k, part in enumerate((wait_ms, copy_ms, compute_ms)):
-            self._sums_ms[k] += part
+        self.go_on_from(Totals(steps=1, wait_ms=wait_ms, copy_ms=copy_ms, compute_ms=compute_ms))
 
-    def read(self) -> Split:
-        """The mean step since the last reading; begins anew."""
-        steps = self._steps
-        wait, copy, compute = (part / max(1, steps) for part in self._sums_ms)
-        self._steps, self._sums_ms = 0, [0.0, 0.0, 0.0]
-        return Split(steps=steps, wait_ms=wait, copy_ms=copy, compute_ms=compute)
+    def go_on_from(self, totals: Totals) -> None:
+        """Count steps that were summed up elsewhere."""
+        self._totals += totals
+
+    def totals(self) -> Totals:
+        """All steps so far."""
+        return self._totals

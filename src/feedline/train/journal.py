@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feedline.trace.split import Totals
 from feedline.train.evaluate import Evaluation
 
 __all__ = ["EpochRecord", "Journal", "Running"]
@@ -66,7 +67,7 @@ class Running:
         samples: samples learnt from in it.
         seconds: time its steps took, including those before an interruption.
         first_wait_s: time until its first batch came, likewise.
-        split: steps timed, and their summed wait, copy and compute in ms.
+        split: the steps that were timed, summed up.
     """
 
     epoch: int
@@ -75,18 +76,13 @@ class Running:
     samples: int = 0
     seconds: float = 0.0
     first_wait_s: float = 0.0
-    split: list[float] = field(default_factory=lambda: [0.0] * 4)
+    split: Totals = field(default_factory=Totals)
 
     def add(self, loss: Tensor, rows: int) -> None:
         """Count a step whose mean loss over `rows` samples was `loss`."""
         self.loss_sum += loss.double() * rows
         self.steps += 1
         self.samples += rows
-
-    def add_split(self, steps: int, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
-        """Count the means of `steps` timed steps."""
-        means = (1.0, wait_ms, copy_ms, compute_ms)
-        self.split = [old + steps * mean for old, mean in zip(self.split, means, strict=True)]
 
     def mean_loss(self) -> float:
         """Mean loss over the samples so far; waits for the device."""
@@ -96,8 +92,7 @@ class Running:
         self, *, size_px: int, lr: float, val: Evaluation | None, val_seconds: float
     ) -> EpochRecord:
         """Close the epoch."""
-        timed, *sums = self.split
-        wait, copy, compute = (total / timed if timed else None for total in sums)
+        mean, timed = self.split.mean(), self.split.steps > 0
         return EpochRecord(
             epoch=self.epoch + 1,
             size_px=size_px,
@@ -113,9 +108,9 @@ class Running:
             val_top1=val.top1 if val else None,
             val_top5=val.top5 if val else None,
             val_seconds=val_seconds if val else None,
-            wait_ms=wait,
-            copy_ms=copy,
-            compute_ms=compute,
+            wait_ms=mean.wait_ms if timed else None,
+            copy_ms=mean.copy_ms if timed else None,
+            compute_ms=mean.compute_ms if timed else None,
         )
 
 
@@ -146,16 +141,22 @@ class Journal:
         running = self.running
         return {
             "records": [asdict(record) for record in self.records],
-            "running": {**vars(running), "loss_sum": float(running.loss_sum.item())},
+            "running": {
+                **vars(running),
+                "loss_sum": float(running.loss_sum.item()),
+                "split": list(asdict(running.split).values()),
+            },
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> Journal:
         """The journal that `state_dict` described."""
         running = dict(state["running"])
+        steps, wait_ms, copy_ms, compute_ms = running.pop("split")
+        split = Totals(steps=int(steps), wait_ms=wait_ms, copy_ms=copy_ms, compute_ms=compute_ms)
         loss_sum = torch.tensor(running.pop("loss_sum"), dtype=torch.float64, device=device)
         return cls(
-            running=Running(loss_sum=loss_sum, **running),
+            running=Running(loss_sum=loss_sum, split=split, **running),
             records=[EpochRecord(**record) for record in state["records"]],
         )
 

@@ -139,20 +139,19 @@ def _run_epoch(
     running = journal.running
     check_every = _CUDA_CHECK_STEPS if learner.device.type == "cuda" else _CPU_CHECK_STEPS
     learner.model.train()
-    before_s, began = running.seconds, time.monotonic()
+    before_s, before, began = running.seconds, running.split, time.monotonic()
+    unsplit = loader.timing.totals()
     first = True
 
     def settle() -> None:
         """Bring the sums up to date; waits for the device."""
         _check_finite(learner, journal, size_px)
         running.seconds = before_s + time.monotonic() - began
-        split = loader.timing.read()
-        if split.steps:
-            running.add_split(split.steps, split.wait_ms, split.copy_ms, split.compute_ms)
+        running.split = before + loader.timing.totals() - unsplit
 
     for images, labels in loader:
         if first:  # what lies before it, validation or the workers' start, is no part of a step
-            loader.timing.read()
+            unsplit = loader.timing.totals()
             arrived = time.monotonic()
             running.first_wait_s += arrived - began
             first, began = False, arrived

@@ -1,10 +1,9 @@
-"""Who makes a loader's batches: what the face asks for, whichever engine answers.
+"""What makes a loader's batches: what the session asks for, whichever engine answers.
 
-Four makers keep this protocol:
-    WorkerBackend      the engine: rows or whole batches by workers
-    RestartingBackend  a WorkerBackend for any Dataset, started again when the dataset changed
-    InProcessBackend   no workers: in this process, when asked
-    TorchBackend       torch's own engine, for IterableDataset
+Three backends keep this protocol:
+    WorkerBackend     the engine: rows or whole batches by workers
+    InProcessBackend  no workers: in this process, when asked
+    TorchBackend      torch's own engine, for IterableDataset
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeAlias
 
 from feedline.plan.batches import Batch
-from feedline.trace.split import Timing
 
 __all__ = ["Backend", "Skipped"]
 
@@ -21,7 +19,7 @@ Skipped: TypeAlias = tuple[str, str]
 
 
 class Backend(Protocol):
-    """Makes batches in the order of the loader's way, and moves the way's position."""
+    """Makes batches in the order of a cursor, and moves its position."""
 
     @property
     def batch(self) -> Batch | None:
@@ -34,18 +32,13 @@ class Backend(Protocol):
         ...
 
     @property
-    def max_image_size(self) -> int | None:
-        """The largest image size in pixels that there is memory for; None for any."""
-        ...
-
-    @property
     def memory_bytes(self) -> int:
         """What is allocated for batches."""
         ...
 
     @property
-    def timing(self) -> Timing:
-        """Where the time of the steps goes."""
+    def workers(self) -> int:
+        """How many worker processes there are to be."""
         ...
 
     @property
@@ -58,8 +51,8 @@ class Backend(Protocol):
         """How each worker died that had to be replaced."""
         ...
 
-    def begin(self) -> None:
-        """An iteration begins."""
+    def begin(self, restart: bool) -> object:
+        """An iteration has begun at the cursor. `restart`: other batches come than were ahead."""
         ...
 
     def next(self) -> Any:
@@ -74,8 +67,8 @@ class Backend(Protocol):
         """Go on from the position: it is not where it was."""
         ...
 
-    def resize(self, workers: int) -> None:
-        """Have so many workers."""
+    def apply(self, **changes: int) -> None:
+        """Change what may change while the loader works: fields of `engine.LiveSettings`."""
         ...
 
     def close(self) -> None:

@@ -25,25 +25,25 @@ class InProcessBackend:
 
     Args:
         make: makes a batch.
-        way: where the loader stands.
+        cursor: where the loader stands.
+        timing: where the times of steps are added.
     """
 
-    def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor) -> None:
+    def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor, timing: Timing) -> None:
         self._make = make
         self._cursor = cursor
         self.skipped: list[Skipped] = []
         self.batch: Batch | None = None
-        self.timing = Timing()
+        self._timing = timing
         self._handed_out_s = 0.0
 
     pids: list[int] = []  # noqa: RUF012  # there is never one in it
     deaths: list[str] = []  # noqa: RUF012
-    max_image_size: int | None = None
+    workers: int = 0
     memory_bytes: int = 0
 
-    def begin(self) -> None:
-        """An iteration begins."""
-        self._cursor.begin()
+    def begin(self, restart: bool) -> None:
+        """An iteration has begun at the cursor."""
         self._handed_out_s = 0.0
 
     def next(self) -> Any:
@@ -77,7 +77,7 @@ class InProcessBackend:
         now_s = time.perf_counter()
         if self._handed_out_s:
             waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
-            self.timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
+            self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
         self._handed_out_s = now_s
         if isinstance(made, SkippedBatch):
             self.skipped += made.skipped
@@ -87,8 +87,8 @@ class InProcessBackend:
     def restart_prefetch(self) -> None:
         """Nothing was made ahead."""
 
-    def resize(self, workers: int) -> None:
-        """There are none, whatever was asked for: they would not be quicker."""
+    def apply(self, **changes: int) -> None:
+        """Nothing is made ahead, by no worker."""
 
     def close(self) -> None:
         """There is nothing to end."""

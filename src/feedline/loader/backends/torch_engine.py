@@ -10,6 +10,7 @@ Relies on: the loader calling `begin` for each iteration.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -42,16 +43,13 @@ class TorchBackend:
 
     Args:
         loader: the loader whose attributes torch's engine reads; not kept alive.
-        dataset: its fingerprint.
     """
 
     batch: Batch | None = None
-    max_image_size: int | None = None
     memory_bytes: int = 0
 
-    def __init__(self, loader: TorchDataLoader[Any], dataset: str) -> None:
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._of = weakref.ref(loader)
-        self._fingerprint = dataset
         self.position = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self.skipped: list[Skipped] = []
@@ -68,6 +66,11 @@ class TorchBackend:
         return loader
 
     @property
+    def workers(self) -> int:
+        """How many worker processes there are to be."""
+        return self._loader.num_workers
+
+    @property
     def phase(self) -> Phase:
         """There is none to speak of."""
         return Phase(size=1, epochs=1)
@@ -77,7 +80,7 @@ class TorchBackend:
         """Process ids of the workers."""
         return [worker.pid for worker in getattr(self._iterator, "_workers", ())]
 
-    def begin(self) -> Any:
+    def begin(self, restart: bool = False) -> bool:
         """An iteration begins."""
         if self._restored is None and self._iterator is not None and self.position.step:
             self._next_epoch()
@@ -147,7 +150,11 @@ class TorchBackend:
     def restart_prefetch(self) -> None:
         """Whatever was restored or set is opened when the next batch is asked for."""
 
-    def state(self) -> dict[str, Any]:
+    def fork(self) -> TorchBackend | None:
+        """The iteration under way, to go on apart from the next; None if there is none."""
+        return None if self._iterator is None else copy.copy(self)
+
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Where the loader stands."""
         if self._restored is not None:
             return dict(self._restored)
@@ -156,7 +163,7 @@ class TorchBackend:
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
-            **self._mine(),
+            **self._mine(identity),
             "raised": list(self._raised),
             "random": start.as_json(),
         }
@@ -169,17 +176,17 @@ class TorchBackend:
                 state[_DATASET] = dataset.state_dict()
         return state
 
-    def _mine(self) -> dict[str, Any]:
+    def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         loader = self._loader
         # Each worker has a share of its own: another number of them is another order.
         return {
-            "dataset": self._fingerprint,
+            **identity,
             "batch_size": loader.batch_size,
             "drop_last": loader.drop_last,
             "num_workers": loader.num_workers,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Go on as a state says, with the next batch.
 
         Raises:
@@ -188,7 +195,7 @@ class TorchBackend:
         check_state(state)
         check_same_run(
             state,
-            self._mine(),
+            self._mine(identity),
             "An IterableDataset shares itself out among its workers, so their number counts",
         )
         position = position_in(state)
@@ -230,7 +237,7 @@ class TorchBackend:
             "ahead, without one. A map-style Dataset can"
         )
 
-    def resize(self, workers: int) -> None:
+    def apply(self, **changes: int) -> None:
         """The number of workers decides how the dataset is shared out.
 
         Raises:

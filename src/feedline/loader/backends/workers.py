@@ -11,6 +11,7 @@ from the position.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from feedline.dataset.worker_exception import SkippedBatch, WorkerException
@@ -21,7 +22,6 @@ from feedline.errors import SampleError
 from feedline.loader.backends.backend import Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
-from feedline.trace.split import Timing
 
 __all__ = ["WorkerBackend"]
 
@@ -33,8 +33,7 @@ class WorkerBackend:
         feed: makes the batches.
         carrier: brings them to the device.
         way: where the loader stands.
-        judge: says which samples of a batch with failures are left out, or raises.
-        max_image_size: the largest in pixels that there is memory for; None for any.
+        policy: says which samples of a batch with failures are left out, or raises.
         skip_after_error: after an error of a row, too, the next call comes to the next batch.
     """
 
@@ -43,26 +42,24 @@ class WorkerBackend:
         feed: Feed,
         carrier: Carrier,
         cursor: BatchCursor,
-        judge: Callable[[InFlightBatch], list[Skipped]],
+        policy: Callable[[InFlightBatch], list[Skipped]],
         *,
-        max_image_size: int | None = None,
         skip_after_error: bool = False,
     ) -> None:
-        self.max_image_size = max_image_size
         self._moves_on = skip_after_error
         self.feed = feed
         self.carrier = carrier
         self._cursor = cursor
-        self._judge = judge
+        self._policy = policy
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
         self._disturbed = False
         self.skipped: list[Skipped] = []
         self.batch: Batch | None = None
 
     @property
-    def timing(self) -> Timing:
-        """Where the time of the steps goes."""
-        return self.carrier.timing
+    def workers(self) -> int:
+        """How many workers there are to be."""
+        return self.feed.settings.workers
 
     @property
     def pids(self) -> list[int]:
@@ -79,9 +76,9 @@ class WorkerBackend:
         """What is allocated for batches."""
         return self.feed.slots.memory_bytes
 
-    def begin(self) -> None:
-        """An iteration begins."""
-        if self._cursor.begin():
+    def begin(self, restart: bool) -> None:
+        """An iteration has begun at the cursor."""
+        if restart:
             self.restart_prefetch()
         self.carrier.pause()
 
@@ -139,10 +136,10 @@ class WorkerBackend:
             self.feed.restart(self._cursor.ahead())
             self._disturbed = False
 
-    def resize(self, workers: int) -> None:
-        """Have so many workers."""
+    def apply(self, **changes: int) -> None:
+        """Change what may change while the loader works: fields of `LiveSettings`."""
         self.recover()
-        self.feed.resize(workers)
+        self.feed.apply(replace(self.feed.settings, **changes))
 
     def close(self) -> None:
         """End the workers and let go of all memory."""
@@ -161,7 +158,7 @@ class WorkerBackend:
 
     def _send(self, flight: InFlightBatch) -> None:
         try:
-            skipped = self._judge(flight) if flight.failures else []
+            skipped = self._policy(flight) if flight.failures else []
         except SampleError:
             if self._moves_on:
                 self.batch = flight.batch

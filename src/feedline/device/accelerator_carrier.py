@@ -1,10 +1,12 @@
-"""Batches for a CUDA device: copied and normalised on a stream of their own, one batch ahead.
+"""Batches for an accelerator: copied and normalised on a stream of their own, one batch ahead.
 
 Guarantees: the tensors handed out are ordered after their copy on the stream that is current
 when they are received, and their memory is not reused while that stream may read them; a slot
 is free again once its copy has been done, not before. The host waits for the device only for
 a free slot, or where it would run so far ahead that batches pile up in device memory.
-Relies on: the ring being pinned, without which copies hold up the host but stay correct.
+Relies on: the ring being pinned, without which copies hold up the host but stay correct; where
+the device is not CUDA's or ROCm's, it is not. On a device with one stream copies are in line with
+the step.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from feedline.device.accelerator import Accelerator, Event, Stream, TorchAccelerator
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
-from feedline.device.pinning import Pinned
+from feedline.device.pinning import Pinned, registered
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.trace.split import Timing
 
-__all__ = ["CudaCarrier"]
+__all__ = ["AcceleratorCarrier", "accelerator_carrier"]
 
 _MOST_STEPS_AHEAD = 4
 
@@ -30,54 +35,58 @@ _MOST_STEPS_AHEAD = 4
 class _Sent:
     tensors: Tensors
     host: Tensors  # kept until the copy has read them
-    slot: int | None
-    started: torch.cuda.Event
-    copied: torch.cuda.Event
-    finished: torch.cuda.Event
+    slot: int | None  # None where it is free already: `host` is memory of its own
+    started: Event
+    copied: Event
+    finished: Event
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
     """Marks of one step on the device's own timeline."""
 
-    before: torch.cuda.Event | None  # the step before it got going
-    asked: torch.cuda.Event
-    going: torch.cuda.Event
+    before: Event | None  # the step before it got going
+    asked: Event
+    going: Event
     sent: _Sent
 
 
-class CudaCarrier:
-    """Carries batches to a CUDA device.
+class AcceleratorCarrier:
+    """Carries batches to an accelerator.
 
     Args:
         ring: where batches come from.
         normalise: makes floats of pixels, on the device.
-        device: the CUDA device.
-        pinned: the ring's memory, registered; released by `close`.
+        accelerator: the device.
+        pinned: the ring's memory, where it is registered; released by `close`.
     """
 
     ahead = True
 
     def __init__(
-        self, ring: FixedSlots, normalise: Normalise, device: torch.device, pinned: Pinned
+        self,
+        ring: FixedSlots,
+        normalise: Normalise,
+        accelerator: Accelerator,
+        pinned: Pinned | None = None,
     ) -> None:
         self._ring = ring
         self._normalise = normalise
-        self._device = device
+        self._accelerator = accelerator
         self._pinned = pinned
-        self._stream = torch.cuda.Stream(device)
-        self._constants = normalise.constants(device)
+        self._stream = accelerator.stream()
+        self._constants = normalise.constants(accelerator.device)
         # The side stream reads the constants: they must be there before it runs.
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream.wait_stream(accelerator.current_stream())
         self._sent: deque[_Sent] = deque()
         self._copying: deque[_Sent] = deque()
-        self._asked: torch.cuda.Event | None = None
-        self._before: torch.cuda.Event | None = None
+        self._asked: Event | None = None
+        self._before: Event | None = None
         self._steps: deque[_Step] = deque()
         self.timing = Timing()
 
-    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+    def _mark(self, stream: Stream) -> Event:
+        event = self._accelerator.event()
         event.record(stream)
         return event
 
@@ -87,7 +96,7 @@ class CudaCarrier:
 
     def asked(self) -> None:
         """The step wants a batch now: all it has queued so far is computing."""
-        self._asked = self._mark(torch.cuda.current_stream(self._device))
+        self._asked = self._mark(self._accelerator.current_stream())
 
     def send(self, flight: InFlightBatch) -> None:
         """Queue copy and normalisation on the side stream. Takes over the batch's slot."""
@@ -98,9 +107,9 @@ class CudaCarrier:
             slot = flight.slot
             arrays = self._ring.view(slot, flight.fields, flight.batch.rows)
         host = tuple(to_tensor(a, f) for a, f in zip(arrays, flight.fields, strict=True))
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with self._accelerator.on(self._stream):
             started = self._mark(self._stream)
-            raw = [tensor.to(self._device, non_blocking=True) for tensor in host]
+            raw = [self._accelerator.copy(tensor) for tensor in host]
             copied = self._mark(self._stream)
             tensors = tuple(
                 self._normalise(tensor, self._constants) if is_image(field) else tensor
@@ -109,15 +118,17 @@ class CudaCarrier:
             finished = self._mark(self._stream)
         sent = _Sent(tensors, host, slot, started, copied, finished)
         self._sent.append(sent)
-        self._copying.append(sent)
+        if slot is not None:
+            self._copying.append(sent)
 
     def receive(self) -> Tensors:
         """The oldest batch that was sent, ready for the current stream."""
         sent = self._sent.popleft()
-        stream = torch.cuda.current_stream(self._device)
+        stream = self._accelerator.current_stream()
         stream.wait_event(sent.finished)
         for tensor in sent.tensors:
-            tensor.record_stream(stream)  # made on the side stream, used on this one
+            # Made on the side stream, used on this one.
+            self._accelerator.record_stream(tensor, stream)
         assert self._asked is not None, "receive without asked"
         going = self._mark(stream)
         self._steps.append(_Step(self._before, self._asked, going, sent))
@@ -130,18 +141,19 @@ class CudaCarrier:
         return tensors
 
     def reclaim(self, wait: bool) -> None:
-        """Free the slots whose copies are done; `wait` for the oldest."""
-        assert self._copying or not wait, "waiting for a copy that nobody started"
+        """Free the slots whose copies are done; `wait` for the oldest of them."""
+        assert self._copying or not wait, "there is no copy to wait for"
         while self._copying and (wait or self._copying[0].copied.query()):
             sent = self._copying.popleft()
             sent.copied.synchronize()
             sent.host = ()
-            if sent.slot is not None:
-                self._ring.release(sent.slot)
+            assert sent.slot is not None
+            self._ring.release(sent.slot)
             wait = False
 
     def drop(self) -> None:
         """Give up what was sent and not received; no slot is being read afterwards."""
+        self._stream.synchronize()  # a `send` that broke off halfway is in no list
         while self._copying:
             self.reclaim(wait=True)
         self._sent.clear()
@@ -166,7 +178,23 @@ class CudaCarrier:
             )
 
     def close(self) -> None:
-        """TransformTail all copies and unpin the ring."""
+        """Finish all copies and unpin the ring."""
         self.drop()
         self._steps.clear()
-        self._pinned.release()
+        if self._pinned is not None:
+            self._pinned.release()
+
+
+def accelerator_carrier(
+    ring: FixedSlots, memory: NDArray[np.uint8], normalise: Normalise, device: torch.device
+) -> AcceleratorCarrier:
+    """A carrier to a device, with the ring's memory pinned where the device can read it then.
+
+    Args:
+        ring: where batches come from.
+        memory: the block that the ring lies in.
+        normalise: makes floats of pixels, on the device.
+        device: not the CPU.
+    """
+    pinned = registered(memory, device)
+    return AcceleratorCarrier(ring, normalise, TorchAccelerator(device), pinned)

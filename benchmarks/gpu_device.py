@@ -1,0 +1,139 @@
+"""The GPU in `gpu_overlap.py`: a training step, marks on the timeline, copies, first steps."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torchvision
+
+from feedline.device.pinning import Pinned
+from feedline.engine.memory import Memfd
+
+__all__ = [
+    "FIRST",
+    "Training",
+    "copies",
+    "first_steps",
+    "mark",
+    "ms",
+    "random_batch",
+    "synchronize",
+]
+
+CLASSES = 1000
+FIRST, LATER = 5, 20
+
+
+class Training:
+    """A model and its step."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.device = device
+        model = torchvision.models.get_model(name, num_classes=CLASSES).to(device)
+        self.model = model.to(memory_format=torch.channels_last).train()
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def mark(device: torch.device) -> Any:
+    """Now, on the device's timeline; on the clock where there is no GPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def ms(before: Any, after: Any) -> float:
+    return 1000 * (after - before) if isinstance(before, float) else before.elapsed_time(after)
+
+
+def random_batch(
+    size: int, batch_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of random numbers on the device: images bfloat16, channels_last."""
+    images = torch.randn(batch_size, 3, size, size, device=device)
+    labels = torch.randint(CLASSES, (batch_size,), device=device)
+    return images.to(torch.bfloat16, memory_format=torch.channels_last), labels
+
+
+def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
+    """Copies of a block to the device, pageable and registered."""
+    block = Memfd.create(nbytes)
+    source = torch.from_numpy(block.array)
+    target = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    side = torch.cuda.Stream(device)
+    matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+
+    def timed(products: int, copied: int) -> tuple[float, float]:
+        """Device's and host's time for both, in ms."""
+        synchronize(device)
+        begun, began = mark(device), time.perf_counter()
+        side.wait_stream(torch.cuda.current_stream(device))
+        for _ in range(products):
+            torch.mm(matrix, matrix)
+        with torch.cuda.stream(side):
+            for _ in range(copied):
+                target.copy_(source, non_blocking=True)
+        held_ms = 1000 * (time.perf_counter() - began)
+        torch.cuda.current_stream(device).wait_stream(side)
+        ended = mark(device)
+        synchronize(device)
+        return ms(begun, ended), held_ms
+
+    found = []
+    for kind in ("pageable", "registered"):
+        began = time.perf_counter()
+        pinned = Pinned(block.array) if kind == "registered" else None
+        registering_ms = 1000 * (time.perf_counter() - began)
+        timed(2, 2)
+        alone, held_ms = min(timed(0, times) for _ in range(3))
+        work, _ = min(timed(2 * times, 0) for _ in range(3))
+        both, _ = min(timed(2 * times, times) for _ in range(3))
+        found.append(
+            {
+                "memory": kind,
+                "mib": nbytes / 2**20,
+                "gb_s": times * nbytes / alone / 1e6,
+                "host_ms": held_ms / times,
+                "behind_work": max(0.0, both - work) / alone,
+                "registering_ms": registering_ms if pinned else 0.0,
+            }
+        )
+        if pinned:
+            pinned.release()
+    block.close()
+    return found
+
+
+def first_steps(
+    model: str, sizes: list[int], batch_size: int, device: torch.device, benchmark: bool
+) -> list[dict]:
+    """The first steps at each size, against the later ones. In a process of its own."""
+    torch.backends.cudnn.benchmark = benchmark
+    training, found = Training(model, device), []
+    for size in sizes:
+        batch, times = random_batch(size, batch_size, device), []
+        for _ in range(FIRST + LATER):
+            synchronize(device)
+            began = time.perf_counter()
+            training.step(*batch)
+            synchronize(device)
+            times.append(1000 * (time.perf_counter() - began))
+        later = median(times[FIRST:])
+        found.append({"size": size, "benchmark": benchmark, "first": times[:FIRST], "later": later})
+    return found

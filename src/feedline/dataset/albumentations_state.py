@@ -1,0 +1,90 @@
+"""The generators of albumentations' transforms, seeded by its own `set_random_state`.
+
+Guarantees: after `seed(outermost, number)` a Compose, or a transform by itself, and all within it
+depend on the number alone; `restore` undoes that. albumentations is never imported.
+
+`set_random_seed` would not do: it seeds each transform of a Compose with one and the same number,
+so that a flip up and a flip sideways come together or not at all.
+
+Relies on: transforms keeping their random state in attributes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from feedline.dataset.attributes import class_of_any, parts
+from feedline.plan.seeds import extend
+
+__all__ = ["classes", "restore", "seed", "state"]
+
+_State: TypeAlias = list[tuple[dict[str, Any], dict[str, Any]]]
+"""The attributes of each transform, and the values to be put back into them."""
+
+_MISSING: Any = object()
+_MOST = 10_000
+
+
+def classes() -> tuple[type, ...]:
+    """The classes that keep generators; none where albumentations is not imported.
+
+    Releases before 1.4.19 draw from the global random states, and have none.
+    """
+    module = sys.modules.get("albumentations")
+    if module is None:
+        return ()
+    kinds = [vars(module).get(name) for name in ("BaseCompose", "BasicTransform")]
+    return tuple(
+        kind for kind in kinds if isinstance(kind, type) and hasattr(kind, "set_random_state")
+    )
+
+
+def seed(outermost: Any, number: int) -> None:
+    """Seed a Compose or transform, and all within it, from 64 bits."""
+    python = random.Random(extend(number, 1))
+    outermost.set_random_state(np.random.default_rng(number), python)
+
+
+def state(outermost: Any) -> _State:
+    """What `restore` needs. Seeds it: what that changes is its state, whatever the release."""
+    within = [vars(thing) for thing in _within(outermost)]
+    before = [dict(attributes) for attributes in within]
+    seed(outermost, 0)
+    return [
+        (now, {name: had.get(name, _MISSING) for name in _changed(had, now)})
+        for now, had in zip(within, before, strict=True)
+    ]
+
+
+def restore(_: object, state: _State) -> None:
+    """Make it what it was."""
+    for attributes, had in state:
+        for name, value in had.items():
+            if value is _MISSING:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    names = {**before, **now}
+    return [name for name in names if before.get(name, _MISSING) is not now.get(name, _MISSING)]
+
+
+def _within(outermost: Any) -> list[Any]:
+    """Itself, and all transforms within it."""
+    kinds = classes()
+    found, known, ahead = [], set[int](), [outermost]
+    while ahead and len(known) < _MOST:
+        thing = ahead.pop()
+        if id(thing) in known:
+            continue
+        known.add(id(thing))
+        if class_of_any(thing, kinds):
+            found.append(thing)
+        ahead.extend(part for _, part in parts(thing))
+    return found

@@ -1,0 +1,194 @@
+"""Random generators that a dataset and its transforms keep for themselves.
+
+The global random states are seeded for each batch (`feedline.randomness`). Transforms that draw
+from generators of their own, as albumentations' do, would give equal batches in two workers, and
+other batches on another number of workers.
+
+Guarantees: after `seed_own(found, seed)` every generator that was found depends on `seed` and on
+its place among them alone. After a `with own_seeded(...)` all are as they were, also after an
+exception. No code of the user's runs while they are looked for.
+Relies on: `attributes` for what can be reached; `find` says in which bounds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.dataset import albumentations_state as albumentations
+from feedline.dataset.attributes import class_of_any, parts
+from feedline.plan.seeds import extend
+
+__all__ = ["OwnGenerator", "describe", "find", "own_seeded", "seed_own"]
+
+_OWN = 3
+"""Sets them apart from the global states, which are seeded from the same number."""
+_DEEPEST = 16
+_MOST = 10_000
+_numpy: Any = np.random  # its stubs leave functions out
+
+
+class _Kind(NamedTuple):
+    """How generators of one kind are handled.
+
+    Args:
+        name: what to call one.
+        seed: seeds it from 64 bits.
+        state: what `restore` needs; `seed` follows.
+        restore: makes it what it was.
+    """
+
+    name: str
+    seed: Callable[[Any, int], object]
+    state: Callable[[Any], Any]
+    restore: Callable[[Any, Any], object]
+
+
+@dataclass(frozen=True)
+class OwnGenerator:
+    """A generator that was found.
+
+    Args:
+        path: where, as in "dataset.transform.rng".
+        kind: what it is.
+        thing: it.
+    """
+
+    path: str
+    kind: _Kind
+    thing: Any
+
+
+def find(dataset: object, collate_fn: object = None) -> list[OwnGenerator]:
+    """The generators of a dataset, of what it is made of, and of a `collate_fn`, in a fixed order.
+
+    They are looked for in attributes, slots and class attributes, in lists, tuples and dicts of at
+    most 1000 entries, in what functions and partials have bound, down to 16 steps from the dataset
+    and among at most 10,000 objects, the nearest first. One that is reached by two ways is found
+    once. Globals of a module, and what an object of a C extension keeps, are out of reach.
+    """
+    found: list[OwnGenerator] = []
+    known = {id(own) for own in _global_states()}
+    ahead: deque[tuple[int, str, Any]] = deque(
+        [(0, "dataset", dataset), (0, "collate_fn", collate_fn)]
+    )
+    while ahead and len(known) < _MOST:
+        depth, path, thing = ahead.popleft()
+        thing = _unit(thing)
+        if id(thing) in known:
+            continue
+        known.add(id(thing))
+        kind = _kind_of(thing)
+        if kind is not None:
+            found.append(OwnGenerator(path, kind, thing))
+        elif depth < _DEEPEST:
+            ahead.extend((depth + 1, path + name, part) for name, part in parts(thing))
+    return found
+
+
+def describe(dataset: object, collate_fn: object = None) -> list[str]:
+    """What `find` finds, in words, e.g. "dataset.transform.rng (numpy Generator)"."""
+    return [f"{own.path} ({own.kind.name})" for own in find(dataset, collate_fn)]
+
+
+def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
+    """Seed each of them, with a stream of its own, from 64 bits."""
+    seed = extend(seed, _OWN)
+    for place, own in enumerate(found):
+        own.kind.seed(own.thing, extend(seed, place))
+
+
+class own_seeded:  # used as a statement
+    """Seed generators for a `with`; afterwards they are as they were.
+
+    Args:
+        found: the generators.
+        seed: 64 bits.
+    """
+
+    def __init__(self, found: Sequence[OwnGenerator], seed: int) -> None:
+        self._found = found
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._states: list[Any] = []
+        try:
+            for own in self._found:
+                self._states.append(own.kind.state(own.thing))
+            seed_own(self._found, self._seed)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        for own, state in zip(self._found, self._states, strict=False):
+            own.kind.restore(own.thing, state)
+
+
+def _global_states() -> tuple[object, ...]:
+    """Generators that are seeded in any case."""
+    python = random.seed.__self__  # type: ignore[attr-defined]
+    return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
+
+
+def _unit(thing: Any) -> Any:
+    """What counts once: Generators may share a BitGenerator, which is all their state."""
+    return thing.bit_generator if type(thing) is np.random.Generator else thing
+
+
+def _kind_of(thing: Any) -> _Kind | None:
+    kind: type = type(thing)
+    if kind is np.random.RandomState and type(thing._bit_generator) is not np.random.MT19937:
+        return None  # only that one can be seeded behind it
+    if kind is torch.Generator:
+        return _TORCH if thing.device.type == "cpu" else None
+    if kind in _KINDS:
+        return _KINDS[kind]
+    return _ALBUMENTATIONS if class_of_any(thing, albumentations.classes()) else None
+
+
+def _seed_bits(bits: Any, seed: int) -> None:
+    bits.state = type(bits)(seed).state
+
+
+def _seed_random_state(state: np.random.RandomState, seed: int) -> None:
+    state.seed(seed & 0xFFFFFFFF)
+
+
+def _seed_torch(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed & (1 << 63) - 1)
+
+
+_BITS = _Kind(
+    "numpy Generator",
+    _seed_bits,
+    lambda bits: bits.state,
+    lambda bits, state: setattr(bits, "state", state),
+)
+_STATE = _Kind(
+    "numpy RandomState",
+    _seed_random_state,
+    lambda thing: thing.get_state(legacy=False),
+    lambda thing, state: thing.set_state(state),
+)
+_PYTHON = _Kind("random.Random", random.Random.seed, random.Random.getstate, random.Random.setstate)
+_TORCH = _Kind("torch Generator", _seed_torch, torch.Generator.get_state, torch.Generator.set_state)
+_ALBUMENTATIONS = _Kind(
+    "albumentations", albumentations.seed, albumentations.state, albumentations.restore
+)
+# Exactly these: a class derived from them may do anything, as random.SystemRandom does.
+_KINDS: dict[type, _Kind] = {
+    np.random.RandomState: _STATE,
+    random.Random: _PYTHON,
+    np.random.MT19937: _BITS,
+    np.random.PCG64: _BITS,
+    np.random.PCG64DXSM: _BITS,
+    np.random.Philox: _BITS,
+    np.random.SFC64: _BITS,
+}

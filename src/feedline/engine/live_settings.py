@@ -1,0 +1,45 @@
+"""What may change while a loader works. None of it changes the bytes or the order of batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feedline.engine.board import MAX_SEATS
+from feedline.errors import UsageError
+from feedline.plan.pieces import PIECE_NS
+
+__all__ = ["LiveSettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSettings:
+    """Settings of a feed.
+
+    Args:
+        workers: how many make batches; 0 where the training process does.
+        prefetch: how many batches may be under way at a time, made or not, besides those that were
+            taken. There are never more than slots; None for as many as slots.
+        piece_ns: how much work a piece of a batch holds, in ns.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    workers: int
+    prefetch: int | None = None
+    piece_ns: int = PIECE_NS
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("num_workers", self.workers, 0, MAX_SEATS),
+            ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
+            ("piece_ns", self.piece_ns, 1, None),
+        ):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or value < least or (most is not None and value > most):
+                limits = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise UsageError(f"{name} must be a whole number, {limits}, got {value!r}")
+
+    def depth(self, slots: int) -> int:
+        """How many batches may be under way where there are so many slots."""
+        return slots if self.prefetch is None else min(self.prefetch, slots)

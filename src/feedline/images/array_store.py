@@ -1,0 +1,180 @@
+"""Decoded images in one array as a store, in memory or in a file.
+
+Guarantees: all workers share one copy of the pixels, the page cache's where they come from a
+file; nothing is unpickled from a file; a file that changed its shape is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+from feedline.images.crops import Pixels
+from feedline.plan.row import Field
+
+__all__ = ["ArrayStore"]
+
+_HASHED_IMAGES = 64
+
+_LABEL_DTYPES = frozenset(
+    (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+"""Those that torch has in every version that is supported."""
+
+
+class ArrayStore:
+    """Images of one size; a `SampleStore`.
+
+    Args:
+        images: uint8 (n, height, width, 3), C-contiguous, or the path of an .npy file of them.
+        labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
+            become int64; others keep their dtype.
+
+    Raises:
+        DatasetError: a file is missing or is no .npy file.
+        UsageError: an array has another shape or dtype; says which.
+    """
+
+    def __init__(self, images: object, labels: object) -> None:
+        self.path: str | None = None
+        if isinstance(images, (str, os.PathLike)):
+            self.path = os.path.abspath(os.path.expanduser(os.fspath(images)))
+            images = _opened(self.path)
+        if isinstance(labels, (str, os.PathLike)):
+            labels = _opened(os.path.abspath(os.path.expanduser(os.fspath(labels))))
+        self.images = _checked_images(images)
+        self.labels = _checked_labels(labels, len(self.images))
+
+    @property
+    def label_field(self) -> Field:
+        """The dtype and shape of one label."""
+        return Field("label", self.labels.dtype.name, self.labels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def open(self) -> None:
+        """Nothing to do: the file is mapped when the store is unpickled."""
+
+    def close(self) -> None:
+        """The mapping ends with the store."""
+
+    def read(self, sample: int) -> Pixels:
+        """The pixels of a sample, where they lie.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        pixels: Pixels = self.images[sample]
+        return pixels
+
+    def label(self, sample: int) -> Any:
+        """The label of a sample."""
+        return self.labels[sample]
+
+    def name(self, sample: int) -> str:
+        """The number of a sample, and the file's path where there is one."""
+        return f"image {sample} of {self.path or 'an array in memory'}"
+
+    def fingerprint(self) -> str:
+        """A short hash of the shape, all labels and 64 images spread evenly over the set."""
+        digest = hashlib.sha256(repr(self.images.shape).encode())
+        if (self.labels.dtype, self.labels.ndim) != (np.int64, 1):
+            digest.update(repr(self.label_field).encode())
+        digest.update(np.ascontiguousarray(self.labels).data)
+        picked = np.linspace(0, len(self) - 1, min(len(self), _HASHED_IMAGES)).astype(int)
+        for sample in picked.tolist():
+            digest.update(self.images[sample].tobytes())
+        return digest.hexdigest()[:16]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self.path is not None:
+            state["images"] = (self.images.shape,)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.path is not None:
+            self.images = _checked_images(_opened(self.path))
+            if self.images.shape != state["images"][0]:
+                raise DatasetError(
+                    f"{self.path} held {state['images'][0]} and now holds {self.images.shape}: it "
+                    "was written over"
+                )
+
+
+def _opened(path: str) -> np.ndarray[Any, Any]:
+    try:
+        # Copy-on-write, which nothing writes to: torch takes writable memory only without a copy.
+        array: np.ndarray[Any, Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        return array
+    except FileNotFoundError:
+        raise DatasetError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise DatasetError(
+            f"{path} cannot be read as an .npy array: {error}. Write it with numpy.save"
+        ) from error
+
+
+def _checked_images(images: object) -> Pixels:
+    if not isinstance(images, np.ndarray):
+        raise UsageError(
+            "images must be a numpy array or the path of an .npy file, got "
+            f"{type(images).__name__}; for a tensor, pass tensor.numpy()"
+        )
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise UsageError(
+            "images must be uint8 of shape (n, height, width, 3), got "
+            f"{images.dtype} of shape {images.shape}{_cure(images)}"
+        )
+    if 0 in images.shape:
+        raise DatasetError(f"there are no pixels in images of shape {images.shape}")
+    return np.ascontiguousarray(images)
+
+
+def _cure(images: np.ndarray[Any, Any]) -> str:
+    if images.ndim == 4 and images.shape[1] == 3:
+        return "; the channels come first: pass images.transpose(0, 2, 3, 1)"
+    if images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 1):
+        return "; for grey images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
+    return ""
+
+
+def _checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"labels must be an array of shape ({count}, ...), and no array can be made of them: "
+            f"{error}. All labels must have one shape"
+        ) from error
+    if array.ndim == 0 or len(array) != count:
+        raise UsageError(
+            f"labels must be {count}, one an image, along the first axis, got {array.dtype} of "
+            f"shape {array.shape}"
+        )
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return array.astype(np.int64)
+    if 0 in array.shape:
+        raise UsageError(f"labels of shape {array.shape} hold no numbers: an axis has length 0")
+    if array.dtype.name not in _LABEL_DTYPES:
+        cure = "astype(numpy.int64)" if array.dtype.kind in "iu" else "astype(numpy.float32)"
+        raise UsageError(
+            f"labels must be numbers of a dtype that torch has, got {array.dtype} of shape "
+            f"{array.shape}: "
+            + (
+                f"pass labels.{cure}"
+                if array.dtype.kind in "iuf"
+                else "number the classes, as numpy.unique(labels, return_inverse=True)[1] does"
+            )
+        )
+    # torch takes the machine's own byte order only.
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

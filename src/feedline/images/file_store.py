@@ -1,0 +1,75 @@
+"""Image files and their labels as a store: of a folder with classes, or of a table of paths.
+
+Guarantees: no Python object per file; the paths go out of band in pickle protocol 5; what cannot
+be read is an ImageError. Relies on: `paths` for the table, `files` for the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from feedline.images.files import read_file
+from feedline.images.paths import LabelledPaths
+from feedline.plan.row import Field
+
+Paths = TypeVar("Paths", bound=LabelledPaths)
+
+__all__ = ["FileStore"]
+
+
+class FileStore(Generic[Paths]):
+    """Files, read as they are asked for; a `SampleStore`.
+
+    Args:
+        paths: the samples' paths and labels; the labels become int64.
+        folders: what stands before a path, in the file system's bytes, an absolute path that ends
+            with a separator: one for all samples, or one for each label from 0 on.
+    """
+
+    label_field = Field("label", "int64", ())
+
+    def __init__(self, paths: Paths, folders: Sequence[bytes]) -> None:
+        self.paths = paths
+        self.folders = folders
+        self._by_label = len(folders) > 1
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self) -> None:
+        """Nothing is kept open: a file is opened for as long as it is read."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def read(self, sample: int) -> bytes:
+        """The bytes of a sample's file.
+
+        Raises:
+            ImageError: it cannot be read.
+            IndexError: there is no such sample.
+        """
+        return read_file(self.path(sample))
+
+    def label(self, sample: int) -> int:
+        """The label of a sample."""
+        label: int = self.paths.labels[sample]
+        return label
+
+    def path(self, sample: int) -> bytes:
+        """The absolute path of a sample's file.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        name = self.paths.name(sample)
+        return self.folders[self.paths.labels[sample] if self._by_label else 0] + name
+
+    def name(self, sample: int) -> str:
+        """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
+        return self.path(sample).decode("utf-8", "backslashreplace")
+
+    def fingerprint(self) -> str:
+        """A short hash of the paths; reads no files."""
+        return self.paths.fingerprint()

@@ -1,0 +1,156 @@
+"""From a store of images to rows: decode, place the crop, resize, write.
+
+Guarantees: a row depends on the image, the transform and the item alone; what cannot be read or
+decoded is an ImageError that names the sample; no more of a JPEG is decoded than the crop needs;
+a pickle carries no buffers; several threads may load at once.
+
+Relies on: a `store` for bytes or pixels, `decode`, `crops` and `resize` for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from feedline.errors import ImageError
+from feedline.images.crops import Pixels, Placement, Transform, cut
+from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
+from feedline.images.resize import fill
+from feedline.images.store import SampleStore
+from feedline.images.words import without_addresses
+from feedline.plan.row import Field, Item
+
+Store = TypeVar("Store", bound=SampleStore)
+
+__all__ = ["RowPipeline"]
+
+
+class RowPipeline(Generic[Store]):
+    """The images of a store as a source of rows: "image", uint8 (size, size, 3), and "label".
+
+    Args:
+        store: the images and labels.
+        transform: which part of an image is shown.
+        scaled: decode a JPEG smaller where the part still has the row's size.
+        exif: turn images upright by their Exif orientation.
+        max_pixels: an image whose header announces more is an ImageError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transform: Transform,
+        *,
+        scaled: bool = False,
+        exif: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self.store = store
+        self.transform = transform
+        self._scaled = scaled
+        self._exif = exif
+        self._max_pixels = max_pixels
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what is not pickled."""
+        self._is_open = False
+        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self._exif)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def open(self, worker: int, workers: int) -> None:
+        """A worker begins: its number, and how many there are. Elsewhere the first row does it."""
+        self.store.open()
+        self._is_open = True
+
+    def close(self) -> None:
+        """No more rows are asked for in this process."""
+        self._is_open = False
+        self.store.close()
+
+    def fields(self, image_size: int) -> tuple[Field, ...]:
+        """The arrays of a row at this image size, in pixels."""
+        return (
+            Field("image", "uint8", (image_size, image_size, 3)),
+            self.store.label_field,
+        )
+
+    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
+        """Fill one row.
+
+        Args:
+            item: which sample, how large, with which seed.
+            row: uint8 (size, size, 3), C-contiguous, and the label's array: written in place.
+
+        Raises:
+            ImageError: the image cannot be read or decoded; names it. The row is then undefined.
+            IndexError: there is no such sample.
+        """
+        image, placement = self._part(item)
+        fill(row[0], image, placement)
+        row[1][...] = self.store.label(item.sample)
+
+    def _part(self, item: Item) -> tuple[Pixels, Placement]:
+        """The part of the image that is shown, valid until the next one, and where it goes."""
+        if not self._is_open:
+            self.open(0, 1)
+        try:
+            data = self.store.read(item.sample)
+            if not isinstance(data, np.ndarray):
+                try:
+                    return self._decoded(data, item)
+                except ImageError:
+                    rescued = self._rescued(data)
+                    if rescued is None:
+                        raise
+                    data = rescued
+        except ImageError as error:
+            raise ImageError(
+                f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded: {error}"
+            ) from error
+        placement = self.transform.place(data.shape[0], data.shape[1], item)
+        return cut(data, placement.part), placement
+
+    def _decoded(self, data: bytes, item: Item) -> tuple[Pixels, Placement]:
+        decoder = self._threads.decoder
+        height, width = decoder.open(data)
+        placement = self.transform.place(height, width, item)
+        by = 1
+        if self._scaled and decoder.reducible:
+            by = placement.shrink(height, width, item.image_size)
+            placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
+        return decoder.read(by, placement.part), placement
+
+    def _rescued(self, data: bytes) -> Pixels | None:
+        """The pixels of an image that the decoder refused, where another reader is wanted."""
+        return None
+
+    def name(self, sample: int) -> str:
+        """What to call a sample when it is printed."""
+        return self.store.name(sample)
+
+    def fingerprint(self) -> str:
+        """A short text that differs where the samples or their order differ."""
+        return self.store.fingerprint()
+
+    @property
+    def uses_strength(self) -> bool:
+        """Whether the crop changes with an item's strength."""
+        return bool(getattr(self.transform, "uses_strength", True))
+
+    def transform_identity(self) -> str:
+        """What decides how an image becomes a row, in words: the same in every process."""
+        decode = "scaled" if self._scaled else "exact"
+        return without_addresses(f"{self.transform!r}, decode={decode!r}, exif={self._exif}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_threads"], state["_is_open"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()

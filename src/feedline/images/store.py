@@ -1,0 +1,63 @@
+"""Where the images and labels of a set come from: what a row pipeline asks of it.
+
+A folder, a table of paths, an array in memory, an archive or a cache is a store; how pixels are
+decoded, cropped and resized is no concern of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from feedline.images.crops import Pixels
+from feedline.plan.row import Field
+
+__all__ = ["SampleStore"]
+
+
+class SampleStore(Protocol):
+    """Numbered images with their labels. Pickled once and sent to every worker.
+
+    `read` and `label` follow from the sample's number alone; several threads may call them at
+    once.
+    """
+
+    @property
+    def label_field(self) -> Field:
+        """The dtype and shape of one label, under the name "label"."""
+        ...
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        ...
+
+    def open(self) -> None:
+        """Take what a process needs to read, e.g. a descriptor, instead of what it has.
+
+        Called before it reads, in each worker again, and perhaps more than once.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give that back. Called when the process reads no more, also where nothing was opened."""
+        ...
+
+    def read(self, sample: int) -> bytes | Pixels:
+        """An image: the bytes of an encoded file, or uint8 (height, width, 3), read only.
+
+        Raises:
+            ImageError: it cannot be read; the message does not name it.
+            IndexError: there is no such sample.
+        """
+        ...
+
+    def label(self, sample: int) -> Any:
+        """What is written as the sample's label: fits `label_field`."""
+        ...
+
+    def name(self, sample: int) -> str:
+        """What a user calls the sample, to print it: its path, where it has one."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A short text that differs where the samples, their order or labels differ."""
+        ...

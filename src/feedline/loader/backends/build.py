@@ -1,0 +1,184 @@
+"""A backend, put together as a decision says: a crew, slots, a feed, a carrier."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feedline.dataset.fetcher import DatasetFetcher
+from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
+from feedline.dataset.worker_init import RowsWithInit, WorkerInit
+from feedline.device.accelerator_carrier import accelerator_carrier
+from feedline.device.carrier import Carrier
+from feedline.device.host import HostCarrier
+from feedline.device.pinning import pins
+from feedline.engine.feed import Feed
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.growing_slots import GrowingSlots
+from feedline.engine.live_settings import LiveSettings
+from feedline.engine.source import Source
+from feedline.engine.start_method import start_crew
+from feedline.engine.tasks import BatchTasks, PieceTasks
+from feedline.loader.backends.backend import Backend
+from feedline.loader.backends.in_process import InProcessBackend
+from feedline.loader.backends.workers import WorkerBackend
+from feedline.loader.cursor import BatchCursor
+from feedline.loader.decide import Decision
+from feedline.loader.failure_policy import FailurePolicy
+from feedline.loader.settings import Settings
+from feedline.plan.batches import Batch
+from feedline.recognition.tensors import batched_tensors
+from feedline.trace.split import Timing
+
+__all__ = ["build"]
+
+_ROW_TIMEOUT_S = 120.0
+"""How long a worker may stay on one row of a native source before it is replaced."""
+
+# The fork server imports these once, so that every worker starts with them at once.
+_PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
+_PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.fetcher")
+
+_KEPT_BY_USER = 2
+"""Batches that a user may hold without a copy, besides those that are made ahead."""
+
+
+def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing) -> Backend:
+    """A backend at work from the cursor's position on.
+
+    Args:
+        decision: whose code makes the batches.
+        settings: how.
+        cursor: which batches come.
+        timing: where the times of steps are added.
+
+    Raises:
+        UsageError: the dataset cannot be sent to workers.
+        ResourceError: memory or processes that the machine does not have.
+    """
+    if decision.rows is not None:
+        return _started(_rows_backend(decision, settings, cursor, timing))
+    # 63 bits, as a seed of torch's has.
+    init = WorkerInit(settings.dataset, settings.worker_init_fn, cursor.seed & (1 << 63) - 1)
+    fetcher = DatasetFetcher(
+        init,
+        settings.collate_fn,
+        batched=settings.batched,
+        skip_errors=settings.on_error == "skip",
+        samples=decision.samples,
+    )
+    if settings.workers == 0 or decision.kind == "tensors":
+        return _in_process(fetcher, decision, settings, cursor, timing)
+    return _started(_whole_batches(fetcher, settings, cursor, timing))
+
+
+def _started(backend: WorkerBackend) -> WorkerBackend:
+    """Set a backend to work, or close it."""
+    try:
+        backend.restart_prefetch()
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _rows_backend(
+    decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing
+) -> WorkerBackend:
+    """Workers that write rows side by side into batches of a known size."""
+    asked, native = settings.asked, settings.asked.native
+    assert decision.rows is not None
+    source: Source = decision.rows
+    if settings.worker_init_fn is not None:
+        init = WorkerInit(source, settings.worker_init_fn, asked.seed or 0)
+        source = RowsWithInit(source, init)
+    slots = asked.prefetch + 1
+    crew = start_crew(
+        source,
+        slots_bytes=slots * decision.slot_bytes,
+        workers=settings.workers,
+        method=settings.start_method,
+        preload=_PRELOAD,
+    )
+    ring = FixedSlots(crew.block, decision.slot_bytes, slots)
+    feed = Feed(
+        PieceTasks(ring, source.fields),
+        crew,
+        LiveSettings(workers=settings.workers),
+        timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
+        deadline_s=inf if native else settings.timeout_s or inf,
+    )
+    carrier: Carrier
+    if asked.device is not None and asked.device.type != "cpu":
+        assert asked.normalise is not None, "batches on a device are normalised"
+        carrier = accelerator_carrier(ring, crew.block, asked.normalise, asked.device)
+    else:
+        # torch's default collate makes lists of tuples.
+        form = tuple if native else list
+        carrier = HostCarrier(ring, asked.normalise, form, pins(settings.pin))
+    carrier.timing = timing
+    return WorkerBackend(
+        feed,
+        carrier,
+        cursor,
+        FailurePolicy(source, ring, settings.on_error),
+        skip_after_error=not native,
+    )
+
+
+def _whole_batches(
+    fetcher: DatasetFetcher, settings: Settings, cursor: BatchCursor, timing: Timing
+) -> WorkerBackend:
+    """Workers that make whole batches, one each."""
+    crew = start_crew(
+        fetcher,
+        slots_bytes=0,
+        workers=settings.workers,
+        method=settings.start_method,
+        preload=_PRELOAD_WHOLE,
+    )
+
+    def slots(workers: int) -> int:
+        return max(1, settings.prefetch_factor) * workers + _KEPT_BY_USER
+
+    growing = GrowingSlots(slots(settings.workers))
+    feed = Feed(
+        BatchTasks(growing, slots, shares_memory=crew.shares_memory),
+        crew,
+        LiveSettings(workers=settings.workers),
+        timeout_s=inf,  # a user's sample may take as long as it likes
+        deadline_s=settings.timeout_s or inf,
+        in_order=settings.in_order,
+    )
+    carrier = WholeBatchCarrier(growing, spare=_KEPT_BY_USER, pin=settings.pin)
+    carrier.timing = timing
+    return WorkerBackend(feed, carrier, cursor, lambda flight: [])
+
+
+def _in_process(
+    fetcher: DatasetFetcher,
+    decision: Decision,
+    settings: Settings,
+    cursor: BatchCursor,
+    timing: Timing,
+) -> InProcessBackend:
+    """Batches made in this process when they are asked for."""
+    pinned = pins(settings.pin)
+
+    def make(batch: Batch) -> Any:
+        made = None
+        if decision.kind == "tensors":
+            # Looked at for each batch: in this process a change shows at once, as torch's does.
+            found = batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
+            with contextlib.suppress(Exception):  # samples have to be asked for, or say more
+                made = found.gather and found.gather(batch.asked)
+        if made is None:
+            made = fetcher.make_here(batch)
+        return pin_memory(made) if pinned else made
+
+    maker: Callable[[Batch], Any] = make
+    return InProcessBackend(maker, cursor, timing)

@@ -1,0 +1,256 @@
+"""A loader's arguments, checked before anything starts.
+
+Guarantees: what cannot be used is a UsageError that says what was asked and what was got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, TypeGuard
+
+import torch
+from torch.utils.data import default_collate
+
+from feedline.engine.board import MAX_SEATS
+from feedline.errors import DatasetError, UsageError
+from feedline.plan.schedule import MAX_SIZE_PX
+from feedline.system import usable_cores
+
+__all__ = ["check_arguments", "check_size", "is_native", "usable_device", "worker_count"]
+
+_MAX_PREFETCH_FACTOR = 1024
+_WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
+
+
+def is_native(dataset: object) -> bool:
+    """Whether a dataset is a source of feedline's own kind, as `feedline.ImageFolder` is."""
+    return all(hasattr(dataset, name) for name in ("fields", "load", "fingerprint"))
+
+
+def check_arguments(
+    given: Mapping[str, Any], *, native: bool, iterable: bool, sampled: bool
+) -> None:
+    """Check what does not check itself. Schedule, plan, normalisation and torch do.
+
+    Args:
+        given: the arguments of a loader by their names.
+        native: the dataset is a source of feedline's own kind.
+        iterable: the dataset is an IterableDataset.
+        sampled: a sampler says which samples there are.
+
+    Raises:
+        UsageError: an argument cannot be used, or has no effect where it was given.
+    """
+    dataset, schedule, seed = given["dataset"], given["schedule"], given["seed"]
+    _check_counts(given["batch_size"], given["num_workers"], given["prefetch_factor"])
+    _check_values(given)
+    if native:
+        _check_native(dataset, given)
+    elif given["device"] is not None:
+        raise UsageError(
+            f"device={given['device']!r} is for feedline's own sources, as feedline.ImageFolder; "
+            "batches of any other Dataset come on the CPU: pin_memory=True and batch.to(device, "
+            "non_blocking=True) bring them there"
+        )
+    elif iterable:
+        _check_iterable(given)
+    else:
+        _check_samples(dataset)
+        if not sampled:
+            needed = bool(given["shuffle"]) or seed is not None or schedule is not None
+            _check_length(dataset, needed=needed)
+    _check_effects(given, native=native, sampled=sampled)
+
+
+def _check_native(source: Any, given: Mapping[str, Any]) -> None:
+    methods = ("__len__", "fields", "load", "name", "fingerprint")
+    missing = [name for name in methods if not hasattr(source, name)]
+    kind = type(source).__name__
+    if missing:
+        raise UsageError(
+            f"cannot load from a {kind}: it has no {', '.join(missing)}; pass a "
+            "feedline.ImageFolder, any object with the methods of feedline's Source, or a torch "
+            "Dataset"
+        )
+    if len(source) == 0:
+        raise DatasetError(f"{source!r} has no samples; look where it takes them from")
+    if given["collate_fn"] not in (None, default_collate):
+        raise UsageError(
+            f"collate_fn={given['collate_fn']!r} was given, but {kind} makes batches, not samples "
+            "to be collated; apply it to the batches, or use a torch Dataset"
+        )
+
+
+def _check_iterable(given: Mapping[str, Any]) -> None:
+    names = ("seed", "schedule", "image_size")
+    useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
+    useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
+    if useless:
+        raise UsageError(
+            f"{', '.join(useless)} was given with an IterableDataset: torch's engine makes its "
+            "batches, in the dataset's own order, and knows nothing of that. Use a map-style "
+            "Dataset, or leave it out"
+        )
+
+
+def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> None:
+    """Refuse arguments that would have no effect, and ask for the one that must be given."""
+    if given["device"] is None:
+        for name in ("mean", "std", "dtype"):
+            if given[name] is not None:
+                where = "give device=... as well" if native else "normalise in your transform"
+                raise UsageError(
+                    f"{name}={given[name]!r} has no effect without `device`: batches come as the "
+                    f"workers made them; {where}"
+                )
+    sizes = native or given["schedule"] is not None or given["image_size"] is not None
+    if given["max_image_size"] is not None and not sizes:
+        raise UsageError(
+            f"max_image_size={given['max_image_size']} has no effect where no size is asked for: "
+            "give a schedule or an image_size as well"
+        )
+    planned = (given["seed"] is not None or given["schedule"] is not None) and not sampled
+    if planned and not given["in_order"]:
+        raise UsageError(
+            "in_order=False was given with a seed or a schedule, by which feedline plans the order "
+            "of the batches and keeps it; leave one of them out"
+        )
+    if native and given["schedule"] is None and given["image_size"] is None:
+        raise UsageError(
+            f"at which size are the images of {type(given['dataset']).__name__} wanted? Give "
+            'image_size=224, or a schedule such as schedule="112x10,160x10,224x10"'
+        )
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    seed, prefetch, timeout = given["seed"], given["prefetch"], given["timeout"]
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise UsageError(f"seed must be a whole number or None, got {seed!r}")
+    if given["on_error"] not in ("raise", "skip"):
+        raise UsageError(f'on_error must be "raise" or "skip", got {given["on_error"]!r}')
+    if prefetch is not None and not (_is_whole(prefetch) and 1 <= prefetch <= 64):
+        raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
+    if not (given["dtype"] is None or isinstance(given["dtype"], torch.dtype)):
+        raise UsageError(
+            f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {given['dtype']!r}"
+        )
+    if given["schedule"] is not None and given["image_size"] is not None:
+        raise UsageError("give either a schedule or an image_size, not both")
+    for name in ("image_size", "max_image_size"):
+        if given[name] is not None:
+            check_size(name, given[name])
+    size, largest = given["image_size"], given["max_image_size"]
+    if size and largest and size > largest:
+        raise UsageError(f"image_size {size} is above max_image_size {largest}; leave one out")
+
+
+def check_size(name: str, size: object) -> None:
+    """Check a side of images in pixels.
+
+    Raises:
+        UsageError: it is none.
+    """
+    whole = isinstance(size, int) and not isinstance(size, bool)
+    if not (whole and 1 <= size <= MAX_SIZE_PX):  # type: ignore[operator]
+        raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
+
+
+def _check_samples(dataset: object) -> None:
+    """Check that samples can be asked for."""
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        endless = hasattr(dataset, "__iter__")
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass "
+            + (
+                "a list of what it gives, or a torch IterableDataset whose __iter__ makes it"
+                if endless
+                else "a Dataset, a list, or anything else with __getitem__ and __len__"
+            )
+        )
+
+
+def _check_length(dataset: Any, *, needed: bool) -> None:
+    """Check that there is a number of samples.
+
+    Args:
+        dataset: of which no sampler says how many samples there are.
+        needed: the number is needed at once; else a dataset may still be about to learn it.
+    """
+    name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
+    if length_of is None:
+        raise UsageError(
+            f"a {name} does not say how many samples it has: give it a __len__, give the loader a "
+            "sampler, or make it a torch IterableDataset"
+        )
+    try:
+        given = length_of(dataset)
+    except Exception:
+        return  # where the length is needed, the same error comes
+    unknown = given is None or (isinstance(given, Integral) and given < 0)
+    if (unknown and needed) or not (unknown or hasattr(given, "__index__")):
+        raise UsageError(
+            f"len() of a dataset must be a whole number of at least 0, and the __len__ of {name} "
+            f"gives {given!r}"
+        )
+
+
+def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:
+    """Check the numbers that torch would take as they are, or refuse without showing their type.
+
+    What is below their range, and a prefetch_factor without workers, torch refuses itself.
+    """
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+        raise UsageError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    if not (num_workers is None or isinstance(num_workers, str) or _is_whole(num_workers)):
+        raise UsageError(f"{_WORKERS}, got {num_workers!r}")
+    if prefetch_factor is None or num_workers is None or num_workers == 0:
+        return
+    if not (_is_whole(prefetch_factor) and prefetch_factor <= _MAX_PREFETCH_FACTOR):
+        raise UsageError(
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
+            f"{prefetch_factor!r}: it is how many batches each worker makes ahead"
+        )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device that was asked for, with its index.
+
+    Raises:
+        UsageError: it does not exist here.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device {device!r}: {error}") from None
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                f'device="{device}" was asked for, but torch sees no CUDA device; use '
+                'device="cpu", or look at `nvidia-smi` and torch.version.cuda'
+            )
+        return torch.device(
+            "cuda", found.index if found.index is not None else torch.cuda.current_device()
+        )
+    if found.type != "cpu":
+        raise UsageError(f'device must be "cpu", "cuda" or None, got {device!r}')
+    return found
+
+
+def worker_count(workers: int | str) -> int:
+    """How many workers "auto" or a number means.
+
+    Raises:
+        UsageError: neither of these.
+    """
+    if workers == "auto":
+        return min(usable_cores(), MAX_SEATS)
+    if _is_whole(workers) and 0 <= workers <= MAX_SEATS:
+        return int(workers)
+    raise UsageError(f"{_WORKERS}, got {workers!r}")

@@ -1,0 +1,188 @@
+"""Whose code makes the batches of a loader: decided once, here, and nowhere else.
+
+Guarantees: pure; a decision depends on the settings alone, and says its reasons.
+Relies on: `recognition`, which says of a torchvision dataset and of a TensorDataset whether
+feedline's code means the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from feedline.engine.source import Source
+from feedline.errors import UsageError
+from feedline.loader.settings import Settings
+from feedline.loader.slot_size import slot_size
+from feedline.plan.schedule import Phase
+from feedline.recognition.tensors import BatchedTensors, batched_tensors
+
+if TYPE_CHECKING:
+    from feedline.recognition.pipeline import ImagePipeline
+
+__all__ = ["Decision", "Kind", "decide"]
+
+Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
+"""Who makes the batches:
+    native    a source of feedline's own writes rows into shared batches
+    rows      the same, by feedline's code in the place of a recognised torchvision pipeline
+    samples   that code makes samples; the user's own code collates them into whole batches
+    tensors   a TensorDataset is indexed in the training process
+    dataset   the user's dataset and collate_fn make whole batches
+    torch     torch's own engine, for an IterableDataset
+"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decision:
+    """Whose code makes the batches, and why.
+
+    Args:
+        kind: see `Kind`.
+        rows: writes the rows; None unless kind is "native" or "rows".
+        samples: makes the samples; None unless kind is "samples".
+        fast: steps of a recognised pipeline that feedline's own code stands for, as words.
+        unchanged: its steps that run as they are, as words.
+        reasons: why no more was recognised, sentences.
+        max_image_size: the largest size in pixels that there is memory for; None for any.
+        slot_bytes: memory of a batch of rows; 0 for any other kind.
+        phases: the phases that rows are laid out for.
+        runs_user_code: code of the user's runs in the workers.
+    """
+
+    kind: Kind
+    rows: Source | None = None
+    samples: ImagePipeline | None = None
+    fast: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    max_image_size: int | None = None
+    slot_bytes: int = 0
+    runs_user_code: bool = True
+    pixels: str = field(default="")
+
+    @property
+    def honours_size(self) -> bool | None:
+        """True if batches have the size that is asked for; None if the dataset's code decides."""
+        if self.kind == "dataset":
+            return None
+        return self.kind in ("native", "rows", "samples")
+
+    def __str__(self) -> str:
+        said = _ENGINE[self.kind]
+        return f"{said} ({' '.join(self.reasons)})" if self.reasons else said
+
+
+_ENGINE: dict[Kind, str] = {
+    "native": "rows, written by all workers side by side into one batch",
+    "rows": "rows of a recognised torchvision pipeline, written by all workers into one batch",
+    "samples": "samples of a recognised torchvision pipeline, collated as you say into whole "
+    "batches, each by one worker",
+    "tensors": "tensors in memory, indexed a batch at a time in this process: workers would be "
+    "slower",
+    "dataset": "whole batches, each made and collated by one worker into shared memory",
+    "torch": "torch's own: an IterableDataset shares itself out among torch's workers, and only "
+    "it knows what comes next",
+}
+
+
+def decide(settings: Settings) -> Decision:
+    """Decide whose code makes the batches.
+
+    Raises:
+        UsageError: what was asked for cannot be had in any way.
+    """
+    asked = settings.asked
+    if asked.iterable:
+        return Decision(kind="torch")
+    if asked.native:
+        return _rows(settings, "native", settings.dataset)
+    pipeline: Any = None
+    reasons: tuple[str, ...] = ()
+    if "torchvision" in sys.modules:  # decoders need not be loaded for anything else
+        pipeline, fast, unchanged, reasons = _recognised(settings)
+    if pipeline is not None:
+        known: dict[str, Any] = {"fast": fast, "unchanged": unchanged}
+        blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
+        if not blocked:
+            return _rows(settings, "rows", pipeline, reasons=reasons, **known)
+        return Decision(
+            kind="samples",
+            samples=pipeline,
+            reasons=(*reasons, *blocked),
+            pixels=pipeline.transform_identity(),
+            **known,
+        )
+    tensors = _tensors(settings)
+    if tensors.gather is not None:
+        return Decision(kind="tensors", runs_user_code=False)
+    if isinstance(settings.dataset, TensorDataset | Subset) and not reasons:
+        reasons = (tensors.refused,)
+    return Decision(kind="dataset", reasons=reasons)
+
+
+def _recognised(
+    settings: Settings,
+) -> tuple[Any, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    try:
+        from feedline.recognition.recognise import recognise
+    except ImportError as error:
+        return None, (), (), (f"Images cannot be decoded here: {error}.",)
+    found = recognise(settings.dataset)
+    return found.pipeline, found.fast, found.as_is, found.refused
+
+
+def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:
+    """What makes it necessary to make samples, where rows would be quicker."""
+    return [
+        (not pipeline.writes_rows, "Steps of your own may make anything of an image."),
+        (settings.collate_fn is not default_collate, "Your collate_fn wants single samples."),
+        (not settings.in_order, "Rows come in order, and in_order=False was asked for."),
+        (not settings.batched, "There are no batches: batch_size is None."),
+        (settings.max_rows == 0, "Batch size unknown: give the batch sampler a batch_size."),
+        (settings.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
+    ]
+
+
+def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision:
+    """Rows of a known size, with the memory that they need."""
+    if not settings.max_rows:
+        raise UsageError(
+            f"how many rows will a batch of {type(settings.dataset).__name__} have? Memory for "
+            "batches is allocated once, and neither batch_size nor the batch_sampler says: give "
+            "the batch sampler an attribute batch_size, of its largest batch; for single samples "
+            "pass batch_size=1"
+        )
+    asked = settings.asked
+    sizes = asked.sizes
+    phases = sizes.phases if sizes else (Phase(size=source.image_size, epochs=1),)
+    if any(p.strength != 1 for p in phases) and not getattr(source, "uses_strength", True):
+        raise UsageError(
+            "a phase of the schedule has a strength other than 1, and nothing in the transform "
+            "changes with it; leave it out, or use feedline.augmentation_strength() in a step"
+        )
+    slot_bytes, largest = slot_size(source, phases, settings.max_rows, asked.max_image_size)
+    identity: Callable[[], str] | None = getattr(source, "transform_identity", None)
+    return Decision(
+        kind=kind,
+        rows=source,
+        max_image_size=largest,
+        slot_bytes=slot_bytes,
+        runs_user_code=settings.worker_init_fn is not None,
+        pixels=identity() if identity else "",
+        **known,
+    )
+
+
+def _tensors(settings: Settings) -> BatchedTensors:
+    if settings.asked.sizes is not None:
+        return BatchedTensors(None, "Tensors have the size that they have.")
+    if not settings.batched:
+        return BatchedTensors(None, "There are no batches: batch_size is None.")
+    if settings.worker_init_fn is not None and settings.workers > 0:
+        return BatchedTensors(None, "Your worker_init_fn may change the dataset.")
+    return batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)

@@ -1,0 +1,338 @@
+"""A cursor and a backend, joined: where a loader stands, and who makes its batches from there.
+
+Guarantees: batches are made of the dataset as it is when an iteration begins, as far as `outline`
+tells. Workers live on from epoch to epoch with `persistent_workers=True`, with a schedule or a
+seed, and wherever no code of the user's runs in them; others end with the epoch. An iteration that
+was begun before another goes on by itself, with workers of its own.
+Relies on: being used from one thread; `decide` for the decision, `backends.build` for the backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from feedline.dataset.outline import Outline, outline
+from feedline.errors import StateError, UsageError
+from feedline.loader.backends.backend import Backend, Skipped
+from feedline.loader.backends.build import build
+from feedline.loader.backends.torch_engine import TorchBackend
+from feedline.loader.cursor import Cursor, identity_of, open_cursor
+from feedline.loader.decide import Decision, decide
+from feedline.loader.fingerprint import fingerprint_of
+from feedline.loader.iteration import Iteration
+from feedline.loader.settings import Settings
+from feedline.plan.batches import Batch
+from feedline.plan.planned_cursor import PlannedCursor
+from feedline.sampling.sampled_cursor import SampledCursor
+from feedline.trace.split import Timing
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("feedline")
+
+
+class Session:
+    """What one loader has under way.
+
+    Args:
+        settings: what it was asked for.
+        engine: torch's own, for an IterableDataset; None for any other dataset.
+    """
+
+    def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
+        self.settings = settings
+        self.cursor: Any = open_cursor(settings) if engine is None else engine
+        self.timing = Timing() if engine is None else engine.timing
+        self.batch: Batch | None = None
+        self._backend: Backend | None = engine
+        self._decision: Decision | None = None
+        self._outline: Outline | None = None
+        self._at_work: Decision | None = None  # with which the backend was built
+        self._skipped: list[Skipped] = []  # by backends that have ended
+        self._deaths: list[str] = []
+        self._owner = os.getpid()
+        self._iterations = 0  # how many have begun
+        self._current: weakref.ref[Iteration] | None = None
+        self._given = False  # the current iteration has given something
+
+    # Decision
+
+    def decision(self) -> Decision:
+        """Whose code makes the batches of the dataset as it is now."""
+        settings = self.settings
+        now = outline(
+            settings.dataset,
+            settings.collate_fn,
+            settings.worker_init_fn,
+            *(settings.batched, settings.max_rows, settings.prefetch_factor, settings.timeout_s),
+            *(settings.in_order, settings.pin, settings.workers == 0),
+        )
+        if self._decision is None or now != self._outline:
+            self._decision, self._outline = decide(settings), now
+            _log.info("batches of %s: %s", type(settings.dataset).__name__, self._decision)
+        return self._decision
+
+    def refresh(self) -> None:
+        """Look at the dataset anew when the next iteration begins, with new workers."""
+        self._decision = None
+
+    @property
+    def _lives_on(self) -> bool:
+        """True if workers stay when an epoch ends."""
+        decision = self._at_work
+        return (
+            self.settings.plan is not None
+            or self.settings.persistent
+            or isinstance(self.cursor, TorchBackend)
+            or (decision is not None and not decision.runs_user_code)
+        )
+
+    # Iteration
+
+    @property
+    def given(self) -> bool:
+        """True if an epoch is under way and has given something."""
+        return self._given
+
+    def open(self) -> None:
+        """Start the workers ahead of the first iteration."""
+        self._start(self.decision())
+
+    def begin(self, iteration: Iteration, settings: Settings) -> None:
+        """An iteration begins; the one before it goes on by itself from here."""
+        self._detach()
+        self.adopt(settings)
+        decision = self.decision()
+        engine = isinstance(self.cursor, TorchBackend)
+        if not engine and (decision is not self._at_work or not self._lives_on):
+            self._end_workers()
+        self._given = False
+        restart = self.cursor.begin()
+        if self._backend is None:
+            self._start(decision)
+        elif not engine:
+            self._backend.begin(restart)
+        self._current = weakref.ref(iteration)
+        self._iterations += 1
+        # As torch's workers end with their iterator.
+        end = weakref.finalize(iteration, self._abandon, self._iterations)
+        end.atexit = False
+
+    def next(self, iteration: Iteration) -> Any:
+        """The next batch of an iteration of this session's.
+
+        Raises:
+            StopIteration: the epoch has none left.
+        """
+        if self._current is None or self._current() is not iteration:
+            self.begin(iteration, self.settings)  # it was overtaken before it gave anything
+        return self.step()
+
+    def step(self) -> Any:
+        """The next batch at the cursor."""
+        self._given = True
+        if self._backend is None:  # this session was forked
+            self._start(self.decision())
+        assert self._backend is not None
+        try:
+            return self._backend.next()
+        except StopIteration:
+            self._current, self._given = None, False
+            if not self._lives_on:
+                self._end_workers()
+            raise
+        finally:
+            if self._backend is not None:
+                self.batch = self._backend.batch
+
+    def _start(self, decision: Decision) -> None:
+        self._at_work = decision
+        if not isinstance(self.cursor, TorchBackend):
+            self._backend = build(decision, self.settings, self.cursor, self.timing)
+        else:
+            self._backend = self.cursor
+
+    def _detach(self) -> None:
+        """Let the current iteration go on by itself: the cursor is about to move."""
+        current = None if self._current is None else self._current()
+        self._current = None
+        if current is not None and not current.ended:
+            cursor = self.cursor.fork()
+            if cursor is not None:
+                self._go_on_apart(current, cursor)
+
+    def _go_on_apart(self, iteration: Iteration, cursor: Cursor) -> None:
+        """Give an iteration a session of its own, whose workers start when it is next asked."""
+        other = Session.__new__(Session)
+        other.__dict__.update(vars(self))
+        other.cursor, other.timing = cursor, Timing()
+        other._backend = other._at_work = None
+        iteration.session = other
+        end = weakref.finalize(iteration, other.close)
+        end.atexit = False
+
+    def _abandon(self, number: int) -> None:
+        """An iteration is garbage: its workers end, unless they live on."""
+        owned = os.getpid() == self._owner
+        if owned and self._current is not None and number == self._iterations:
+            self._current = None
+            if not self._lives_on:
+                self._end_workers()
+
+    # Position
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with other settings, where nothing of the epoch was given yet or a new one begins.
+
+        Raises:
+            UsageError: the dataset has another length than when the state was loaded that this
+                epoch is to go on from.
+        """
+        before, self.settings = self.settings, settings
+        if isinstance(self.cursor, PlannedCursor) and settings.plan is not None:
+            plan, old = settings.plan, before.plan
+            assert old is not None
+            if plan.length != old.length and self.cursor.restored:
+                self.settings = before
+                raise UsageError(
+                    f"the dataset has {plan.length} samples, and had {old.length} when the state "
+                    "was loaded that this epoch is to go on from; make it what it was, or begin "
+                    "anew with set_epoch"
+                )
+            if plan != old:
+                self.cursor.replan(plan)
+                self._restart_prefetch()
+        elif isinstance(self.cursor, SampledCursor):
+            self.cursor.set_generator(settings.generator)
+        if settings.sampler is not before.sampler and not isinstance(self.cursor, TorchBackend):
+            self._end_workers()
+            position = self.cursor.position
+            self.cursor = open_cursor(settings)
+            self.cursor.position = position.at(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
+        current = self._current
+        fork = self.cursor.fork() if self._given else None
+        if self.cursor.set_epoch(epoch):
+            iteration = None if current is None else current()
+            if fork is not None and iteration is not None and not iteration.ended:
+                self._go_on_apart(iteration, fork)
+                self._current, self._given = None, False
+            self._restart_prefetch()
+
+    def set_image_size(self, size: int | None) -> None:
+        """Make the next batch handed out, and all after it, of this size in pixels.
+
+        Raises:
+            UsageError: nothing makes images of a size, or there is no memory for this one.
+        """
+        if size is not None:
+            self._check_image_size(size, "image size")
+        if self.cursor.set_image_size(size):
+            self._restart_prefetch()
+
+    def _check_image_size(self, size: int, what: str) -> None:
+        decision = self.decision()
+        if decision.honours_size is False:
+            raise UsageError(
+                f"{what} {size} cannot be had: {decision}. A map-style Dataset whose transform "
+                "asks for feedline.image_size(), or is made by feedline.per_size, can change it"
+            )
+        largest = decision.max_image_size
+        if largest is not None and size > largest:
+            raise UsageError(
+                f"{what} {size} is above {largest}, for which memory was allocated; build the "
+                f"loader with max_image_size={size}"
+            )
+
+    def _restart_prefetch(self) -> None:
+        if self._backend is not None:
+            self._backend.restart_prefetch()
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands, of which dataset and order, and what made its pixels."""
+        state: dict[str, Any] = self.cursor.state(self._identity())
+        return state | {"made_by": self._made_by()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on as a state says, or change nothing.
+
+        Raises:
+            StateError: it does not fit.
+            UsageError: there is no memory for its image size.
+        """
+        size = state.get("image_size") if isinstance(state, Mapping) else None
+        if isinstance(size, int) and not isinstance(size, bool):
+            self._check_image_size(size, "the state's image size")
+        mine = self._made_by()
+        saved = state.get("made_by", mine) if isinstance(state, Mapping) else mine
+        known = isinstance(saved, Mapping) and saved.keys() == mine.keys()
+        if not known or not all(isinstance(text, str) for text in saved.values()):
+            raise StateError("cannot resume: the state is damaged: made_by")
+        self.cursor.load(state, self._identity())
+        if dict(saved) != mine:
+            different = [
+                f"{name} was {saved.get(name)!r}, is {mine[name]!r}"
+                for name in mine
+                if saved.get(name) != mine[name]
+            ]
+            warnings.warn(
+                "the state's batches were made in another way, so the samples are the same and "
+                f"their pixels may not be: {'; '.join(different)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self._restart_prefetch()
+
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.settings, fingerprint_of(self.settings.dataset))
+
+    def _made_by(self) -> dict[str, str]:
+        decision = self.decision()
+        recognised = decision.kind in ("rows", "samples")
+        return {
+            "pixels": decision.pixels,
+            "engine": "feedline" if recognised or decision.kind == "native" else "dataset",
+        }
+
+    # Workers
+
+    @property
+    def backend(self) -> Backend | None:
+        """Makes the batches; None before the first iteration and where workers have ended."""
+        return self._backend
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples left out so far: their names and why."""
+        return [*self._skipped, *(self._backend.skipped if self._backend else ())]
+
+    @property
+    def deaths(self) -> list[str]:
+        """How each worker died that had to be replaced."""
+        return [*self._deaths, *(self._backend.deaths if self._backend else ())]
+
+    def apply(self, **changes: int) -> None:
+        """Change what may change while the loader works: fields of `LiveSettings`."""
+        if self._backend is not None:
+            self._backend.apply(**changes)
+
+    def _end_workers(self) -> None:
+        old, self._backend = self._backend, None
+        if old is not None:
+            self._skipped += old.skipped
+            self._deaths += old.deaths
+            old.close()
+
+    def close(self) -> None:
+        """End the workers and let go of all memory; not in a forked child of their process."""
+        if os.getpid() == self._owner:
+            self._end_workers()

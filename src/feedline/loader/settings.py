@@ -1,0 +1,199 @@
+"""What a loader was asked for, resolved: one value and one form for each thing.
+
+Guarantees: a Settings is complete and checked; all defaults are filled in. The rule of the
+defaults: every argument defaults to what torch's DataLoader has, unless a schedule is given, which
+means training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
+Relies on: `checks` for values that cannot be used, `planning` for the order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from feedline.device.normalise import Normalise
+from feedline.engine.start_method import default_start_method
+from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
+from feedline.plan.batches import Plan
+from feedline.plan.schedule import Phase, Schedule
+
+__all__ = ["DEFAULT_PREFETCH", "Asked", "Settings", "settings_of"]
+
+DEFAULT_PREFETCH = 3
+"""Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
+all workers share each batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The arguments of a loader, checked, with the defaults filled in. They never change.
+
+    Args:
+        native: the dataset is a source of feedline's own kind.
+        iterable: the dataset is an IterableDataset.
+        sampled: a sampler or batch sampler was given.
+        schedule: the phases; None without a schedule.
+        sizes: the phases of image size; None where no size was asked for.
+        shuffle, seed, num_workers: with their defaults.
+        prefetch: batches of rows made ahead.
+        max_image_size: the largest size that may be asked for later; None: see `slot_size`.
+        device: with its index; None for batches as the workers make them.
+        normalise: for batches on a device; None without one.
+    """
+
+    native: bool
+    iterable: bool
+    sampled: bool
+    schedule: Schedule | None
+    sizes: Schedule | None
+    shuffle: bool | None
+    seed: int | None
+    num_workers: int
+    prefetch: int
+    max_image_size: int | None
+    device: torch.device | None
+    normalise: Normalise | None
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any]) -> Asked:
+        """Check the arguments of a loader and fill in what was left out.
+
+        Raises:
+            UsageError: an argument cannot be used, or has no effect where it was given.
+        """
+        dataset, size = given["dataset"], given["image_size"]
+        native, iterable = is_native(dataset), isinstance(dataset, IterableDataset)
+        sampled = given["sampler"] is not None or given["batch_sampler"] is not None
+        check_arguments(given, native=native, iterable=iterable, sampled=sampled)
+        training = given["schedule"] is not None
+        schedule = Schedule.of(given["schedule"]) if training else None
+        sizes = schedule
+        if schedule is None and size is not None:
+            sizes = Schedule((Phase(size=size, epochs=1),))
+        shuffle, seed, workers = given["shuffle"], given["seed"], given["num_workers"]
+        if shuffle is None and training and not sampled:
+            shuffle = True
+        if seed is None and training and not sampled and given["batch_size"] is not None:
+            seed = 0
+        if workers is None:
+            workers = "auto" if training else 0
+        normalise = None
+        if given["device"] is not None:
+            options = {name: given[name] for name in ("mean", "std", "dtype")}
+            normalise = Normalise(**{k: v for k, v in options.items() if v is not None})
+        return cls(
+            native=native,
+            iterable=iterable,
+            sampled=sampled,
+            schedule=schedule,
+            sizes=sizes,
+            shuffle=shuffle,
+            seed=seed,
+            num_workers=worker_count(workers) if native or isinstance(workers, str) else workers,
+            prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
+            max_image_size=given["max_image_size"],
+            device=None if given["device"] is None else usable_device(given["device"]),
+            normalise=normalise,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """What a loader works with from an `iter()` on: its arguments, and what was set on it since.
+
+    Args:
+        asked: the arguments.
+        dataset, collate_fn, worker_init_fn, generator, drop_last: as torch's.
+        batched: keys are lists, of which each gives a sample; else a key gives what is collated.
+        sampler: gives the keys of one batch after another, where feedline does not plan the order.
+        plan: the order by feedline; None where samplers or the dataset make it.
+        batch_size: rows of a batch on this rank where no phase says otherwise; None: not known.
+        max_rows: rows of the largest batch; 0 where that is not known.
+        workers: how many processes; 0 for this process.
+        prefetch_factor: whole batches that each worker makes ahead.
+        start_method: "fork", "forkserver" or "spawn".
+        timeout_s: as torch's `timeout`; 0 for the default.
+        in_order: hand batches out in order, not as soon as they are made.
+        on_error: "raise", or "skip" to leave samples out that cannot be loaded.
+        pin: page-lock the memory of batches.
+        persistent: keep workers from epoch to epoch in any case.
+    """
+
+    asked: Asked
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    generator: torch.Generator | None
+    batched: bool
+    sampler: Iterable[Any]
+    plan: Plan | None
+    batch_size: int | None
+    drop_last: bool
+    max_rows: int
+    workers: int
+    prefetch_factor: int
+    start_method: str
+    timeout_s: float
+    in_order: bool
+    on_error: str
+    pin: bool
+    persistent: bool
+
+
+def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
+    """The settings of a loader as its attributes are now: most may be set at any time, as torch's.
+
+    Args:
+        loader: a feedline DataLoader.
+        asked: its arguments.
+        plan: its order, where feedline makes it.
+    """
+    return Settings(
+        asked=asked,
+        dataset=loader.dataset,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        batched=loader._auto_collation,
+        sampler=() if asked.iterable else loader._index_sampler,
+        plan=plan,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        max_rows=_max_rows(loader),
+        workers=loader.num_workers,
+        prefetch_factor=2 if loader.prefetch_factor is None else loader.prefetch_factor,
+        start_method=_start_method(loader, asked.native),
+        timeout_s=loader.timeout,
+        in_order=loader.in_order,
+        on_error=loader.on_error,
+        pin=loader.pin_memory,
+        persistent=loader.persistent_workers,
+    )
+
+
+def _start_method(loader: Any, native: bool) -> str:
+    """How workers start: as asked; else for a user's Dataset as multiprocessing would."""
+    if loader.start_method is not None:
+        return str(loader.start_method)
+    if loader.multiprocessing_context is not None:
+        return str(loader.multiprocessing_context.get_start_method())
+    if native:
+        return default_start_method()
+    method = multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
+    return method if sys.platform == "linux" else "spawn"
+
+
+def _max_rows(loader: Any) -> int:
+    """Rows of the largest batch; 0 where that is not known."""
+    batches = loader.batch_sampler
+    rows: int = loader.batch_size or getattr(batches, "batch_size", None) or 0
+    if not rows and type(batches) in (list, tuple):
+        rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)
+    return rows

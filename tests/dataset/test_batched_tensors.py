@@ -1,0 +1,343 @@
+"""Tensors in memory: small batches are one indexing of each, and the same as torch's."""
+
+from __future__ import annotations
+
+import functools
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sets import plain
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
+
+import feedline
+from feedline.recognition.tensors import MAX_BATCH_BYTES, batched_tensors
+
+ROWS = 40
+
+
+def images() -> torch.Tensor:
+    return torch.arange(ROWS * 12, dtype=torch.uint8).view(ROWS, 3, 2, 2)
+
+
+def pair() -> TensorDataset:
+    return TensorDataset(images(), torch.arange(ROWS) * 7)
+
+
+def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -> str:
+    found = batched_tensors(dataset, collate_fn, rows)
+    assert (found.gather is None) == bool(found.refused)
+    return found.refused
+
+
+def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
+    """What torch and feedline give of a dataset, or what they raise."""
+    found: list[list[Any]] = []
+    given = {"batch_size": 7, "shuffle": True} | given
+    for kind in (TorchDataLoader, feedline.DataLoader):
+        torch.manual_seed(5)
+        try:
+            found.append([plain(batch) for batch in kind(make(), **given)])
+        except Exception as error:
+            found.append([type(error)])
+    return found[0], found[1]
+
+
+KINDS = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.bool,
+    torch.complex64,
+]
+TABLE = torch.arange(ROWS * 3.0).view(ROWS, 3)
+TAKEN = {
+    "pair": pair,
+    "kinds": lambda: TensorDataset(*[TABLE.to(dtype) for dtype in KINDS]),
+    "single": lambda: TensorDataset(torch.arange(ROWS).bfloat16()),
+    "columns": lambda: TensorDataset(TABLE[:, 1:], TABLE[:, 0], TABLE.T.contiguous().T),
+    "list": lambda: Subset(Subset(pair(), list(range(5, 30))), [-1, 3, 7, 7]),
+    "array": lambda: Subset(pair(), np.arange(3, 20)),  # type: ignore[arg-type]
+    "tensor": lambda: Subset(pair(), torch.arange(3, 20)),  # type: ignore[arg-type]
+    "range": lambda: Subset(pair(), range(3, 20, 2)),
+    "shared": lambda: TensorDataset(images().share_memory_()),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_torchs_and_need_no_worker(kind: str, workers: int) -> None:
+    data = TAKEN[kind]()
+    theirs, ours = both(partial(copy, data), num_workers=workers)
+    assert ours == theirs
+    assert refused(data) == ""
+    with feedline.DataLoader(data, num_workers=workers) as loader:
+        next(iter(loader))
+        assert not loader.worker_pids
+        assert "tensors in memory" in loader.explain()
+
+
+class Mine(TensorDataset):
+    pass
+
+
+class Looks(Dataset[Any]):
+    def __init__(self) -> None:
+        self.tensors = (images(),)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0][index]
+
+
+def negated() -> TensorDataset:
+    data = pair()
+    data.__getitem__ = lambda index: -index  # type: ignore[method-assign,assignment]
+    return data
+
+
+def many(data: Any) -> Any:
+    data.__getitems__ = lambda keys: [torch.tensor(-key) for key in keys]
+    return data
+
+
+class Tuples(tuple[int, ...]):
+    __slots__ = ()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "subclass": (lambda: Mine(images()), "Mine is not torch's TensorDataset"),
+    "own": (Looks, "Looks is not torch's TensorDataset"),
+    "list": (lambda: [1, 2], "list is not torch's TensorDataset"),
+    "within": (lambda: Subset(Looks(), range(4)), "Looks is not torch's"),
+    "method": (negated, "A method of TensorDataset was replaced"),
+    "many": (lambda: many(pair()), "A method of TensorDataset was replaced"),
+    "subset of many": (lambda: Subset(many(pair()), range(9)), "A method of TensorDataset"),
+    "many of a subset": (lambda: many(Subset(pair(), range(9))), "A method of Subset"),
+    "indices": (lambda: Subset(pair(), Tuples((1, 2))), "a class that may do anything"),
+    "parameter": (lambda: TensorDataset(torch.nn.Parameter(TABLE)), "A Parameter is no plain"),
+    "gradient": (lambda: TensorDataset(TABLE.clone().requires_grad_()), "requires a gradient"),
+    "strided": (
+        lambda: TensorDataset(torch.arange(ROWS * 4).view(4, ROWS, 1).transpose(0, 1)),
+        "not contiguous",
+    ),
+    "strided half": (lambda: TensorDataset(TABLE.bfloat16().T.contiguous().T), "not contiguous"),
+    "conjugated": (lambda: TensorDataset(TABLE.to(torch.complex64).conj()), "not plain numbers"),
+    "meta": (lambda: TensorDataset(TABLE.to("meta")), "not plain numbers"),
+    "empty": (lambda: TensorDataset(torch.zeros(0, 3)), "is empty"),
+    "large": (
+        lambda: TensorDataset(torch.zeros(ROWS, MAX_BATCH_BYTES // 7 + 1, dtype=torch.uint8)),
+        "1.0 MiB is too large",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_anything_else_is_left_to_the_dataset(kind: str) -> None:
+    make, why = REFUSED[kind]
+    assert why in refused(make())
+    theirs, ours = both(make)
+    assert ours == theirs
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_tensors_of_other_layouts_are_left_to_it() -> None:
+    for tensor in (TABLE.to_sparse(), TABLE.to_sparse_csr(), TABLE.to_mkldnn()):
+        assert "not plain numbers" in refused(TensorDataset(tensor))
+
+
+def test_a_batch_of_the_largest_size_is_taken_and_one_of_no_known_size_not() -> None:
+    data = TensorDataset(torch.zeros(4, MAX_BATCH_BYTES // 4, dtype=torch.uint8))
+    assert refused(data, rows=4) == ""
+    assert "too large" in refused(data, rows=5)
+    assert "not known how large" in refused(data, rows=0)
+    assert "collate_fn" in refused(data, list)
+
+
+def test_large_batches_are_made_by_workers() -> None:
+    data = TensorDataset(torch.arange(9), torch.zeros(9, 1 << 20, dtype=torch.uint8))
+    with feedline.DataLoader(data, 3, num_workers=2, persistent_workers=True) as loader:
+        assert [batch[0].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+        assert loader.worker_pids
+
+
+def mapped(path: Path) -> dict[str, torch.Tensor]:
+    np.save(path / "rows.npy", np.arange(ROWS * 3.0).reshape(ROWS, 3))
+    torch.save(torch.arange(ROWS * 3.0).view(ROWS, 3), path / "rows.pt")
+    array = np.load(path / "rows.npy", mmap_mode="c")
+    whole = torch.from_numpy(np.asarray(array))
+    plain_file = torch.from_file(str(path / "rows"), True, ROWS * 3, dtype=torch.float32)
+    return {
+        "numpy": whole,
+        "rows of it": whole[3:],
+        "torch": torch.load(path / "rows.pt", mmap=True),
+        "file": plain_file.view(ROWS, 3),
+    }
+
+
+def test_what_is_mapped_from_a_file_goes_by_workers(tmp_path: Path) -> None:
+    for name, tensor in mapped(tmp_path).items():
+        assert "mapped from a file" in refused(TensorDataset(images()[: len(tensor)], tensor)), name
+        assert refused(TensorDataset(tensor.clone())) == ""
+    data = TensorDataset(mapped(tmp_path)["numpy"])
+    theirs, ours = both(lambda: data, num_workers=2)
+    assert ours == theirs
+    with feedline.DataLoader(data, 4, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader.worker_pids
+
+
+def test_a_tensor_that_comes_to_lie_in_a_file_is_noticed(tmp_path: Path) -> None:
+    data = TensorDataset(TABLE.clone().double())
+    assert refused(data) == ""
+    data.tensors[0].set_(mapped(tmp_path)["numpy"])
+    assert "mapped from a file" in refused(data)
+
+
+def test_where_files_cannot_be_told_from_memory_nothing_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "Only on Linux" in refused(pair())
+
+
+def test_what_is_no_row_number_is_left_to_the_dataset() -> None:
+    """A truth, or a list of one, adds a dimension to a tensor's row."""
+    mask = torch.arange(20) % 3 == 0
+    for indices in ([True, False], mask, torch.nonzero(mask), mask.to(torch.uint8), [[1], [2]]):
+        data: Any = Subset(pair(), indices)  # type: ignore[arg-type]
+        theirs, ours = both(partial(copy, data))
+        assert ours == theirs
+
+
+def test_keys_that_are_not_numbers_are_asked_for() -> None:
+    for keys in (
+        [slice(0, 2), slice(2, 4)],
+        [torch.tensor([1, 2])],
+        [torch.tensor([1]), torch.tensor([3])],
+        [torch.tensor(True), torch.tensor(False)],
+        [torch.tensor(3, dtype=torch.uint8)],
+        [torch.tensor(3), np.int64(4), -1],
+        [np.int16(3), np.uint8(4)],
+        [np.bool_(True)],
+        (1, 2),
+        range(3),
+        torch.arange(3),
+        np.arange(3),
+        {1, 2},
+        [],
+    ):
+        theirs, ours = both(pair, batch_size=1, shuffle=False, batch_sampler=[keys])
+        assert ours == theirs
+
+
+def test_keys_that_can_be_gone_through_once_are_there_for_the_samples() -> None:
+    for data in (pair(), Subset(pair(), range(ROWS)), Subset(pair(), np.arange(ROWS, dtype="i4"))):  # type: ignore[arg-type]
+        loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
+        assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
+
+
+@pytest.mark.parametrize("data", [Subset(pair(), range(9)), TensorDataset(torch.arange(9))])
+def test_a_way_to_ask_for_many_that_is_one_datasets_own_is_taken(data: Any) -> None:
+    made = next(iter(feedline.DataLoader(many(data), batch_size=3)))
+    assert made.tolist() == [0, -1, -2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_can_be_changed_in_place_where_gradients_are_kept(dtype: torch.dtype) -> None:
+    data = TensorDataset(torch.ones(ROWS, 2, dtype=dtype))
+    weights = torch.ones(2, dtype=dtype, requires_grad=True)
+    with torch.no_grad():
+        (batch,) = next(iter(feedline.DataLoader(data, batch_size=4)))
+    batch.mul_(weights)
+    batch.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [4, 4]
+
+
+def test_a_row_that_is_missing_is_named_and_can_be_left_out() -> None:
+    keys = [[0, 1], [2, ROWS + 5], [3, 4]]
+    with pytest.raises(IndexError) as caught:
+        list(feedline.DataLoader(pair(), batch_sampler=keys))
+    assert f"index {ROWS + 5} of TensorDataset" in "\n".join(caught.value.__notes__)
+    options: dict[str, Any] = {"on_error": "skip", "num_workers": 2}
+    with feedline.DataLoader(pair(), batch_sampler=keys, **options) as loader:
+        assert [batch[1].tolist() for batch in loader] == [[0, 7], [14], [21, 28]]
+        assert [name for name, _ in loader.skipped] == [str(ROWS + 5)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tensors_are_those_of_now(workers: int) -> None:
+    data = TensorDataset(torch.arange(ROWS))
+    with feedline.DataLoader(data, batch_size=2, num_workers=workers) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == [0, 1]
+        data.tensors = (torch.arange(ROWS) * 2, torch.arange(ROWS))
+        assert [part.tolist() for part in next(batches)] == [[4, 6], [2, 3]]
+        data.tensors[0][4:6] = -1
+        assert next(batches)[0].tolist() == [-1, -1]
+        data.tensors[1].resize_(ROWS * 100)
+        assert next(batches)[1].tolist() == [6, 7]
+
+
+def test_another_method_of_torchs_class_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = iter(feedline.DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=2))
+    assert next(batches)[0].tolist() == [0, 1]
+    # Wrapped as decorators do it: with the names of what is wrapped.
+    other = functools.wraps(TensorDataset.__getitem__)(lambda self, index: -index)
+    monkeypatch.setattr(TensorDataset, "__getitem__", other)
+    assert next(batches).tolist() == [-2, -3]
+    assert "A method of TensorDataset was replaced" in refused(pair())
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    for tensor in (torch.ones(ROWS, 100), torch.ones(ROWS, 100)[:, 1:]):
+        tensor.untyped_storage().resize_(0)
+        assert "memory was freed" in refused(TensorDataset(tensor))
+
+
+def test_tensors_can_still_be_resized() -> None:
+    data = TensorDataset(torch.zeros(ROWS, 3), torch.zeros(ROWS, 3, dtype=torch.bfloat16))
+    next(iter(feedline.DataLoader(data, batch_size=2)))
+    for tensor in data.tensors:
+        tensor.resize_(ROWS + 10, 3)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, tuple, object])
+def test_a_collate_that_users_have_registered_is_asked(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = collate_str_fn if kind is torch.Tensor else lambda batch, *, collate_fn_map: "mine"
+    monkeypatch.setitem(default_collate_fn_map, kind, function)
+    assert "collate_fn" in refused(pair())
+    theirs, ours = both(pair)
+    assert ours == theirs
+
+
+def test_a_worker_init_fn_gets_its_workers() -> None:
+    with feedline.DataLoader(pair(), num_workers=1, worker_init_fn=print) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader.worker_pids
+
+
+def test_batches_are_the_users_own() -> None:
+    data = pair()
+    for batch in feedline.DataLoader(data, batch_size=4):
+        batch[0].zero_()
+    assert torch.equal(data.tensors[0], images())

@@ -1,0 +1,86 @@
+"""Feeds by themselves: a plan's batches of rows through slots, and nothing of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from math import inf
+from typing import Any
+
+from feedline.engine.crew import Crew
+from feedline.engine.feed import Feed
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.layout import batch_bytes
+from feedline.engine.live_settings import LiveSettings
+from feedline.engine.source import Source
+from feedline.engine.start_method import start_crew
+from feedline.engine.tasks import PieceTasks
+from feedline.plan.batches import Batch, Plan
+from feedline.plan.planned_cursor import PlannedCursor
+from feedline.plan.schedule import Schedule
+
+SIZE_PX = 4
+
+
+def plan_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) -> Plan:
+    """A shuffled plan at one small image size."""
+    schedule = Schedule.parse(f"{SIZE_PX}x{epochs}")
+    return Plan(length=len(source), schedule=schedule, batch_size=batch_size, seed=seed)
+
+
+def planned(plan: Plan) -> Iterator[Batch]:
+    """All batches of a plan."""
+    return PlannedCursor(plan, endless=False).ahead()
+
+
+def slot_bytes(source: Source, batch_size: int) -> int:
+    """What a slot for such batches takes."""
+    return batch_bytes(source.fields(SIZE_PX), batch_size)
+
+
+def feed_on(
+    crew: Crew, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
+) -> Feed:
+    """A feed on a crew that has memory for so many slots."""
+    ring = FixedSlots(crew.block, slot_bytes(source, batch_size), slots)
+    usual = {"timeout_s": inf, **options}
+    return Feed(PieceTasks(ring, source.fields), crew, LiveSettings(workers=workers), **usual)
+
+
+@contextmanager
+def working(
+    source: Source, batch_size: int, *, slots: int = 4, workers: int = 2, **options: Any
+) -> Iterator[Feed]:
+    """A feed on workers of their own; on none, in this process, where `workers` is 0."""
+    crew = start_crew(
+        source,
+        slots_bytes=slots * slot_bytes(source, batch_size),
+        workers=workers,
+        method=None,
+        preload=("numpy",),
+    )
+    feed = feed_on(crew, source, batch_size, slots=slots, workers=workers, **options)
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[bytes, ...]]:
+    """The bytes of the arrays of the next batches, all that are left unless it is said how many."""
+    flights = iter(feed.take, None)
+    taken = []
+    for flight in islice(flights, batches):
+        assert not flight.failures
+        arrays = feed.slots.view(flight.slot, source.fields(SIZE_PX), flight.batch.rows)  # type: ignore[call-arg,arg-type]
+        taken.append(tuple(array.tobytes() for array in arrays))
+        feed.slots.release(flight.slot)
+    return taken
+
+
+def expected(source: Source, plan: Plan) -> list[tuple[bytes, ...]]:
+    """What all of a plan's batches hold, made in this process."""
+    with working(source, plan.batch_size, slots=1, workers=0) as feed:
+        feed.start(planned(plan))
+        return take(feed, source)

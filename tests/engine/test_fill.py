@@ -1,0 +1,77 @@
+"""A worker's rows: the same however a batch is divided, each reported where it failed."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from feedline.engine.board import ROW
+from feedline.engine.fill import fill
+from feedline.engine.layout import arrays, batch_bytes
+from feedline.engine.messages import Piece
+from feedline.plan.pieces import divide
+from sources import Breaking, Rows
+
+SIZE_PX = 4
+
+
+def filled(samples: list[int], piece_rows: int, *, by_place: bool) -> list[NDArray[np.generic]]:
+    """A batch's arrays, made in pieces of at most so many rows."""
+    source = Rows(1000)
+    nbytes = batch_bytes(source.fields(SIZE_PX), len(samples))
+    block = np.zeros(nbytes, np.uint8)
+    for id, (start, count) in enumerate(divide(len(samples), piece_rows), 1):
+        piece = Piece(
+            id=id,
+            slot_bytes=nbytes,
+            batch_rows=len(samples),
+            start=start,
+            image_size=SIZE_PX,
+            seed=9,
+            by_place=by_place,
+            samples=np.array(samples[start : start + count], np.int64),
+        )
+        report = fill(Piece.unpack(piece.pack()), source, block, np.zeros(8, np.int64), 0)
+        assert (report.id, report.failures) == (id, ())
+    return list(arrays(block, source.fields(SIZE_PX), len(samples)))
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=20), st.integers(1, 20), st.booleans())
+def test_a_batch_is_the_same_however_it_is_divided(
+    samples: list[int], piece_rows: int, by_place: bool
+) -> None:
+    whole = filled(samples, len(samples), by_place=by_place)
+    parts = filled(samples, piece_rows, by_place=by_place)
+    for one, other in zip(whole, parts, strict=True):
+        assert np.array_equal(one, other)
+    assert whole[1].tolist() == samples
+
+
+def test_a_sample_that_comes_twice_is_drawn_anew_where_places_count_and_else_comes_out_alike() -> (
+    None
+):
+    for piece_rows in (1, 2, 4):
+        images = filled([7, 7, 7, 7], piece_rows, by_place=True)[0]
+        assert len({image.tobytes() for image in images}) == 4
+        images = filled([7, 7, 7, 7], piece_rows, by_place=False)[0]
+        assert len({image.tobytes() for image in images}) == 1
+
+
+def test_a_failure_names_its_row_of_the_batch_and_the_board_its_row_of_the_piece() -> None:
+    source = Breaking(10, {6})
+    nbytes = batch_bytes(source.fields(SIZE_PX), 8)
+    line = np.zeros(8, np.int64)
+    piece = Piece(
+        id=1,
+        slot_bytes=nbytes,
+        batch_rows=8,
+        start=3,
+        image_size=SIZE_PX,
+        samples=np.array([5, 6, 7, 8], np.int64),
+    )
+    report = fill(piece, source, np.zeros(nbytes, np.uint8), line, 2)
+    assert [(failure.row, failure.kind) for failure in report.failures] == [(4, "ValueError")]
+    assert (report.seat, int(line[ROW])) == (2, 3)
+    assert report.started_ns <= report.ended_ns

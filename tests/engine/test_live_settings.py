@@ -1,0 +1,174 @@
+"""Settings that change in mid-epoch change no byte, and take effect."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from feeds import expected, plan_of, planned, take, working
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.engine.feed import Feed
+from feedline.engine.live_settings import LiveSettings
+from feedline.engine.source import Row
+from feedline.errors import UsageError
+from feedline.plan.planned_cursor import PlannedCursor
+from feedline.plan.row import Item
+from sources import Rows
+
+SOURCE = Rows(150)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
+    chance = random.Random(seed)
+    plan = plan_of(SOURCE, 7, seed=seed, epochs=2)
+    seen: list[tuple[bytes, ...]] = []
+    with working(SOURCE, 7, slots=5, workers=2) as feed:
+        feed.start(planned(plan))
+        for _ in range(30):
+            feed.apply(
+                LiveSettings(
+                    workers=chance.randint(1, 4),
+                    prefetch=chance.choice([None, 1, 2, 4, 50]),
+                    piece_ns=chance.choice([1, 10_000, 1_000_000, 10**10]),
+                )
+            )
+            seen += take(feed, SOURCE, chance.randint(0, 3))
+        seen += take(feed, SOURCE)
+        assert not feed.deaths
+    assert seen == expected(SOURCE, plan)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9), st.integers(0, 3)), max_size=9))
+def test_depth_and_piece_time_change_no_byte_without_workers(
+    changes: list[tuple[int, int, int]],
+) -> None:
+    plan = plan_of(SOURCE, 11)
+    seen: list[tuple[bytes, ...]] = []
+    with working(SOURCE, 11, slots=4, workers=0) as feed:
+        feed.start(planned(plan))
+        for prefetch, piece_ns, count in changes:
+            feed.apply(LiveSettings(workers=0, prefetch=prefetch, piece_ns=piece_ns))
+            seen += take(feed, SOURCE, count)
+        seen += take(feed, SOURCE)
+    assert seen == expected(SOURCE, plan)
+
+
+def free_slots(feed: Feed) -> int:
+    """How many slots no batch is in."""
+    free = []
+    while (slot := feed.slots.acquire()) is not None:
+        free.append(slot)
+    for slot in free:
+        feed.slots.release(slot)
+    return len(free)
+
+
+def test_as_many_batches_are_under_way_as_were_asked_for_and_no_more_than_slots() -> None:
+    with working(SOURCE, 5, slots=4, workers=0) as feed:
+        feed.apply(LiveSettings(workers=0, prefetch=2))
+        feed.start(planned(plan_of(SOURCE, 5)))
+        assert free_slots(feed) == 2
+        take(feed, SOURCE, 3)
+        assert free_slots(feed) == 2
+        feed.apply(LiveSettings(workers=0, prefetch=3))
+        assert free_slots(feed) == 1
+        feed.apply(LiveSettings(workers=0, prefetch=1))
+        assert free_slots(feed) == 1  # what is under way is finished
+        take(feed, SOURCE, 2)
+        assert free_slots(feed) == 3
+        feed.apply(LiveSettings(workers=0, prefetch=100))
+        assert free_slots(feed) == 0
+        feed.apply(LiveSettings(workers=0))
+        assert free_slots(feed) == 0
+
+
+class Counting:
+    """Counts the tasks of each batch."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, int] = {}
+
+    def task(self, trace: object) -> None:
+        step: int = trace.step  # type: ignore[attr-defined]
+        self.tasks[step] = self.tasks.get(step, 0) + 1
+
+
+def test_a_shorter_piece_time_makes_more_pieces() -> None:
+    counting = Counting()
+    with working(Rows(96), 16, slots=1, workers=0, instrument=counting) as feed:
+        feed.start(planned(plan_of(Rows(96), 16)))
+        take(feed, SOURCE, 3)
+        feed.apply(LiveSettings(workers=0, piece_ns=1))
+        take(feed, SOURCE)
+    assert [counting.tasks[step] for step in range(6)] == [1, 1, 1, 16, 16, 16]
+
+
+class Noting(Rows):
+    """Notes in which order its samples are made."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.made: list[int] = []
+
+    def load(self, item: Item, row: Row) -> None:
+        self.made.append(item.sample)
+        super().load(item, row)
+
+
+def test_the_oldest_batch_is_made_first_after_a_change() -> None:
+    source = Noting(60)
+    plan = plan_of(source, 6)
+    with working(source, 6, slots=4, workers=0) as feed:
+        feed.start(planned(plan))
+        take(feed, source, 1)
+        feed.apply(LiveSettings(workers=0, piece_ns=1))
+        take(feed, source)
+    assert source.made == [int(sample) for batch in planned(plan) for sample in batch.samples]
+
+
+def test_there_are_never_more_batches_under_way_than_slots() -> None:
+    assert LiveSettings(workers=1, prefetch=50).depth(4) == 4
+    assert LiveSettings(workers=1, prefetch=3).depth(4) == 3
+    assert LiveSettings(workers=1).depth(4) == 4
+
+
+def test_workers_come_and_go_with_the_settings() -> None:
+    with working(SOURCE, 5, workers=1) as feed:
+        feed.start(PlannedCursor(plan_of(SOURCE, 5), endless=True).ahead())
+        for workers in (3, 1, 2):
+            feed.apply(replace(feed.settings, workers=workers))
+            assert feed.settings.workers == workers
+            # The feed hears of workers while it waits for batches.
+            while len(feed.pids) != workers:
+                assert take(feed, SOURCE, 1)
+
+
+def test_workers_that_a_crew_cannot_have_change_nothing() -> None:
+    plan = plan_of(SOURCE, 5)
+    with working(SOURCE, 5, workers=1) as feed:
+        feed.start(planned(plan))
+        before = feed.settings
+        with pytest.raises(UsageError, match="num_workers must be from 1"):
+            feed.apply(LiveSettings(workers=0, prefetch=1))
+        assert feed.settings == before
+        assert take(feed, SOURCE) == expected(SOURCE, plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"workers": -1}, "num_workers must be a whole number, from 0 to 512, got -1"),
+        ({"workers": 513}, "from 0 to 512, got 513"),
+        ({"workers": True}, "got True"),
+        ({"prefetch": 0}, "prefetch must be a whole number, at least 1, got 0"),
+        ({"prefetch": 1.5}, "got 1.5"),
+        ({"piece_ns": 0}, "piece_ns must be a whole number, at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        LiveSettings(**{"workers": 1, **settings})  # type: ignore[arg-type]

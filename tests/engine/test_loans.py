@@ -1,0 +1,133 @@
+"""Slots on loan: never two holders, never one loan more than the workers can spare."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from feeds import planned
+
+from feedline.dataset.codec import lay
+from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
+from feedline.device.carrier import Carrier
+from feedline.device.host import HostCarrier
+from feedline.engine.board import BOARD_BYTES
+from feedline.engine.fixed_slots import FixedSlots
+from feedline.engine.growing_slots import GrowingSlots
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.layout import batch_bytes
+from feedline.engine.memory import Memfd
+from feedline.engine.slots import OwnFork, Slots
+from feedline.engine.space import Space
+from feedline.plan.batches import Plan
+from feedline.plan.schedule import Schedule
+from sources import Rows
+
+PLAN = Plan(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
+
+
+class Child:
+    """A fork of this process, under feedline's own account, that lives until `end`."""
+
+    def __init__(self) -> None:
+        with OwnFork() as self._fork:
+            self._pid = os.fork()
+        if self._pid == 0:
+            signal.alarm(60)  # where the test fails and ends none
+            signal.pause()
+            os._exit(0)
+
+    def end(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._fork.ended()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_loan_that_children_hold_is_over_with_the_last_of_them(order: tuple[int, ...]) -> None:
+    slots = Slots(1)
+    slot = slots.acquire()
+    assert slot is not None
+    loan = slots.lend_bytes(slot, np.zeros(64, np.uint8))
+    # Each has inherited what the one before it was forked with.
+    children = [Child() for _ in order]
+    del loan
+    for child in order:
+        assert slots.acquire() is None
+        assert slots.lent == 1
+        children[child].end()
+    assert slots.acquire() == slot
+    assert slots.lent == 0
+
+
+def test_a_loan_that_children_held_is_still_its_users() -> None:
+    slots = Slots(1)
+    slot = slots.acquire()
+    assert slot is not None
+    loan = slots.lend_bytes(slot, np.zeros(64, np.uint8))
+    for _ in range(2):
+        Child().end()
+    assert slots.acquire() is None
+    del loan
+    assert slots.acquire() == slot
+
+
+def whole_batches(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
+    """Slots, their carrier, and what makes a whole batch in the next slot."""
+    parcels = GrowingSlots(slots)
+    batches = planned(PLAN)
+
+    def make() -> InFlightBatch:
+        slot = parcels.acquire()
+        assert slot is not None, "the workers have run out of slots"
+        batch, space = next(batches), Space(np.empty(0, np.uint8))
+        shell = lay(torch.tensor(batch.samples.tolist()), space)
+        memory = Memfd.create(4096)
+        space.move(lambda nbytes: memory.array[:nbytes])
+        parcels.adopt(slot, memory)
+        return InFlightBatch(batch.step, batch, slot, used=space.used, shell=shell)
+
+    return parcels, WholeBatchCarrier(parcels, spare=spare, pin=False), make
+
+
+def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
+    """Slots of rows, which keep two for the workers, their carrier, and what fills the next."""
+    assert spare == slots - 2
+    fields = Rows(80).fields(4)[1:]
+    nbytes = batch_bytes(fields, 8)
+    ring = FixedSlots(np.zeros(BOARD_BYTES + slots * nbytes, np.uint8), nbytes, slots)
+    batches = planned(PLAN)
+
+    def make() -> InFlightBatch:
+        slot = ring.acquire()
+        assert slot is not None, "the workers have run out of slots"
+        batch = next(batches)
+        ring.view(slot, fields, 8)[0][...] = batch.samples
+        return InFlightBatch(batch.step, batch, slot, fields)
+
+    return ring, HostCarrier(ring, None), make
+
+
+@pytest.mark.parametrize("spare", [1, 2, 3])
+@pytest.mark.parametrize("ring", [whole_batches, batches_of_rows])
+def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
+    ring: Callable[..., Any], spare: int
+) -> None:
+    slots, carrier, make = ring(spare + 2, spare)
+    kept = []
+    for k in range(10):
+        flight = make()
+        carrier.send(flight)
+        kept.append((flight.batch.samples, carrier.receive()))
+        assert slots.lent == min(k + 1, spare)
+    for samples, made in kept:
+        labels = made if isinstance(made, torch.Tensor) else made[0]
+        assert labels.tolist() == samples.tolist()
+    del made, labels
+    kept.clear()
+    assert slots.lent == 0

@@ -1,0 +1,113 @@
+"""What a user reads when a script ends, or is written so that it cannot run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from processes import start_script
+
+# A module that is imported early and still held loses its globals after feedline's have gone.
+KEPT_TO_THE_END = """
+import sys
+import keeper
+from feedline.engine import memory
+from faulty import Steady
+from feedline.loader import DataLoader
+
+sys.held = [keeper, memory]
+if __name__ == "__main__":
+    loader = DataLoader(Steady(20), 4, image_size=4, num_workers=1, start_method="spawn")
+    keeper.kept += [*loader, loader]
+    print("fine")
+"""
+
+UNGUARDED = """
+from faulty import Steady
+from feedline.loader import DataLoader
+
+with DataLoader(Steady(20), 4, image_size=4, num_workers=8, start_method="spawn") as loader:
+    list(loader)
+print("fine")
+"""
+
+UNGUARDED_CLASS = """
+from faulty import Steady
+from feedline.loader import DataLoader
+
+class Mine(Steady):
+    pass
+
+with DataLoader(Mine(20), 4, image_size=4, num_workers=3, start_method={method!r}) as loader:
+    list(loader)
+"""
+
+LOADER_IN_A_DATASET = """
+from faulty import Steady
+from feedline.loader import DataLoader
+
+class Nested(Steady):
+    def load(self, item, row):
+        list(DataLoader(Steady(8), 4, image_size=4, num_workers=1))
+
+if __name__ == "__main__":
+    with DataLoader(Nested(20), 4, image_size=4, num_workers=2, start_method={method!r}) as loader:
+        list(loader)
+"""
+
+LOADER_OPENED_WITH_A_DATASET = """
+from faulty import Steady
+from feedline.loader import DataLoader
+
+class Nested(Steady):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        DataLoader(Steady(8), 4, image_size=4, num_workers=1)
+
+if __name__ == "__main__":
+    with DataLoader(Nested(20), 4, image_size=4, num_workers=2, start_method={method!r}) as loader:
+        list(loader)
+"""
+
+
+def outcome(text: str, folder: Path) -> tuple[str, str]:
+    script: subprocess.Popen[str] = start_script(text, folder)
+    output, errors = script.communicate(timeout=100)
+    return output.strip(), errors
+
+
+def test_batches_kept_to_the_interpreters_very_end_go_quietly(tmp_path: Path) -> None:
+    (tmp_path / "keeper.py").write_text("kept = []\n")
+    assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
+
+
+def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_the_guard(
+    tmp_path: Path,
+) -> None:
+    output, errors = outcome(UNGUARDED, tmp_path)
+    assert output == ""
+    assert errors.count("Traceback") == 1, errors
+    assert 'put that code under `if __name__ == "__main__":`' in errors
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
+    method: str, tmp_path: Path
+) -> None:
+    _, errors = outcome(UNGUARDED_CLASS.format(method=method), tmp_path)
+    assert 'put that code under `if __name__ == "__main__":`' in errors
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, LOADER_OPENED_WITH_A_DATASET])
+def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
+    text: str, method: str, tmp_path: Path
+) -> None:
+    if method == "fork" and text is LOADER_OPENED_WITH_A_DATASET:
+        pytest.skip("nothing is unpickled there")
+    _, errors = outcome(text.format(method=method), tmp_path)
+    assert "a loader with num_workers=1 was built inside a worker process" in errors
+    assert "Build it in the training process, or with num_workers=0" in errors
+    assert "if __name__" not in errors

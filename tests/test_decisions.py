@@ -1,0 +1,354 @@
+"""Whose code makes a batch, and that no outcome means something else than was asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Subset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
+
+import feedline
+from feedline import DataLoader
+from feedline.errors import StateError, UsageError
+from feedline.loader.decide import decide
+from sources import Rows
+from torchvision_folder import write_images
+
+STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    return ImageFolder(
+        write_images(tmp_path_factory.mktemp("folder")), transforms.Compose(list(STEPS))
+    )
+
+
+def kind(loader: DataLoader[Any]) -> str:
+    return loader._session.decision().kind
+
+
+def together(samples: list[Any]) -> Any:
+    """A collate_fn as people have it: it mixes the images."""
+    images = torch.stack([image for image, _ in samples])
+    return images + images.roll(1, 0), [label for _, label in samples]
+
+
+def images_of(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([image for image, _ in samples])
+
+
+def one(sample: Any) -> Any:
+    return sample
+
+
+class Sized(Sampler[list[int]]):
+    """A batch sampler of batches of unknown size."""
+
+    def __iter__(self) -> Any:
+        return iter([[0, 1], [2, 3, 4], [5]])
+
+    def __len__(self) -> int:
+        return 3
+
+
+# The size that is reported is the size of the images
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"batch_size": 4}, "rows"),
+        ({"batch_size": 4, "collate_fn": together}, "samples"),
+        ({"batch_size": None, "collate_fn": one}, "samples"),
+        ({"batch_sampler": Sized()}, "samples"),
+        ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "samples"),
+    ],
+)
+def test_a_recognised_pipeline_follows_the_schedule_whatever_becomes_of_its_samples(
+    folder: ImageFolder, options: dict[str, Any], expected: str, workers: int
+) -> None:
+    with DataLoader(folder, schedule="8x1,12x1", num_workers=workers, **options) as loader:
+        assert kind(loader) == expected
+        for size in (8, 12):
+            for batch in loader:
+                assert batch[0].shape[-1] == loader.phase.size == size
+
+
+def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder: ImageFolder) -> None:
+    with DataLoader(folder, 4, image_size=8, in_order=False, num_workers=2) as loader:
+        assert kind(loader) == "samples"
+        assert {images.shape[-1] for images, _ in loader} == {8}
+
+
+def test_a_collate_fn_changes_no_pixel(folder: ImageFolder) -> None:
+    options: dict[str, Any] = {"schedule": "8x2", "num_workers": 1}
+    with (
+        DataLoader(folder, 4, **options) as rows,
+        DataLoader(folder, 4, collate_fn=images_of, **options) as own,
+    ):
+        assert (kind(rows), kind(own)) == ("rows", "samples")
+        for (images, _), same in zip(rows, own, strict=True):
+            assert torch.equal(images, same)
+
+
+class Unaware(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(3, 24, 24)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [Unaware(), TensorDataset(torch.zeros(8, 2))])
+@pytest.mark.parametrize("options", [{"schedule": "8x1"}, {"image_size": 8}])
+def test_a_size_that_nothing_asks_for_is_an_error_at_the_first_batch(
+    dataset: Any, options: dict[str, Any], workers: int
+) -> None:
+    said = r"(?s)nothing in .* asked for the size.*per_size"
+    with (
+        DataLoader(dataset, 4, num_workers=workers, **options) as loader,
+        pytest.raises(UsageError, match=said),
+    ):
+        next(iter(loader))
+
+
+def test_a_size_that_is_set_later_has_to_be_asked_for_too() -> None:
+    with DataLoader(Unaware(), 4) as loader:
+        batches = iter(loader)
+        assert next(batches).shape[-1] == 24
+        loader.set_image_size(8)
+        with pytest.raises(UsageError, match="asked for the size"):
+            next(batches)
+    rows = DataLoader(TensorDataset(torch.zeros(8, 2)), 4)
+    with pytest.raises(UsageError, match="image size 8 cannot be had: tensors in memory"):
+        rows.set_image_size(8)
+
+
+def test_a_strength_that_nothing_heeds_is_an_error(folder: ImageFolder) -> None:
+    weak = [feedline.Phase(size=8, epochs=1, strength=0.5)]
+    central = [transforms.Resize(24), transforms.CenterCrop(24), transforms.ToTensor()]
+    data = ImageFolder(folder.root, transforms.Compose(central))
+    with pytest.raises(UsageError, match="strength other than 1"):
+        iter(DataLoader(data, 4, schedule=weak))
+    assert next(iter(DataLoader(folder, 4, schedule=weak)))[0].shape[-1] == 8
+
+
+# What a user has replaced is not replaced once more
+
+
+def test_a_function_of_torchvisions_that_was_replaced_is_called(
+    folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "to_tensor", lambda image: torch.full((3, 24, 24), 7.0))
+    with DataLoader(folder, 4, num_workers=0) as loader:
+        assert "to_tensor" in loader.explain().split("because")[1]
+        assert next(iter(loader))[0].unique().tolist() == [7.0]
+
+
+# Whole or not at all
+
+
+def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
+    big = DataLoader(Rows(23), 4, schedule="8x2", max_image_size=16, num_workers=0)
+    batches = iter(big)
+    next(batches)
+    big.set_image_size(16)
+    made = DataLoader(Rows(23), 4, schedule="8x2", num_workers=0)
+    batches = iter(made)
+    next(batches)
+    before = made.state_dict()
+    with pytest.raises(UsageError, match="the state's image size 16 is above 8"):
+        made.load_state_dict(big.state_dict())
+    assert made.state_dict() == before
+    assert len(list(batches)) == 5
+
+
+def test_a_state_names_pixels_that_were_made_in_another_way(folder: ImageFolder) -> None:
+    state = DataLoader(folder, 4, seed=1).state_dict()
+    other = ImageFolder(folder.root, transforms.Compose([transforms.RandomCrop(24), *STEPS[1:]]))
+    loader = DataLoader(other, 4, seed=1)
+    with pytest.warns(RuntimeWarning, match="made in another way.*pixels was"):
+        loader.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match="engine was 'feedline', is 'dataset'"):
+        loader.load_state_dict(state)
+    fewer = Subset(folder, range(len(folder) - 1))
+    with pytest.raises(StateError, match=r"dataset was .*; length was"):
+        DataLoader(fewer, 4, seed=1).load_state_dict(state)
+
+
+# The rule of the defaults
+
+
+@pytest.mark.parametrize("dataset", [Rows(20), list(range(20))])
+def test_defaults_are_torchs_whatever_the_dataset(dataset: Any) -> None:
+    size = {"image_size": 8} if isinstance(dataset, Rows) else {}
+    loader = DataLoader(dataset, 4, **size)
+    assert (loader.num_workers, loader.plan, type(loader.batch_sampler)) == (0, None, BatchSampler)
+    batches = [batch[1] if size else batch for batch in loader]
+    assert torch.cat(batches).tolist() == list(range(20))
+
+
+def test_a_schedule_means_training(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.loader.checks.usable_cores", lambda: 1)
+    for dataset in (Rows(20), folder):
+        with DataLoader(dataset, 4, schedule="8x1") as loader:
+            assert loader.num_workers == 1
+            labels = torch.cat([labels for _, labels in loader]).tolist()
+            assert labels != sorted(labels)
+            with DataLoader(dataset, 4, schedule="8x1", seed=0, shuffle=True) as said:
+                assert torch.cat([labels for _, labels in said]).tolist() == labels
+
+
+# Decided once
+
+
+def test_a_decision_is_said_once_and_taken_again_when_something_is_set(
+    folder: ImageFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = ImageFolder(folder.root, transforms.Compose(list(STEPS)))
+    with caplog.at_level(logging.INFO, "feedline"), DataLoader(data, 4) as loader:
+        for _ in range(3):
+            list(loader)
+            loader.explain()
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+        assert "batches of ImageFolder: rows" in caplog.text
+        data.transform.transforms[0].size = (12, 12)
+        assert next(iter(loader))[0].shape[-1] == 12
+        data.transform = transforms.Compose([*STEPS, lambda image: image[:, :5, :5]])
+        assert kind(loader) == "samples"
+        assert next(iter(loader))[0].shape[-1] == 5
+
+
+def test_deciding_changes_nothing(folder: ImageFolder) -> None:
+    loader = DataLoader(folder, 4, shuffle=True)
+    state = loader.state_dict()
+    first = decide(loader._session.settings)
+    again = decide(loader._session.settings)
+    assert (first.kind, str(first), first.pixels) == (again.kind, str(again), again.pixels)
+    assert loader.state_dict() == state
+
+
+# Workers and what is set
+
+
+class Scaled(Dataset[Any]):
+    def __init__(self) -> None:
+        self.scale, self.inside = 1, SimpleNamespace(offset=0)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.scale + self.inside.offset
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_living_workers_take_up_what_was_set_at_the_next_iteration(wrapped: bool) -> None:
+    data = Scaled()
+    dataset: Any = Subset(data, [0, 1, 2, 3]) if wrapped else data
+    with DataLoader(dataset, 4, num_workers=1, persistent_workers=True) as loader:
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        pids = loader.worker_pids
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        assert loader.worker_pids == pids
+        data.scale = 10
+        assert next(iter(loader)).tolist() == [0, 10, 20, 30]
+        data.inside.offset = 5
+        assert next(iter(loader)).tolist() == [0, 10, 20, 30]
+        loader.refresh()
+        assert next(iter(loader)).tolist() == [5, 15, 25, 35]
+
+
+def test_workers_that_run_a_users_code_end_with_the_epoch() -> None:
+    with DataLoader(Scaled(), 2, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader.worker_pids
+        list(batches)
+        assert not loader.worker_pids
+
+
+def test_times_are_kept_when_workers_start_again() -> None:
+    with DataLoader(Scaled(), 1, num_workers=1) as loader:
+        timing = loader.timing
+        for epoch in range(1, 4):
+            list(loader)
+            assert loader.timing is timing
+            assert timing.totals().steps == 3 * epoch
+
+
+def test_asking_for_the_length_plans_nothing() -> None:
+    data = list(range(8))
+    loader = DataLoader(data, 4, seed=1)
+    data += range(4)
+    plan = loader.plan
+    assert len(loader) == 3
+    assert loader.plan is plan
+    assert len(list(loader)) == 3
+
+
+class Repeated:
+    """A batch sampler without end, as timm's MultiEpochsDataLoader puts in a loader."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from iter(self.sampler)
+
+
+class MultiEpochs(DataLoader[Any]):
+    """One iteration for all epochs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Repeated(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 1}])
+def test_a_batch_sampler_that_is_put_in_its_place_is_drawn_from(options: dict[str, Any]) -> None:
+    loader = MultiEpochs(list(range(8)), 4, num_workers=1, shuffle=True, **options)
+    for _ in range(3):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
+    del loader.iterator
+    loader.close()
+
+
+def test_samplers_are_told_by_torchs_names() -> None:
+    said = DataLoader(list(range(8)), 4, shuffle=True).explain()
+    assert "BatchSampler of RandomSampler" in said
+    assert "none: batches are made in this process" in said
+    assert len(DataLoader([torch.zeros(9)] * 30).explain()) < 1000
+    assert type(DataLoader(list(range(8)), 4, shuffle=True).sampler) is RandomSampler
+
+
+def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with DataLoader(Rows(64), 4, image_size=8, seed=0, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        assert sum(1 for _ in batches) == 15
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "SIGKILL" in caplog.text

@@ -1,0 +1,58 @@
+"""What is said of rows that could not be made: in the order of the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.messages import Failure
+from feedline.engine.slots import Slots
+from feedline.errors import SampleError
+from feedline.loader.failure_policy import FailurePolicy
+from feedline.plan.batches import Batch
+from feedline.plan.schedule import Phase
+from sources import Rows
+
+BATCH = Batch(
+    epoch=1,
+    step=2,
+    phase=Phase(size=4, epochs=1),
+    image_size=4,
+    samples=np.array([30, 10, 50, 20, 40], np.int64),
+    padding=0,
+    seed=0,
+)
+
+
+def in_flight(rows: list[int], slot: int) -> InFlightBatch:
+    """The batch, with failures as the workers' reports came."""
+    failures = [Failure(row, "ValueError", f"row {row} is bad") for row in rows]
+    return InFlightBatch(0, BATCH, slot, failures=failures)
+
+
+@given(st.permutations(range(5)), st.integers(1, 4))
+def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
+    came: list[int], count: int
+) -> None:
+    skipped = FailurePolicy(Rows(60), Slots(1), "skip")(in_flight(came[:count], 0))
+    assert skipped == [
+        (f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad")
+        for row in sorted(came[:count])
+    ]
+
+
+@pytest.mark.parametrize(("on_error", "rows"), [("raise", [3, 1, 4]), ("skip", [3, 2, 1, 4, 0])])
+def test_an_error_names_the_first_sample_of_the_batch_and_gives_the_slot_back(
+    on_error: str, rows: list[int]
+) -> None:
+    slots = Slots(1)
+    slot = slots.acquire()
+    assert slot is not None
+    first = min(rows)
+    named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 1, step 2"
+    with pytest.raises(SampleError, match=named):
+        FailurePolicy(Rows(60), slots, on_error)(in_flight(rows, slot))
+    assert slots.acquire() == slot
