@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from feedline import DataLoader
+
 HERE = Path(__file__).parent
 
 
@@ -22,6 +24,19 @@ def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def whole_crew(loader: DataLoader, workers: int) -> list[int]:
+    """The process ids of so many workers, each known. Epochs are read until they are.
+
+    The fork server tells the number of a worker some time after the fork.
+    """
+    for _ in range(1000):
+        if len(pids := loader.worker_pids) == workers:
+            return pids
+        for _ in loader:
+            pass
+    raise AssertionError(f"{loader.worker_pids} are not {workers} workers")
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -41,7 +56,7 @@ def start_script(
     """Run a script in a process group of its own, with the tests' datasets at hand."""
     script = folder / "script.py"
     script.write_text(text)
-    sources = [str(HERE / room) for room in ("engine", "dataset")]
+    sources = [str(HERE), str(HERE / "engine"), str(HERE / "dataset")]
     sources += [path for path in [os.environ.get("PYTHONPATH")] if path]
     return subprocess.Popen(
         [*prefix, sys.executable, str(script)],

@@ -28,6 +28,7 @@ from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.errors import ImageError, SampleError, StateError, UsageError
+from processes import whole_crew
 
 TRAIN = transforms.Compose(
     [
@@ -174,7 +175,7 @@ def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> 
     data = ImageFolder(folder, EVAL)
     with loader(data) as made:
         before = torch.cat([images for images, _ in made])
-        pids = made.worker_pids
+        pids = whole_crew(made, 2)
         assert torch.equal(torch.cat([images for images, _ in made]), before)
         assert made.worker_pids == pids
         data.transform.transforms[1].size = (20, 20)

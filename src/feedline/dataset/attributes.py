@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["class_of_any", "parts"]
+__all__ = ["attributes", "class_of_any", "parts"]
 
 MAX_ENTRIES = 1000
 """A container with more of them holds data, not transforms."""
@@ -79,7 +79,7 @@ def parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", thing.__self__
         return
     if type(thing) not in (list, tuple, dict):
-        yield from ((f".{name}", part) for name, part in _attributes(thing))
+        yield from ((f".{name}", part) for name, part in attributes(thing))
 
 
 def _said(key: object) -> str:
@@ -99,7 +99,8 @@ def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", part) for name, part in list(function.__dict__.items()))
 
 
-def _attributes(thing: object) -> Iterator[tuple[str, Any]]:
+def attributes(thing: object) -> Iterator[tuple[str, Any]]:
+    """The attributes of a thing, by name: its own, its slots, and those of a user's classes."""
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
     known: dict[str, Any] = {}

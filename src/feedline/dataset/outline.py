@@ -6,17 +6,17 @@ whether the dataset is still what they began with.
 Guarantees: exact, some microseconds, and no code of the user's runs. Attributes are compared by
 identity; numbers and text, and the attributes of torchvision's own transforms, by value; lists and
 dicts by identity and length, and part by part if they are short. Changes deeper inside go unseen.
-Relies on: `__dict__` and slots, read as `object` reads them.
+Relies on: `attributes`, which reads them passively.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from torch.utils.data import Dataset
+
+from feedline.dataset.attributes import attributes
 
 __all__ = ["Outline", "outline"]
 
@@ -86,20 +86,6 @@ def _add(thing: Any, values: list[object], seen: set[int]) -> None:
 
 def _look_into(thing: object, values: list[object], seen: set[int]) -> None:
     seen.add(id(thing))
-    for name, value in _attributes(thing):
+    for name, value in attributes(thing):
         values.append(name)
         _add(value, values, seen)
-
-
-def _attributes(thing: object) -> Iterator[tuple[str, object]]:
-    """The attributes of an object, by name, without any property or method of its own."""
-    for kind in type(thing).__mro__:
-        for name, member in vars(kind).items():
-            if type(member) is MemberDescriptorType:  # a slot
-                try:
-                    yield name, member.__get__(thing)
-                except AttributeError:  # it is not set
-                    yield name, None
-            elif name == "__dict__" and type(member) is GetSetDescriptorType:
-                own: dict[str, Any] = member.__get__(thing)
-                yield from own.items()

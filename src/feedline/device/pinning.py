@@ -2,8 +2,8 @@
 
 Guarantees: memory that was registered is unregistered before it is unmapped. Where CUDA refuses
 (a container's limit on locked memory, say), copies still work, only not asynchronously.
-Relies on: whoever registers memory to keep it unchanged while the device reads it. torch does so
-for its own page-locked memory alone.
+Relies on: the owner of registered memory, who must not change it while the device reads it. torch
+does so for its own page-locked memory alone.
 """
 
 from __future__ import annotations

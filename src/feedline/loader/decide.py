@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
@@ -52,6 +52,7 @@ class Decision:
         slot_bytes: memory of a batch of rows; 0 for any other kind.
         phases: the phases that rows are laid out for.
         runs_user_code: code of the user's runs in the workers.
+        pixels: what decides the pixels, in words; "" where only the user's code knows.
     """
 
     kind: Kind
@@ -63,7 +64,7 @@ class Decision:
     max_image_size: int | None = None
     slot_bytes: int = 0
     runs_user_code: bool = True
-    pixels: str = field(default="")
+    pixels: str = ""
 
     @property
     def honours_size(self) -> bool | None:

@@ -15,13 +15,12 @@ from feedline.system import rank_and_world
 __all__ = ["plan_of"]
 
 
-def plan_of(asked: Asked, given: Mapping[str, Any], length: int | None = None) -> Plan | None:
+def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
     """The plan by which feedline makes the order; None where samplers or the dataset make it.
 
     Args:
         asked: the arguments with their defaults.
         given: the arguments as they were given.
-        length: how many samples there are; None asks the dataset.
 
     Raises:
         UsageError: arguments for a plan were given where there is none.
@@ -30,7 +29,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any], length: int | None = None) -
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
         rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
         return Plan(
-            length=len(given["dataset"]) if length is None else length,
+            length=len(given["dataset"]),
             schedule=asked.sizes or Schedule((Phase(size=1, epochs=1),)),
             batch_size=batch_size,
             order=SHUFFLED if asked.shuffle else SEQUENTIAL,

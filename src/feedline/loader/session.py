@@ -52,6 +52,7 @@ class Session:
         self._backend: Backend | None = engine
         self._decision: Decision | None = None
         self._outline: Outline | None = None
+        self._fingerprint = ""  # of the dataset, once a state asked for it
         self._at_work: Decision | None = None  # with which the backend was built
         self._skipped: list[Skipped] = []  # by backends that have ended
         self._deaths: list[str] = []
@@ -74,6 +75,7 @@ class Session:
         )
         if self._decision is None or now != self._outline:
             self._decision, self._outline = decide(settings), now
+            self._fingerprint = ""
             _log.info("batches of %s: %s", type(settings.dataset).__name__, self._decision)
         return self._decision
 
@@ -293,7 +295,10 @@ class Session:
         self._restart_prefetch()
 
     def _identity(self) -> dict[str, Any]:
-        return identity_of(self.settings, fingerprint_of(self.settings.dataset))
+        self.decision()  # sees whether the dataset is another
+        # Kept: hashing the paths of a million files takes a second.
+        self._fingerprint = self._fingerprint or fingerprint_of(self.settings.dataset)
+        return identity_of(self.settings, self._fingerprint)
 
     def _made_by(self) -> dict[str, str]:
         decision = self.decision()

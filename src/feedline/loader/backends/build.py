@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -180,5 +179,4 @@ def _in_process(
             made = fetcher.make_here(batch)
         return pin_memory(made) if pinned else made
 
-    maker: Callable[[Batch], Any] = make
-    return InProcessBackend(maker, cursor, timing)
+    return InProcessBackend(make, cursor, timing)
