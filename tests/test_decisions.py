@@ -352,3 +352,15 @@ def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> No
         assert sum(1 for _ in batches) == 15
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "SIGKILL" in caplog.text
+
+
+def test_a_schedule_without_sizes_sets_batch_sizes_alone() -> None:
+    with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
+        assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
+        assert loader.phase.size is None
+        assert "1 epoch at the dataset's own size, batch 2, then" in loader.explain()
+        state = loader.state_dict()
+    with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
+        loader.load_state_dict(state)
+    with pytest.raises(UsageError, match="at which size are the images of Rows wanted"):
+        DataLoader(Rows(8), schedule="ownx1@2")

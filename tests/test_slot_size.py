@@ -9,26 +9,22 @@ from hypothesis import strategies as st
 from feedline.engine.layout import batch_bytes
 from feedline.loader import DataLoader
 from feedline.loader.slot_size import slot_size
-from feedline.plan.schedule import Phase
 from sources import Rows
 
-phases = st.builds(
-    Phase, size=st.integers(1, 64), epochs=st.just(1), batch_size=st.none() | st.integers(1, 12)
-)
+batches = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 12)), min_size=1, max_size=4)
 
 
-@given(st.lists(phases, min_size=1, max_size=4), st.integers(1, 12), st.none() | st.integers(1, 64))
+@given(batches, st.none() | st.integers(1, 64))
 def test_every_phase_fits_and_so_does_the_largest_size_that_is_promised_in_any_phase(
-    phases: list[Phase], batch_size: int, max_image_size: int | None
+    batches: list[tuple[int, int]], max_image_size: int | None
 ) -> None:
     source = Rows(100)
-    nbytes, largest = slot_size(source, phases, batch_size, max_image_size)
-    rows = [phase.batch_size or batch_size for phase in phases]
-    for phase, count in zip(phases, rows, strict=True):
-        assert batch_bytes(source.fields(phase.size), count) <= nbytes
-    assert batch_bytes(source.fields(largest), max(rows)) <= nbytes
+    nbytes, largest = slot_size(source, batches, max_image_size)
+    for size, rows in batches:
+        assert batch_bytes(source.fields(size), rows) <= nbytes
+    assert batch_bytes(source.fields(largest), max(rows for _, rows in batches)) <= nbytes
     if max_image_size is not None:
-        assert largest == max(max_image_size, *(phase.size for phase in phases))
+        assert largest == max(max_image_size, *(size for size, _ in batches))
 
 
 @pytest.mark.parametrize("max_image_size", [None, 4, 16, 64])

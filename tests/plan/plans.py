@@ -14,13 +14,18 @@ from feedline.plan.schedule import Phase, Schedule
 
 __all__ = ["batch_equals", "every_rank", "global_rows", "phases", "plans", "schedules"]
 
-phases = st.builds(
-    Phase,
-    size=st.integers(1, 512),
-    epochs=st.integers(1, 3),
-    batch_size=st.none() | st.integers(1, 12),
-)
-schedules = st.lists(phases, min_size=1, max_size=3).map(tuple).map(Schedule)
+
+def _phases(size: st.SearchStrategy[int | None]) -> st.SearchStrategy[Phase]:
+    batch_sizes = st.none() | st.integers(1, 12)
+    return st.builds(Phase, size=size, epochs=st.integers(1, 3), batch_size=batch_sizes)
+
+
+def _schedules(phases: st.SearchStrategy[Phase]) -> st.SearchStrategy[Schedule]:
+    return st.lists(phases, min_size=1, max_size=3).map(tuple).map(Schedule)
+
+
+phases = _phases(st.integers(1, 512))
+schedules = _schedules(phases) | _schedules(_phases(st.none()))
 
 
 @st.composite

@@ -27,6 +27,16 @@ def test_blanks_and_capitals_do_not_matter(text: str) -> None:
     )
 
 
+def test_phases_without_a_size_are_written_as_own_and_all_of_them_are() -> None:
+    schedule = Schedule.parse("ownx2@512, ownx1")
+    assert schedule.phases == (Phase(epochs=2, batch_size=512), Phase(epochs=1))
+    assert (str(schedule), schedule.sizes) == ("ownx2@512,ownx1", ())
+    with pytest.raises(
+        ScheduleError, match="have a size or none has one, got 8x1,ownx2"
+    ):
+        Schedule.parse("8x1,ownx2")
+
+
 UNREADABLE = (
     "|112|112x|x10|112x10@|112x10@@5|112*10|-112x10|112x-1|1.5x2|112x10x3|1e2x3|112x10@5@6|0x70x1"
     "|axb|\u0661\u0661\u0662x1|112x1\u00b2|1_0x1|+1x1|112x10;8x1|112x10 8x1"
@@ -90,7 +100,6 @@ def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
         ("size", 2.0),
         ("size", True),
         ("size", "8"),
-        ("size", None),
         ("epochs", 0),
         ("epochs", float("nan")),
         ("batch_size", 0),

@@ -151,7 +151,7 @@ def test_what_is_no_state_is_refused(garbage: Any) -> None:
         resume(garbage, PLAN, "data")
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
+@pytest.mark.parametrize("version", [0, 1, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
 def test_a_state_of_another_version_is_refused(version: object) -> None:
     with pytest.raises(StateError, match="expected a loader state of version 2, found"):
         resume({**state_at(), "version": version}, PLAN, "data")
@@ -238,29 +238,3 @@ def test_the_form_of_a_state_is_what_version_2_says() -> None:
             {"size": 16, "epochs": 1, "global_batch": 5, "strength": 1.0},
         ],
     }
-
-
-def version_1(shuffle: object) -> dict[str, Any]:
-    state = {**state_at(1, 2, 64), "version": 1, "shuffle": shuffle}
-    del state["order"]
-    return state
-
-
-@pytest.mark.parametrize(("shuffle", "order"), [(True, "shuffled"), (False, "sequential")])
-def test_a_state_of_version_1_is_gone_on_with(shuffle: bool, order: str) -> None:
-    plan = replace(PLAN, order=order)
-    assert resume(version_1(shuffle), plan, "data") == Position(epoch=1, step=2, image_size=64)
-    other = replace(PLAN, order={"shuffled": "sequential", "sequential": "shuffled"}[order])
-    with pytest.raises(StateError, match=f"order was '{order}'"):
-        resume(version_1(shuffle), other, "data")
-
-
-@pytest.mark.parametrize("shuffle", [None, 1, "shuffled", []])
-def test_a_damaged_state_of_version_1_is_refused(shuffle: object) -> None:
-    with pytest.raises(StateError, match="order was None"):
-        resume(version_1(shuffle), PLAN, "data")
-
-
-def test_a_state_of_version_2_with_the_words_of_version_1_is_refused() -> None:
-    with pytest.raises(StateError, match="order was None"):
-        resume({**version_1(True), "version": 2}, PLAN, "data")

@@ -293,7 +293,11 @@ class Recognising(Dataset):
 
     def __getitem__(self, index):
         pipeline = source_of(self.dataset)
-        return *pipeline.sample(Item(index, 0, 5, 1.0)), pipeline.transform_identity(), os.getpid()
+        return (
+            *pipeline.sample(Item(index, None, 5, 1.0)),
+            pipeline.transform_identity(),
+            os.getpid(),
+        )
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

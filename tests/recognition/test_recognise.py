@@ -184,7 +184,7 @@ def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, c
     kept = []
     for number in range(3):
         theirs, label = dataset[number]
-        ours, ours_label = recognition.pipeline.sample(Item(number, 0, 5, 1.0))
+        ours, ours_label = recognition.pipeline.sample(Item(number, None, 5, 1.0))
         assert (type(ours), type(ours_label)) == (type(theirs), type(label))
         assert (ours.dtype, ours.shape, ours_label) == (theirs.dtype, theirs.shape, label)
         row, _ = item_row(recognition.pipeline, number, seed=5)

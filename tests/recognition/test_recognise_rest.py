@@ -105,7 +105,7 @@ AS_THEY_ARE = {
 }
 
 
-def as_sample(pipeline, sample, seed=1, size=0):
+def as_sample(pipeline, sample, seed=1, size=None):
     return pipeline.sample(Item(sample, size, seed, 1.0))[0]
 
 
@@ -332,9 +332,9 @@ def test_what_fits_no_row_is_made_as_samples(root, case):
         theirs, label = dataset[3]
     except Exception as error:
         with pytest.raises(type(error), match=re.escape(str(error))):
-            pipeline.sample(Item(3, 0, 1, 1.0))
+            pipeline.sample(Item(3, None, 1, 1.0))
     else:
-        ours, ours_label = pipeline.sample(Item(3, 0, 1, 1.0))
+        ours, ours_label = pipeline.sample(Item(3, None, 1, 1.0))
         assert (type(ours), ours_label) == (type(theirs), label)
         if isinstance(theirs, torch.Tensor):
             assert ours.shape == theirs.shape
@@ -351,7 +351,7 @@ def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
         return image
 
     pipeline = recognised(root, *CROP, v1.ToTensor(), tell)[1].pipeline
-    for size, strength in ((48, 0.5), (0, 0.25)):
+    for size, strength in ((48, 0.5), (None, 0.25)):
         pipeline.sample(Item(0, size, 1, strength))
     assert told == [(48, 0.5, 48), (7, 0.25, 32)]
     assert feedline.image_size(9) == 9

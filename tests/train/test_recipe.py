@@ -37,6 +37,11 @@ def test_a_schedule_that_does_not_parse_is_refused() -> None:
         Recipe(schedule="112x2,large")
 
 
+def test_a_schedule_without_sizes_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs an image size, got ownx2"):
+        Recipe(schedule="ownx2")
+
+
 def test_defaults_that_depend_on_other_settings_are_filled_in() -> None:
     adamw = Recipe(schedule="64x1,96x1@128", batch_size=32)
     assert (adamw.val_px, adamw.peak_lr, adamw.largest_batch) == (96, 0.002, 128)

@@ -60,7 +60,7 @@ class Sample:
     def _number(self, sample: int) -> int:
         return self.numbers[sample % len(self.numbers)]
 
-    def fields(self, image_size: int) -> tuple[Field, ...]:
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a row at this image size, in pixels."""
         return self.folder.fields(image_size)
 

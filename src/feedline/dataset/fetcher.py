@@ -144,7 +144,7 @@ class DatasetFetcher:
             space: where tensors may go at once; None leaves everything to `collate_fn`.
             at: see `Told`; None where it need not be told.
         """
-        with Request(task.image_size or None, task.strength) as request:
+        with Request(task.image_size, task.strength) as request:
             one = None
             if self._recognised is not None:
                 one = by_samples(self._recognised, self.dataset, task, request)

@@ -75,7 +75,7 @@ class RowsWithInit:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def fields(self, image_size: int) -> tuple[Field, ...]:
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a row."""
         return self._rows.fields(image_size)
 

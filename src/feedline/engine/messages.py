@@ -58,7 +58,7 @@ class Piece:
         slot_bytes: how long the slot is.
         batch_rows: rows of the whole batch; they decide where its arrays lie.
         start: the piece's first row within the batch.
-        image_size: in pixels.
+        image_size: in pixels; None where none was asked for, 0 in a message.
         seed: of the epoch; a row's seed is mix(seed, sample),
         by_place: and where a sample may come twice, mix(seed, sample, row).
         strength: of the augmentation.
@@ -71,7 +71,7 @@ class Piece:
     slot_bytes: int = 0
     batch_rows: int = 0
     start: int = 0
-    image_size: int = 0
+    image_size: int | None = None
     seed: int = 0
     by_place: bool = False
     strength: float = 1.0
@@ -84,7 +84,7 @@ class Piece:
             self.slot_bytes,
             self.batch_rows,
             self.start,
-            self.image_size,
+            self.image_size or 0,
             self.seed,
             self.strength,
             self.by_place,
@@ -102,7 +102,7 @@ class Piece:
             slot_bytes=slot_bytes,
             batch_rows=batch_rows,
             start=start,
-            image_size=image_size,
+            image_size=image_size or None,
             seed=seed,
             by_place=by_place,
             strength=strength,
@@ -117,7 +117,7 @@ class BatchTask:
     Args:
         id: positive, unique within a crew.
         slot: whose memory it is; a worker keeps what it has mapped by this number.
-        image_size: in pixels.
+        image_size: in pixels; None where none was asked for, 0 in a message.
         seed: of the batch.
         row_seed: of the epoch; a sample's seed follows from it as a row's does, see `Piece`,
         by_place: and where a sample may come twice, from its place in the batch as well.
@@ -130,7 +130,7 @@ class BatchTask:
 
     id: int
     slot: int = 0
-    image_size: int = 0
+    image_size: int | None = None
     seed: int = 0
     row_seed: int = 0
     by_place: bool = False
@@ -145,7 +145,7 @@ class BatchTask:
         head = _ORDER.pack(
             self.id,
             self.slot,
-            self.image_size,
+            self.image_size or 0,
             self.seed,
             self.row_seed,
             self.by_place,
@@ -163,7 +163,7 @@ class BatchTask:
         return cls(
             id=id,
             slot=slot,
-            image_size=image_size,
+            image_size=image_size or None,
             seed=seed,
             row_seed=row_seed,
             by_place=by_place,

@@ -35,8 +35,11 @@ class Source(Protocol):
         """How many samples there are."""
         ...
 
-    def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a batch at an image size (pixels), described by one row each."""
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """The arrays of a batch at an image size (pixels), described by one row each.
+
+        None asks for the size that the samples have by themselves.
+        """
         ...
 
     def load(self, item: Item, row: Row) -> None:

@@ -69,7 +69,7 @@ class PieceTasks:
         fields: the arrays of a row at an image size.
     """
 
-    def __init__(self, ring: FixedSlots, fields: Callable[[int], tuple[Field, ...]]) -> None:
+    def __init__(self, ring: FixedSlots, fields: Callable[[int | None], tuple[Field, ...]]) -> None:
         self.slots = ring
         self._fields = fields
 

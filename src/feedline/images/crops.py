@@ -220,7 +220,7 @@ class EvalCrop:
 
     def place(self, height: int, width: int, item: Item) -> Window:
         """Place the central square in an image of (height, width) pixels; nothing is drawn."""
-        return self.window(height, width, item.image_size)
+        return self.window(height, width, item.side)
 
     def window(self, height: int, width: int, size: int) -> Window:
         """Place a central square of `size` px in an image of (height, width) pixels, resized.

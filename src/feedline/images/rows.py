@@ -71,8 +71,9 @@ class RowPipeline(Generic[Store]):
         self._is_open = False
         self.store.close()
 
-    def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels."""
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """The arrays of a row at this image size, in pixels, which must be given."""
+        assert image_size is not None, "stored images have no common size of their own"
         return (
             Field("image", "uint8", (image_size, image_size, 3)),
             self.store.label_field,
@@ -120,7 +121,7 @@ class RowPipeline(Generic[Store]):
         placement = self.transform.place(height, width, item)
         by = 1
         if self._scaled and decoder.reducible:
-            by = placement.shrink(height, width, item.image_size)
+            by = placement.shrink(height, width, item.side)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         return decoder.read(by, placement.part), placement
 

@@ -116,11 +116,6 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
             "in_order=False was given with a seed or a schedule, by which feedline plans the order "
             "of the batches and keeps it; leave one of them out"
         )
-    if native and given["schedule"] is None and given["image_size"] is None:
-        raise UsageError(
-            f"at which size are the images of {type(given['dataset']).__name__} wanted? Give "
-            'image_size=224, or a schedule such as schedule="112x10,160x10,224x10"'
-        )
 
 
 def _check_values(given: Mapping[str, Any]) -> None:

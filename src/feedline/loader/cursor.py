@@ -107,7 +107,7 @@ def open_cursor(settings: Settings) -> BatchCursor:
     return SampledCursor(
         settings.sampler,
         settings.generator,
-        asked.sizes,
+        asked.phases,
         share=share_of(settings.sampler),
         seed=asked.seed,
     )
@@ -125,11 +125,11 @@ def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
     if settings.plan is not None or settings.asked.iterable:
         return {"dataset": dataset}
     _, ranks = share_of(settings.sampler)
-    sizes = settings.asked.sizes
+    phases = settings.asked.phases
     return {
         "dataset": dataset,
         "length": len(settings.dataset) if hasattr(settings.dataset, "__len__") else None,
         "global_batch": None if settings.batch_size is None else settings.batch_size * ranks,
         "drop_last": settings.drop_last,
-        "schedule": None if sizes is None else str(sizes),
+        "schedule": str(phases) if phases.sizes or settings.asked.schedule else None,
     }

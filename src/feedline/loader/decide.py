@@ -18,7 +18,6 @@ from feedline.engine.source import Source
 from feedline.errors import UsageError
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
-from feedline.plan.schedule import Phase
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
 if TYPE_CHECKING:
@@ -158,15 +157,16 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
             "the batch sampler an attribute batch_size, of its largest batch; for single samples "
             "pass batch_size=1"
         )
-    asked = settings.asked
-    sizes = asked.sizes
-    phases = sizes.phases if sizes else (Phase(size=source.image_size, epochs=1),)
-    if any(p.strength != 1 for p in phases) and not getattr(source, "uses_strength", True):
+    asked, phases = settings.asked, settings.asked.phases.phases
+    if any(phase.strength != 1 for phase in phases) and not getattr(source, "uses_strength", True):
         raise UsageError(
             "a phase of the schedule has a strength other than 1, and nothing in the transform "
             "changes with it; leave it out, or use feedline.augmentation_strength() in a step"
         )
-    slot_bytes, largest = slot_size(source, phases, settings.max_rows, asked.max_image_size)
+    batches = [
+        (phase.size or source.image_size, phase.batch_size or settings.max_rows) for phase in phases
+    ]
+    slot_bytes, largest = slot_size(source, batches, asked.max_image_size)
     identity: Callable[[], str] | None = getattr(source, "transform_identity", None)
     return Decision(
         kind=kind,
@@ -180,7 +180,7 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
 
 
 def _tensors(settings: Settings) -> BatchedTensors:
-    if settings.asked.sizes is not None:
+    if settings.asked.phases.sizes:
         return BatchedTensors(None, "Tensors have the size that they have.")
     if not settings.batched:
         return BatchedTensors(None, "There are no batches: batch_size is None.")

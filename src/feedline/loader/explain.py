@@ -54,23 +54,22 @@ def _short(text: str) -> str:
 
 
 def _size(settings: Settings, decision: Decision) -> str:
-    if settings.asked.sizes is None or decision.honours_size:
+    if not settings.asked.phases.sizes or decision.honours_size:
         return ""
     return "asked for by your dataset, transform or collate_fn; a batch that never asks is an error"
 
 
 def _schedule(settings: Settings) -> str:
     asked = settings.asked
-    if asked.schedule is None:
-        if asked.sizes is None:
-            return "epochs without end; the dataset is told no image size"
-        size = asked.sizes.phases[0].size
-        return f"epochs without end at {size} px, batch {settings.batch_size}"
-    return ", then ".join(
-        f"{phase.epochs} {'epoch' if phase.epochs == 1 else 'epochs'} at {phase.size} px, "
-        f"batch {phase.batch_size or settings.batch_size}"
-        for phase in asked.schedule.phases
-    )
+    if asked.schedule is None and not asked.phases.sizes:
+        return "epochs without end; the dataset is told no image size"
+    said = []
+    for phase in asked.phases.phases:
+        epochs = "epoch" if phase.epochs == 1 else "epochs"
+        length = "epochs without end" if asked.schedule is None else f"{phase.epochs} {epochs}"
+        size = f"{phase.size} px" if phase.size else "the dataset's own size"
+        said.append(f"{length} at {size}, batch {phase.batch_size or settings.batch_size}")
+    return ", then ".join(said)
 
 
 def _order(settings: Settings) -> str:

@@ -9,7 +9,6 @@ from feedline.errors import UsageError
 from feedline.loader.settings import Asked
 from feedline.plan.batches import Plan
 from feedline.plan.order import SEQUENTIAL, SHUFFLED
-from feedline.plan.schedule import Phase, Schedule
 from feedline.system import rank_and_world
 
 __all__ = ["plan_of"]
@@ -30,14 +29,13 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
         rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
         return Plan(
             length=len(given["dataset"]),
-            schedule=asked.sizes or Schedule((Phase(size=1, epochs=1),)),
+            schedule=asked.phases,
             batch_size=batch_size,
             order=SHUFFLED if asked.shuffle else SEQUENTIAL,
             drop_last=given["drop_last"],
             seed=asked.seed,
             rank=rank_found if rank is None else rank,
             world_size=world_found if world_size is None else world_size,
-            sized=asked.sizes is not None,
         )
     if rank is not None or world_size is not None:
         raise UsageError(

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.device.normalise import Normalise
 from feedline.engine.start_method import default_start_method
+from feedline.errors import UsageError
 from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
@@ -38,8 +39,8 @@ class Asked:
         native: the dataset is a source of feedline's own kind.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler was given.
-        schedule: the phases; None without a schedule.
-        sizes: the phases of image size; None where no size was asked for.
+        schedule: as given; None without a schedule.
+        phases: the schedule, or else one phase of the image size that was asked for, if one was.
         shuffle, seed, num_workers: with their defaults.
         prefetch: batches of rows made ahead.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
@@ -51,7 +52,7 @@ class Asked:
     iterable: bool
     sampled: bool
     schedule: Schedule | None
-    sizes: Schedule | None
+    phases: Schedule
     shuffle: bool | None
     seed: int | None
     num_workers: int
@@ -73,9 +74,12 @@ class Asked:
         check_arguments(given, native=native, iterable=iterable, sampled=sampled)
         training = given["schedule"] is not None
         schedule = Schedule.of(given["schedule"]) if training else None
-        sizes = schedule
-        if schedule is None and size is not None:
-            sizes = Schedule((Phase(size=size, epochs=1),))
+        phases = schedule or Schedule((Phase(size=size, epochs=1),))
+        if native and not phases.sizes:
+            raise UsageError(
+                f"at which size are the images of {type(dataset).__name__} wanted? Give "
+                'image_size=224, or a schedule such as schedule="112x10,160x10,224x10"'
+            )
         shuffle, seed, workers = given["shuffle"], given["seed"], given["num_workers"]
         if shuffle is None and training and not sampled:
             shuffle = True
@@ -92,7 +96,7 @@ class Asked:
             iterable=iterable,
             sampled=sampled,
             schedule=schedule,
-            sizes=sizes,
+            phases=phases,
             shuffle=shuffle,
             seed=seed,
             num_workers=worker_count(workers) if native or isinstance(workers, str) else workers,

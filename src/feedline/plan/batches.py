@@ -33,7 +33,7 @@ class Batch:
         epoch: counted from 0.
         step: counted from 0 within the epoch; the same on every rank.
         phase: the phase it belongs to.
-        image_size: side of its images, in pixels; 0 where none was asked for.
+        image_size: side of its images, in pixels; None where none was asked for.
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
         seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample).
@@ -45,7 +45,7 @@ class Batch:
     epoch: int
     step: int
     phase: Phase
-    image_size: int
+    image_size: int | None
     samples: NDArray[np.int64]
     padding: int
     seed: int
@@ -71,7 +71,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The way through all epochs for one rank.
+    """The order of all epochs, for one rank.
 
     Args:
         length: number of samples.
@@ -82,7 +82,6 @@ class Plan:
         seed: what all randomness follows from.
         rank: this process among world_size.
         world_size: how many processes share each epoch.
-        sized: batches have their phase's image size; else 0, for a dataset that knows its own.
 
     Raises:
         UsageError: a value is out of range, or no epoch would hold a batch.
@@ -96,7 +95,6 @@ class Plan:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    sized: bool = True
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "world_size"):
@@ -154,7 +152,7 @@ class Plan:
             epoch=epoch,
             step=step,
             phase=phase,
-            image_size=phase.size if self.sized else 0,
+            image_size=phase.size,
             samples=share(samples, start, stop, self.rank, self.world_size),
             # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
             padding=_padding_of(self.rank, stop - start, missing, self.world_size),

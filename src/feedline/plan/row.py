@@ -32,13 +32,19 @@ class Item(NamedTuple):
 
     Args:
         sample: which sample, in 0 .. len(source) - 1.
-        image_size: side of the square image, in pixels.
+        image_size: side of the square image, in pixels; None where none was asked for.
         seed: 64 bits drawn from (seed, epoch, sample); every random choice for the row follows
             from it, so a row is the same in every worker, however often it is made.
         strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
     """
 
     sample: int
-    image_size: int
+    image_size: int | None
     seed: int
     strength: float
+
+    @property
+    def side(self) -> int:
+        """`image_size`, of an item that has one."""
+        assert self.image_size is not None, "an image is made at a size"
+        return self.image_size

@@ -15,7 +15,10 @@ from feedline.errors import ScheduleError
 __all__ = ["MAX_SIZE_PX", "Phase", "Schedule"]
 
 MAX_SIZE_PX = 16_384
-_ITEM = re.compile(r"(?P<size>\d+)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?", re.ASCII)
+_OWN = "own"
+_ITEM = re.compile(
+    r"(?P<size>\d+|own)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?", re.ASCII
+)
 _FORM = 'SIZExEPOCHS[@BATCH], comma separated, e.g. "112x10@512,160x10@384,224x10@256"'
 
 
@@ -24,7 +27,8 @@ class Phase:
     """A stretch of training at one image size, batch size and strength of augmentation.
 
     Args:
-        size: side of the square image, in pixels.
+        size: side of the square image, in pixels; None asks for none: the dataset has its own.
+            In text "own".
         epochs: how many epochs the phase lasts, at least 1.
         batch_size: rows of a batch on each rank; None takes the loader's.
         strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
@@ -33,16 +37,18 @@ class Phase:
         ScheduleError: a value is out of range.
     """
 
-    size: int
+    size: int | None = None
     epochs: int
     batch_size: int | None = None
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        whole = [("size", self.size, MAX_SIZE_PX), ("epochs", self.epochs, 1_000_000)]
+        bounds = [("epochs", self.epochs, 1_000_000)]
+        if self.size is not None:
+            bounds.append(("size", self.size, MAX_SIZE_PX))
         if self.batch_size is not None:
-            whole.append(("batch_size", self.batch_size, 1 << 24))
-        for name, value, most in whole:
+            bounds.append(("batch_size", self.batch_size, 1 << 24))
+        for name, value, most in bounds:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ScheduleError(
                     f"a phase's {name} must be a whole number from 1 to {most}, got {value!r}"
@@ -52,7 +58,7 @@ class Phase:
 
     def __str__(self) -> str:
         batch = "" if self.batch_size is None else f"@{self.batch_size}"
-        return f"{self.size}x{self.epochs}{batch}"
+        return f"{self.size or _OWN}x{self.epochs}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Schedule:
     """The phases in order. After the last one, training goes on as in the last one.
 
     Raises:
-        ScheduleError: there is no phase.
+        ScheduleError: there is no phase, or only some of them have a size.
     """
 
     phases: tuple[Phase, ...]
@@ -72,6 +78,8 @@ class Schedule:
         for phase in self.phases:
             if not isinstance(phase, Phase):
                 raise ScheduleError(f"a schedule is made of feedline.Phase objects, got {phase!r}")
+        if len({phase.size is None for phase in self.phases}) > 1:
+            raise ScheduleError(f"either all phases have a size or none has one, got {self}")
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -93,7 +101,7 @@ class Schedule:
             batch = match["batch"]
             try:
                 phase = Phase(
-                    size=int(match["size"]),
+                    size=None if match["size"] == _OWN else int(match["size"]),
                     epochs=int(match["epochs"]),
                     batch_size=None if batch is None else int(batch),
                 )
@@ -114,6 +122,11 @@ class Schedule:
         if not isinstance(schedule, Iterable):
             raise ScheduleError(f"a schedule is text, a Schedule or Phases, got {schedule!r}")
         return cls(tuple(schedule))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each phase, in pixels; empty where no size is asked for."""
+        return tuple(phase.size for phase in self.phases if phase.size is not None)
 
     @property
     def epochs(self) -> int:

@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 
 from feedline.errors import StateError
 from feedline.plan.batches import Plan
-from feedline.plan.order import SEQUENTIAL, SHUFFLED
 from feedline.plan.schedule import MAX_SIZE_PX
 
 __all__ = [
@@ -28,9 +27,6 @@ __all__ = [
 ]
 
 STATE_VERSION = 2
-"""What is written. Version 1 is still read: it says shuffle (a bool) for a plan's order."""
-
-_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +90,7 @@ def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
             schedule; names each difference.
     """
     check_state(state)
-    check_same_run(_in_todays_words(state), _identity(plan, dataset))
+    check_same_run(state, _identity(plan, dataset))
     position = position_in(state)
     steps = plan.steps(position.epoch)
     if position.step > steps:
@@ -109,18 +105,11 @@ def check_state(state: Mapping[str, Any]) -> None:
         StateError: it is no state, or one of another version.
     """
     found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-    if all(_differs(found, version) for version in _VERSIONS):
+    if _differs(found, STATE_VERSION):
         raise StateError(
             f"cannot resume: expected a loader state of version {STATE_VERSION}, found {found!r}; "
             "pass what DataLoader.state_dict() returned"
         )
-
-
-def _in_todays_words(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A plan's state of any version that is read, as the newest would say it."""
-    if state["version"] != 1 or not isinstance(state.get("shuffle"), bool):
-        return state
-    return {**state, "order": SHUFFLED if state["shuffle"] else SEQUENTIAL}
 
 
 def check_same_run(

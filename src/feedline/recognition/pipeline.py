@@ -62,7 +62,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     @property
     def image_size(self) -> int:
-        """The side of the transform's own output, in pixels: what an item gets that asks for 0."""
+        """The side of the transform's own output, in pixels: of an item that asks for none."""
         return self.recognised.image_size
 
     @property
@@ -70,8 +70,8 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """Whether `fields` and `load` may be used; `sample` always may."""
         return bool(self.recognised.tail.dtype)
 
-    def fields(self, image_size: int) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels; 0 for the transform's own."""
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """The arrays of a row at this image size, in pixels; None for the transform's own."""
         tail = self.recognised.tail
         image_size = image_size or self.image_size
         image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
@@ -81,7 +81,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """Fill one row.
 
         Args:
-            item: which sample, how large (0 for the transform's own size), with which seed.
+            item: which sample, how large (None for the transform's own size), with which seed.
             row: arrays as `fields` says, C-contiguous: written over where they lie.
 
         Raises:
@@ -100,7 +100,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         `feedline.image_size()` and `feedline.augmentation_strength()` answer with the item's.
 
         Args:
-            item: which sample, how large (0 for the transform's own size), with which seed.
+            item: which sample, how large (None for the transform's own size), with which seed.
 
         Returns:
             what the last step gives: a tensor, an image, anything; and the label.
@@ -114,17 +114,17 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         tail = self.recognised.tail
         if not tail.steps:
             return tail.run(pixels, 0), int(label)
-        with Request(item.image_size or None, item.strength):
+        with Request(item.image_size, item.strength):
             return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
 
     def _pixels(self, item: Item) -> tuple[Pixels, int]:
         """The part that is shown, uint8 (size, size, 3), valid until the next; and the label."""
         if item.sample < 0:  # as a list counts, which torchvision has its samples in
             item = item._replace(sample=item.sample + len(self))
-        if not item.image_size:
+        if item.image_size is None:
             item = item._replace(image_size=self.image_size)
         image, placement = self._part(item)
-        pixels = self._squares.of(item.image_size)
+        pixels = self._squares.of(item.side)
         fill_as(self.recognised.resize_mode, pixels, image, placement)
         return pixels, self.store.label(item.sample)
 

@@ -42,7 +42,7 @@ class WindowCrop:
 
     def place(self, height: int, width: int, item: Item) -> Placement:
         """Place the square in an image of (height, width) pixels for this item."""
-        size = item.image_size
+        size = item.side
         stream = Stream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
         resize = round(self.resize * size / self.crop)

@@ -36,8 +36,6 @@ from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 
 __all__ = ["SampledCursor"]
 
-_UNSIZED = Phase(size=1, epochs=1)
-
 
 class SampledCursor:
     """The way of a loader that draws from samplers.
@@ -45,7 +43,7 @@ class SampledCursor:
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
         generator: where the seeds of workers are drawn from; None for torch's global random state.
-        schedule: phases of image size; None for no size at all.
+        schedule: the phases.
         share: this process among those that share an epoch, and their number.
         seed: what random transforms follow from; None draws it for each epoch, as torch does.
     """
@@ -54,7 +52,7 @@ class SampledCursor:
         self,
         sampler: Iterable[Any],
         generator: torch.Generator | None,
-        schedule: Schedule | None,
+        schedule: Schedule,
         *,
         share: tuple[int, int],
         seed: int | None = None,
@@ -178,18 +176,15 @@ class SampledCursor:
     @property
     def phase(self) -> Phase:
         """The phase of the position."""
-        if self._schedule is None:
-            return _UNSIZED
         return self._schedule.phase_at(self.position.epoch)
 
     def _batch(self, epoch: Epoch, step: int, draw: Draw) -> Batch:
         phase = self.phase
-        size = 0 if self._schedule is None else phase.size
         return Batch(
             epoch=self.position.epoch,
             step=step,
             phase=phase,
-            image_size=self.position.image_size or size,
+            image_size=self.position.image_size or phase.size,
             samples=draw.samples,
             padding=0,
             seed=mix(epoch.seed, step),

@@ -86,7 +86,7 @@ def fit(
     schedule = recipe.phases
     while len(journal.records) < schedule.epochs:
         running = journal.running
-        size_px = schedule.phase_at(running.epoch).size
+        size_px = recipe.size_px(running.epoch)
         report.begin(
             epoch=running.epoch + 1, size_px=size_px, done=learner.step, total=learner.total_steps
         )

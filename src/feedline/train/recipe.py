@@ -67,6 +67,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         parsed = Schedule.parse(self.schedule)
+        if not parsed.sizes:
+            raise UsageError(f"each phase of the schedule needs an image size, got {parsed}")
         self._fill("schedule", str(parsed))
         for name, choices in (
             ("optimizer", OPTIMIZERS),
@@ -76,7 +78,7 @@ class Recipe:
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} must be {_either(choices)}, got {getattr(self, name)!r}")
         if self.val_size is None:
-            self._fill("val_size", parsed.phases[-1].size)
+            self._fill("val_size", parsed.sizes[-1])
         for name, low, high in (
             ("batch_size", 1, 1 << 24),
             ("val_size", 1, MAX_SIZE_PX),
@@ -130,7 +132,13 @@ class Recipe:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Every image size that the model will see, in pixels, ascending."""
-        return tuple(sorted({*(phase.size for phase in self.phases.phases), self.val_px}))
+        return tuple(sorted({*self.phases.sizes, self.val_px}))
+
+    def size_px(self, epoch: int) -> int:
+        """The size of the training images in an epoch, in pixels."""
+        size = self.phases.phase_at(epoch).size
+        assert size is not None, "checked at the beginning"
+        return size
 
     @property
     def largest_batch(self) -> int:

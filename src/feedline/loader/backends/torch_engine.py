@@ -72,8 +72,8 @@ class TorchBackend:
 
     @property
     def phase(self) -> Phase:
-        """There is none to speak of."""
-        return Phase(size=1, epochs=1)
+        """One without end, of no size."""
+        return Phase(epochs=1)
 
     @property
     def pids(self) -> list[int]:
