@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from inspect import signature
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -21,20 +20,15 @@ from torch.utils.data import Dataset, Sampler
 
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
-from feedline.errors import ClosedError, UsageError
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.checks import check_size, worker_count
-from feedline.loader.explain import explain
+from feedline.loader.controls import Controls
 from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.session import Session
-from feedline.loader.settings import Asked, Settings, settings_of
-from feedline.plan.batches import Batch, Plan
+from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
-from feedline.sampling.samplers import share_of
-from feedline.trace.split import Timing
 
 __all__ = ["DataLoader"]
 
@@ -42,7 +36,7 @@ _T = TypeVar("_T", covariant=True)
 _TORCH_KNOWS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
 
 
-class DataLoader(Accelerated, TorchDataLoader[_T]):
+class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
     """A torch DataLoader whose workers start once and live through epochs and image sizes.
 
     It takes every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
@@ -106,7 +100,6 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
     """
 
     dataset: Any
-    _session: Session
 
     def __init__(
         self,
@@ -194,21 +187,6 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
             self.max_image_size = self._session.decision().max_image_size
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
-    def _settings(self) -> Settings:
-        """What the attributes say now."""
-        return settings_of(self, self._asked, self._plan_now())
-
-    def _plan_now(self) -> Plan | None:
-        """The plan for the dataset's length and the ranks as they are now."""
-        if self._planned_batches is None or self.batch_sampler is not self._planned_batches:
-            return None  # a framework has put another batch sampler in its place
-        return plan_of(self._asked, self._arguments)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The order that feedline makes; None where samplers or the dataset make it."""
-        return self._session.settings.plan
-
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,199 +215,15 @@ class DataLoader(Accelerated, TorchDataLoader[_T]):
         left: int = self._session.cursor.steps(position.epoch) - position.step
         return left
 
-    def refresh(self) -> None:
-        """Look at the dataset anew, and start new workers, when the next iteration begins.
-
-        For changes that `iter()` does not see by itself: what was changed deeper inside the
-        dataset than its attributes and those of the datasets it wraps.
-        """
-        self._check_usable()
-        self._session.refresh()
-
-    # Position
-
-    def __len__(self) -> int:
-        """Batches in the current epoch."""
-        return self.steps_in(self.epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under way, or else the one that the next iteration runs. From 0."""
-        epoch: int = self._session.cursor.position.epoch
-        return epoch
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs of the schedule; None without one."""
-        return None if self._asked.schedule is None else self._asked.schedule.epochs
-
-    @property
-    def total_steps(self) -> int:
-        """Batches over the whole schedule."""
-        plan = self._current_plan()
-        return plan.total_steps if plan else len(self) * (self.epochs or 1)
-
-    def steps_in(self, epoch: int) -> int:
-        """Batches of an epoch."""
-        plan = self._current_plan()
-        steps: int = plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
-        return steps
-
-    def _current_plan(self) -> Plan | None:
-        """The plan of the epoch under way, or else of the one to come."""
-        return self.plan if self._session.given else self._plan_now()
-
-    @property
-    def batch(self) -> Batch | None:
-        """What was planned for the batch handed out last: sample numbers, size, padding."""
-        return self._session.batch
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the batch handed out last, or before the first, of the one to come."""
-        phase: Phase = self.batch.phase if self.batch else self._session.cursor.phase
-        return phase
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
-        self._check_usable()
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
-        self._session.set_epoch(epoch)
-
-    def set_image_size(self, size: int | None) -> None:
-        """Make the next batch handed out, and all after it, of this size in pixels.
-
-        Args:
-            size: side of the images; None follows the schedule again.
-
-        Raises:
-            UsageError: larger than the memory that was allocated allows, or nothing in the dataset
-                can be made at a size.
-        """
-        self._check_usable()
-        if size is not None:
-            check_size("image_size", size)
-        self._session.set_image_size(size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
-        self._adopt_before_epoch()
-        return self._session.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with exactly the batches that the state's loader had not handed out.
-
-        Where it fails, nothing has changed. A state whose pixels were made in another way is
-        loaded with a warning that says how.
-
-        Raises:
-            StateError: the state is of another dataset, seed, order, sampler or schedule.
-            UsageError: there is no memory for the state's image size.
-        """
-        self._check_usable()
-        self._adopt_before_epoch()
-        self._session.load(state)
-
-    def _adopt_before_epoch(self) -> None:
-        """Follow torch.distributed, or a dataset's new length, unless an epoch is under way.
-
-        Lightning, for one, sets torch.distributed up in `fit`, to which the loader is given.
-        """
-        if not self._session.given:
-            self._session.adopt(self._settings())
-
-    # Workers
-
-    @property
-    def num_workers(self) -> int:
-        """How many worker processes make the batches.
-
-        Can be set at any time, but not between none and some.
-        """
-        workers: int = self.__dict__["num_workers"]
-        return workers
-
-    @num_workers.setter
-    def num_workers(self, workers: int | str) -> None:
-        if "_session" not in self.__dict__:  # torch's own constructor
-            self.__dict__["num_workers"] = workers
-            return
-        self._check_usable()
-        wanted, had = worker_count(workers), self.num_workers
-        if (wanted == 0) != (had == 0):
-            raise UsageError(
-                f"num_workers cannot change between {had} and {wanted} while the loader lives; "
-                "build a new one"
-            )
-        if wanted != had:
-            self._session.apply(workers=wanted)
-            self.__dict__["num_workers"] = self._arguments["num_workers"] = wanted
-
-    @property
-    def ranks(self) -> int:
-        """How many processes the samples are shared among."""
-        plan = self._current_plan()
-        return plan.world_size if plan else share_of(self._index_sampler)[1]
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return self._session.backend.pids if self._session.backend else []
-
-    @property
-    def worker_deaths(self) -> list[str]:
-        """How each worker died that had to be replaced."""
-        return self._session.deaths
-
-    @property
-    def skipped(self) -> list[tuple[str, str]]:
-        """Samples left out so far: their names and why."""
-        return self._session.skipped
-
-    @property
-    def timing(self) -> Timing:
-        """Where the time of the steps goes."""
-        return self._session.timing
-
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""
         if not (hasattr(self.dataset, "fields") and hasattr(self.dataset, "load")):
             super().check_worker_number_rationality()
 
-    def explain(self) -> str:
-        """What will run, in words: one fact a line; looks at the dataset as it is now."""
-        return explain(self._settings(), self._session)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What is allocated for batches now: by rows all there will be, else what they needed."""
-        return self._session.backend.memory_bytes if self._session.backend else 0
-
-    # Life
-
-    def _check_usable(self) -> None:
-        if not self._finalizer.alive:
-            raise ClosedError("the loader is closed; build a new one")
-        if os.getpid() != self._owner:
-            raise UsageError(
-                "this loader belongs to the process that built it; build one in each process"
-            )
-
-    def close(self) -> None:
-        """End the workers. Batches that were handed out stay valid. May be called twice."""
-        if os.getpid() == self._owner:
-            self._finalizer()
-
     def __enter__(self) -> DataLoader[_T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

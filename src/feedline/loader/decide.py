@@ -23,7 +23,7 @@ from feedline.recognition.tensors import BatchedTensors, batched_tensors
 if TYPE_CHECKING:
     from feedline.recognition.pipeline import ImagePipeline
 
-__all__ = ["Decision", "Kind", "decide"]
+__all__ = ["Decision", "Kind", "decide", "workers_live_on"]
 
 Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
 """Who makes the batches:
@@ -72,6 +72,27 @@ class Decision:
             return None
         return self.kind in ("native", "rows", "samples")
 
+    def check_size(self, size: int, what: str) -> None:
+        """Refuse an image size that batches cannot have.
+
+        Args:
+            size: side of the images, in pixels.
+            what: what it is called in the message.
+
+        Raises:
+            UsageError: nothing makes images of a size, or there is no memory for this one.
+        """
+        if self.honours_size is False:
+            raise UsageError(
+                f"{what} {size} cannot be had: {self}. A map-style Dataset whose transform "
+                "asks for feedline.image_size(), or is made by feedline.per_size, can change it"
+            )
+        if self.max_image_size is not None and size > self.max_image_size:
+            raise UsageError(
+                f"{what} {size} is above {self.max_image_size}, for which memory was allocated; "
+                f"build the loader with max_image_size={size}"
+            )
+
     def __str__(self) -> str:
         said = _ENGINE[self.kind]
         return f"{said} ({' '.join(self.reasons)})" if self.reasons else said
@@ -88,6 +109,12 @@ _ENGINE: dict[Kind, str] = {
     "torch": "torch's own: an IterableDataset shares itself out among torch's workers, and only "
     "it knows what comes next",
 }
+
+
+def workers_live_on(settings: Settings, decision: Decision) -> bool:
+    """True if workers stay when an epoch ends; torch's own engine ends its own."""
+    planned = settings.plan is not None or settings.persistent
+    return planned or decision.kind == "torch" or not decision.runs_user_code
 
 
 def decide(settings: Settings) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedline.loader.decide import Decision
+from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
 from feedline.sampling.samplers import describe
 
@@ -90,8 +90,7 @@ def _workers(settings: Settings, decision: Decision) -> str:
         return "none: batches are made in this process"
     if decision.kind == "torch":
         return f"{settings.workers}, torch's own"
-    lives = settings.plan is not None or settings.persistent or not decision.runs_user_code
-    until = "for all epochs" if lives else "for an epoch each"
+    until = "for all epochs" if workers_live_on(settings, decision) else "for an epoch each"
     return f"{settings.workers}, started by {settings.start_method}, {until}"
 
 

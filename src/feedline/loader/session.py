@@ -17,17 +17,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedline.dataset.outline import Outline, outline
-from feedline.errors import StateError, UsageError
+from feedline.errors import UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.cursor import Cursor, identity_of, open_cursor
-from feedline.loader.decide import Decision, decide
+from feedline.loader.decide import Decision, decide, workers_live_on
 from feedline.loader.fingerprint import fingerprint_of
 from feedline.loader.iteration import Iteration
+from feedline.loader.made_by import compare_made_by, made_by
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.plan.planned_cursor import PlannedCursor
+from feedline.plan.state import check_state, is_size
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.trace.split import Timing
 
@@ -49,7 +51,7 @@ class Session:
         self.cursor: Any = open_cursor(settings) if engine is None else engine
         self.timing = Timing() if engine is None else engine.timing
         self.batch: Batch | None = None
-        self._backend: Backend | None = engine
+        self.backend: Backend | None = engine  # None where no workers are, or have ended
         self._decision: Decision | None = None
         self._outline: Outline | None = None
         self._fingerprint = ""  # of the dataset, once a state asked for it
@@ -59,7 +61,7 @@ class Session:
         self._owner = os.getpid()
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
-        self._given = False  # the current iteration has given something
+        self.given = False  # an epoch is under way and has given something
 
     # Decision
 
@@ -86,20 +88,9 @@ class Session:
     @property
     def _lives_on(self) -> bool:
         """True if workers stay when an epoch ends."""
-        decision = self._at_work
-        return (
-            self.settings.plan is not None
-            or self.settings.persistent
-            or isinstance(self.cursor, TorchBackend)
-            or (decision is not None and not decision.runs_user_code)
-        )
+        return self._at_work is not None and workers_live_on(self.settings, self._at_work)
 
     # Iteration
-
-    @property
-    def given(self) -> bool:
-        """True if an epoch is under way and has given something."""
-        return self._given
 
     def open(self) -> None:
         """Start the workers ahead of the first iteration."""
@@ -113,12 +104,12 @@ class Session:
         engine = isinstance(self.cursor, TorchBackend)
         if not engine and (decision is not self._at_work or not self._lives_on):
             self._end_workers()
-        self._given = False
+        self.given = False
         restart = self.cursor.begin()
-        if self._backend is None:
+        if self.backend is None:
             self._start(decision)
         elif not engine:
-            self._backend.begin(restart)
+            self.backend.begin(restart)
         self._current = weakref.ref(iteration)
         self._iterations += 1
         # As torch's workers end with their iterator.
@@ -137,27 +128,27 @@ class Session:
 
     def step(self) -> Any:
         """The next batch at the cursor."""
-        self._given = True
-        if self._backend is None:  # this session was forked
+        self.given = True
+        if self.backend is None:  # this session was forked
             self._start(self.decision())
-        assert self._backend is not None
+        assert self.backend is not None
         try:
-            return self._backend.next()
+            return self.backend.next()
         except StopIteration:
-            self._current, self._given = None, False
+            self._current, self.given = None, False
             if not self._lives_on:
                 self._end_workers()
             raise
         finally:
-            if self._backend is not None:
-                self.batch = self._backend.batch
+            if self.backend is not None:
+                self.batch = self.backend.batch
 
     def _start(self, decision: Decision) -> None:
         self._at_work = decision
         if not isinstance(self.cursor, TorchBackend):
-            self._backend = build(decision, self.settings, self.cursor, self.timing)
+            self.backend = build(decision, self.settings, self.cursor, self.timing)
         else:
-            self._backend = self.cursor
+            self.backend = self.cursor
 
     def _detach(self) -> None:
         """Let the current iteration go on by itself: the cursor is about to move."""
@@ -173,7 +164,7 @@ class Session:
         other = Session.__new__(Session)
         other.__dict__.update(vars(self))
         other.cursor, other.timing = cursor, Timing()
-        other._backend = other._at_work = None
+        other.backend = other._at_work = None
         iteration.session = other
         end = weakref.finalize(iteration, other.close)
         end.atexit = False
@@ -220,12 +211,12 @@ class Session:
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
         current = self._current
-        fork = self.cursor.fork() if self._given else None
+        fork = self.cursor.fork() if self.given else None
         if self.cursor.set_epoch(epoch):
             iteration = None if current is None else current()
             if fork is not None and iteration is not None and not iteration.ended:
                 self._go_on_apart(iteration, fork)
-                self._current, self._given = None, False
+                self._current, self.given = None, False
             self._restart_prefetch()
 
     def set_image_size(self, size: int | None) -> None:
@@ -235,34 +226,20 @@ class Session:
             UsageError: nothing makes images of a size, or there is no memory for this one.
         """
         if size is not None:
-            self._check_image_size(size, "image size")
+            self.decision().check_size(size, "image size")
         if self.cursor.set_image_size(size):
             self._restart_prefetch()
 
-    def _check_image_size(self, size: int, what: str) -> None:
-        decision = self.decision()
-        if decision.honours_size is False:
-            raise UsageError(
-                f"{what} {size} cannot be had: {decision}. A map-style Dataset whose transform "
-                "asks for feedline.image_size(), or is made by feedline.per_size, can change it"
-            )
-        largest = decision.max_image_size
-        if largest is not None and size > largest:
-            raise UsageError(
-                f"{what} {size} is above {largest}, for which memory was allocated; build the "
-                f"loader with max_image_size={size}"
-            )
-
     def _restart_prefetch(self) -> None:
-        if self._backend is not None:
-            self._backend.restart_prefetch()
+        if self.backend is not None:
+            self.backend.restart_prefetch()
 
     # State
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands, of which dataset and order, and what made its pixels."""
         state: dict[str, Any] = self.cursor.state(self._identity())
-        return state | {"made_by": self._made_by()}
+        return state | {"made_by": made_by(self.decision())}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on as a state says, or change nothing.
@@ -271,26 +248,19 @@ class Session:
             StateError: it does not fit.
             UsageError: there is no memory for its image size.
         """
-        size = state.get("image_size") if isinstance(state, Mapping) else None
-        if isinstance(size, int) and not isinstance(size, bool):
-            self._check_image_size(size, "the state's image size")
-        mine = self._made_by()
-        saved = state.get("made_by", mine) if isinstance(state, Mapping) else mine
-        known = isinstance(saved, Mapping) and saved.keys() == mine.keys()
-        if not known or not all(isinstance(text, str) for text in saved.values()):
-            raise StateError("cannot resume: the state is damaged: made_by")
+        check_state(state)
+        decision = self.decision()
+        size = state.get("image_size")
+        if is_size(size):
+            decision.check_size(size, "the state's image size")
+        differences = compare_made_by(state, decision)
         self.cursor.load(state, self._identity())
-        if dict(saved) != mine:
-            different = [
-                f"{name} was {saved.get(name)!r}, is {mine[name]!r}"
-                for name in mine
-                if saved.get(name) != mine[name]
-            ]
+        if differences:
             warnings.warn(
                 "the state's batches were made in another way, so the samples are the same and "
-                f"their pixels may not be: {'; '.join(different)}",
+                f"their pixels may not be: {'; '.join(differences)}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         self._restart_prefetch()
 
@@ -300,38 +270,25 @@ class Session:
         self._fingerprint = self._fingerprint or fingerprint_of(self.settings.dataset)
         return identity_of(self.settings, self._fingerprint)
 
-    def _made_by(self) -> dict[str, str]:
-        decision = self.decision()
-        recognised = decision.kind in ("rows", "samples")
-        return {
-            "pixels": decision.pixels,
-            "engine": "feedline" if recognised or decision.kind == "native" else "dataset",
-        }
-
     # Workers
-
-    @property
-    def backend(self) -> Backend | None:
-        """Makes the batches; None before the first iteration and where workers have ended."""
-        return self._backend
 
     @property
     def skipped(self) -> list[Skipped]:
         """Samples left out so far: their names and why."""
-        return [*self._skipped, *(self._backend.skipped if self._backend else ())]
+        return [*self._skipped, *(self.backend.skipped if self.backend else ())]
 
     @property
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        return [*self._deaths, *(self._backend.deaths if self._backend else ())]
+        return [*self._deaths, *(self.backend.deaths if self.backend else ())]
 
     def apply(self, **changes: int) -> None:
         """Change what may change while the loader works: fields of `LiveSettings`."""
-        if self._backend is not None:
-            self._backend.apply(**changes)
+        if self.backend is not None:
+            self.backend.apply(**changes)
 
     def _end_workers(self) -> None:
-        old, self._backend = self._backend, None
+        old, self.backend = self.backend, None
         if old is not None:
             self._skipped += old.skipped
             self._deaths += old.deaths

@@ -21,6 +21,7 @@ __all__ = [
     "check_same_run",
     "check_state",
     "is_count",
+    "is_size",
     "position_in",
     "resume",
     "snapshot",
