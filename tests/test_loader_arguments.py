@@ -37,6 +37,7 @@ class Unpicklable(Rows):
         ({"num_workers": 513}, "a whole number from 0 to 512, got 513"),
         ({"prefetch": 0}, "prefetch must be a whole number from 1 to 64, got 0"),
         ({"prefetch": 65}, "prefetch must be a whole number from 1 to 64, got 65"),
+        ({"prefetch_factor": 4, "num_workers": 1}, r"prefetch_factor=4 has no effect.*prefetch="),
         ({"on_error": "ignore"}, 'on_error must be "raise" or "skip", got \'ignore\''),
         ({"timeout": -1}, "timeout option should be non-negative, in seconds; got -1"),
         ({"timeout": float("nan")}, "timeout option should be non-negative, in seconds; got nan"),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sets import plain, through_json
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
 from feedline.dataset.generators import describe, find, own_seeded, seed_own
 from feedline.loader import DataLoader
+from sets import plain, through_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -242,6 +242,13 @@ def test_what_was_found_is_described_by_its_path() -> None:
         f"{steps}[5].__defaults__[0]['rng'] (numpy Generator)",
     ]
     assert describe(Photos(abs)) == []
+
+
+def test_explain_lists_what_was_found() -> None:
+    said = DataLoader(Photos(Jitter()), 3, num_workers=1).explain()
+    assert "seeded for each batch: dataset.transform.rng (numpy Generator)" in said
+    assert "2 batches for each worker (prefetch_factor)" in said
+    assert "seeded" not in DataLoader([1, 2]).explain()
 
 
 def test_one_generator_counts_once_and_a_global_one_not_at_all() -> None:

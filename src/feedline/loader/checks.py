@@ -104,6 +104,12 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
                     f"{name}={given[name]!r} has no effect without `device`: batches come as the "
                     f"workers made them; {where}"
                 )
+    # 2 is what torch's own constructor makes of None, and what frameworks hand on.
+    if native and given["prefetch_factor"] not in (None, 2):
+        raise UsageError(
+            f"prefetch_factor={given['prefetch_factor']!r} has no effect here: all workers share "
+            "each batch; say with prefetch=... how many batches are made ahead"
+        )
     sizes = native or given["schedule"] is not None or given["image_size"] is not None
     if given["max_image_size"] is not None and not sizes:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
 from feedline.sampling.samplers import describe
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 _LONGEST = 300
+_MOST_GENERATORS = 5
 
 
 def explain(settings: Settings, session: Session) -> str:
@@ -33,7 +35,9 @@ def explain(settings: Settings, session: Session) -> str:
         "size": _size(settings, decision),
         "schedule": _schedule(settings),
         "order": _order(settings),
+        "generators": _generators(settings, decision),
         "workers": _workers(settings, decision),
+        "prefetch": _prefetch(settings, decision),
         "memory": _memory(settings, decision, session),
         "batches": _batches(settings, decision),
         "bad samples": settings.on_error,
@@ -92,6 +96,26 @@ def _workers(settings: Settings, decision: Decision) -> str:
         return f"{settings.workers}, torch's own"
     until = "for all epochs" if workers_live_on(settings, decision) else "for an epoch each"
     return f"{settings.workers}, started by {settings.start_method}, {until}"
+
+
+def _generators(settings: Settings, decision: Decision) -> str:
+    """Random generators of the user's own that were found. There may be others, out of reach."""
+    if decision.kind not in ("dataset", "samples"):
+        return ""
+    found = generators.describe(settings.dataset, settings.collate_fn)
+    if not found:
+        return ""
+    more = len(found) - _MOST_GENERATORS
+    shown = ", ".join(found[:_MOST_GENERATORS]) + (f" and {more} more" if more > 0 else "")
+    return f"seeded for each batch: {shown}"
+
+
+def _prefetch(settings: Settings, decision: Decision) -> str:
+    if decision.rows is not None:
+        return f"{settings.asked.prefetch} batches (prefetch)"
+    if settings.workers == 0 or decision.kind == "tensors":
+        return ""
+    return f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"
 
 
 def _memory(settings: Settings, decision: Decision, session: Session) -> str:
