@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -98,3 +99,14 @@ def test_the_engine_knows_no_images_and_no_torch() -> None:
                     tops.add(node.module.split(".")[0])
             assert not tops & {"torch", "torchvision", "PIL", "cv2", "simplejpeg"}, name
             assert not any(room_of(i) == "images" for _, i in imports_of(name) if "." in i), name
+
+
+def test_every_source_file_that_the_architecture_names_exists() -> None:
+    text = (PACKAGE.parents[1] / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:src/feedline/)?([\w/]+\.(?:py|c))`", text))
+    known = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.*")]
+    known += [f"tests/{path.name}" for path in Path(__file__).parent.glob("*.py")]
+    known += ["tests/device/model.py"]
+    assert len(named) > 40
+    missing = {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in known)}
+    assert not missing
