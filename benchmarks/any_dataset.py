@@ -2,19 +2,19 @@
 
 Method: for each dataset and number of workers the two take turns, `--rounds` times, in one process
 tree. A turn builds the loader, notes the time from `iter()` to the first batch, and then counts
-batches for `--seconds`, epoch after epoch. Given are medians over the turns, and the median of
-the ratios of turns that followed each other. At last a dataset that nobody recognises goes through
-`--epochs` epochs: with workers that live on, and with workers begun anew for each epoch (as when
-the dataset cannot be pickled), and memory (PSS of the whole process tree) and descriptors of the
-trainer are compared between the 5th epoch and the last.
+batches for `--seconds`, epoch after epoch. Both keep their workers (`persistent_workers=True`).
+Given are medians over the turns, and the median of the ratios of turns that followed each other.
+At last a dataset that is not recognised goes through `--epochs` epochs, with workers that live on
+and with workers that end with each epoch. Memory (PSS of the whole process tree) and descriptors of
+the trainer are compared between the 5th epoch and the last.
 
 Datasets: `images`, a torchvision ImageFolder with RandomResizedCrop(224), flip, ToTensor and
 Normalize, which is recognised; `work`, some 0.5 ms of Python and torch a sample, which is not;
-`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class that only looks
-them up; `mirrored`, behind one that mirrors every second, by chance, and scales them.
+`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own, so that
+almost all time is the loader's.
 
-Caveats: files come from the page cache; nothing is done with a batch, so nobody competes with the
-workers for the cores; the first batch of feedline's first loader has the import of what it needs.
+Caveats: files come from the page cache; nothing is done with a batch, so no training competes with
+the workers for the cores; the first batch of feedline's first loader includes imports.
 
     python benchmarks/any_dataset.py FOLDER --json benchmarks/results/any_dataset.json
 """
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -66,7 +65,7 @@ class Work(Dataset[Any]):
 
 
 class Tiny(Dataset[Any]):
-    """Tiny images in memory, looked up."""
+    """Tiny images in memory, each asked for by itself."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images, self.labels = images, labels
@@ -76,23 +75,6 @@ class Tiny(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.images[index], self.labels[index]
-
-
-class Mirrored(Tiny):
-    """Tiny images in memory, and too little work on each for any overhead to hide behind."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image, label = super().__getitem__(index)
-        if random.random() < 0.5:
-            image = image.flip(-1)
-        return image / 255, label
-
-
-class Unpicklable(Work):
-    """As Work; it cannot be told whether it changed, so each epoch has new workers."""
-
-    def __init__(self) -> None:
-        self.function = lambda value: value
 
 
 def turn(make: Callable[[], Any], seconds: float) -> tuple[float, float]:
@@ -120,7 +102,12 @@ def compare(
     dataset: Any, batch_size: int, workers: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Both loaders on one dataset, by turns."""
-    arguments = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": True,
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+    }
     makers: dict[str, Callable[[], Any]] = {
         "torch": lambda: TorchDataLoader(dataset, **arguments),
         "feedline": lambda: feedline.DataLoader(dataset, **arguments),
@@ -148,10 +135,12 @@ def tree_mb() -> float:
     return found
 
 
-def growth(dataset: Any, epochs: int) -> dict[str, Any]:
+def growth(dataset: Any, epochs: int, *, persistent: bool) -> dict[str, Any]:
     """Memory and descriptors after 5 epochs and at the end."""
     marks = []
-    with feedline.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2) as loader:
+    with feedline.DataLoader(
+        dataset, batch_size=64, shuffle=True, num_workers=2, persistent_workers=persistent
+    ) as loader:
         for epoch in range(epochs):
             for step, _ in enumerate(loader):
                 if step == 8:  # leaving early is the harder case
@@ -176,7 +165,6 @@ def main() -> None:
         ("work", Work(), 64, (1, 2, 4)),
         ("tensors", TensorDataset(images, labels), 128, (0, 1, 2, 4)),
         ("tiny", Tiny(images, labels), 128, (0, 1, 2, 4)),
-        ("mirrored", Mirrored(images, labels), 128, (0, 1, 2, 4)),
     ]
     found: dict[str, Any] = {
         "machine": machine(),
@@ -202,9 +190,9 @@ def main() -> None:
             )
     heads = ["dataset, workers", "torch/s", "feedline/s", "ratio", "first ms, torch", "feedline"]
     print(table(rows, heads))
-    for name, dataset in (("workers that live on", Work()), ("new each epoch", Unpicklable())):
+    for name, persistent in (("workers that live on", True), ("new each epoch", False)):
         print(f"{name}, {options.epochs} epochs ...", file=sys.stderr, flush=True)
-        grown = growth(dataset, options.epochs)
+        grown = growth(Work(), options.epochs, persistent=persistent)
         found[name] = grown
         early, late = grown["after_5"], grown["after_all"]
         print(
