@@ -10,8 +10,8 @@ the trainer are compared between the 5th epoch and the last.
 
 Datasets: `images`, a torchvision ImageFolder with RandomResizedCrop(224), flip, ToTensor and
 Normalize, which is recognised; `work`, some 0.5 ms of Python and torch a sample, which is not;
-`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own, so that
-almost all time is the loader's.
+`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own, so
+that almost all time is the loader's.
 
 Caveats: files come from the page cache; nothing is done with a batch, so no training competes with
 the workers for the cores; the first batch of feedline's first loader includes imports.
