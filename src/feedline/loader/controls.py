@@ -60,8 +60,7 @@ class Controls:
     @property
     def epoch(self) -> int:
         """The epoch under way, or else the one that the next iteration runs. From 0."""
-        epoch: int = self._session.cursor.position.epoch
-        return epoch
+        return self._session.cursor.position.epoch
 
     @property
     def epochs(self) -> int | None:
@@ -77,8 +76,7 @@ class Controls:
     def steps_in(self, epoch: int) -> int:
         """Batches of an epoch."""
         plan = self._current_plan()
-        steps: int = plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
-        return steps
+        return plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
 
     def _current_plan(self) -> Plan | None:
         """The plan of the epoch under way, or else of the one to come."""
@@ -92,8 +90,7 @@ class Controls:
     @property
     def phase(self) -> Phase:
         """The phase of the batch handed out last, or before the first, of the one to come."""
-        phase: Phase = self.batch.phase if self.batch else self._session.cursor.phase
-        return phase
+        return self.batch.phase if self.batch else self._session.cursor.phase
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""

@@ -1,102 +1,24 @@
 """Where a loader stands among its batches, and what comes next.
 
-`Cursor` is what a user asks and sets. A `BatchCursor` also knows the batches ahead; there are two:
-`plan.planned_cursor.PlannedCursor`, a pure plan from a seed, and
-`sampling.sampled_cursor.SampledCursor`, which draws from torch's samplers. Torch's own engine knows
-no batches ahead: `backends.torch_engine.TorchBackend` is a Cursor only.
+There are two cursors with the same methods: `plan.planned_cursor.PlannedCursor`, a pure plan from a
+seed, and `sampling.sampled_cursor.SampledCursor`, which draws from torch's samplers. Torch's own
+engine, which knows no batches ahead, is its own cursor: `backends.torch_engine.TorchBackend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from feedline.loader.settings import Settings
-from feedline.plan.batches import Batch
 from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.schedule import Phase
-from feedline.plan.state import Position
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.sampling.samplers import share_of
 
-__all__ = ["BatchCursor", "Cursor", "identity_of", "open_cursor"]
+__all__ = ["BatchCursor", "identity_of", "open_cursor"]
 
 
-class Cursor(Protocol):
-    """The position of a loader."""
-
-    @property
-    def position(self) -> Position:
-        """The next batch to hand out."""
-        ...
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the position."""
-        ...
-
-    def begin(self) -> bool:
-        """An iteration begins. True if prefetching must restart."""
-        ...
-
-    def steps(self, epoch: int) -> int:
-        """Batches of an epoch."""
-        ...
-
-    def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration with `epoch`. True if prefetching must restart."""
-        ...
-
-    def set_image_size(self, size: int | None) -> bool:
-        """Make all batches from here on of one size. True if prefetching must restart."""
-        ...
-
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """The position, small and JSON-able, with what must be the same where it is loaded."""
-        ...
-
-    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go to the position of a state, or change nothing.
-
-        Raises:
-            StateError: the state does not fit.
-        """
-        ...
-
-    def fork(self) -> Any:
-        """A cursor with which an earlier iteration goes on by itself; None where it has begun
-        nothing of its own.
-        """
-        ...
-
-
-class BatchCursor(Cursor, Protocol):
-    """A cursor that knows the batches ahead."""
-
-    @property
-    def seed(self) -> int:
-        """What this rank's randomness in the epoch follows from, once an iteration has begun."""
-        ...
-
-    def order_changed(self) -> bool:
-        """True if the sampler was set to another epoch since the batches ahead were drawn."""
-        ...
-
-    def at_end(self) -> bool:
-        """True if the epoch has no batch left."""
-        ...
-
-    def delivered(self, batch: Batch) -> None:
-        """A batch was handed out."""
-        ...
-
-    def finish(self) -> None:
-        """The epoch's last batch was handed out and the iteration ended."""
-        ...
-
-    def ahead(self) -> Iterator[Batch]:
-        """The batches from the position on, in order."""
-        ...
+BatchCursor: TypeAlias = PlannedCursor | SampledCursor
+"""A cursor that knows the batches ahead."""
 
 
 def open_cursor(settings: Settings) -> BatchCursor:

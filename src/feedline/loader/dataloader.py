@@ -212,8 +212,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
     def _left(self) -> int:
         """Batches that the epoch under way still has."""
         position = self._session.cursor.position
-        left: int = self._session.cursor.steps(position.epoch) - position.step
-        return left
+        return self._session.cursor.steps(position.epoch) - position.step
 
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""

@@ -21,7 +21,7 @@ from feedline.errors import UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.cursor import Cursor, identity_of, open_cursor
+from feedline.loader.cursor import BatchCursor, identity_of, open_cursor
 from feedline.loader.decide import Decision, decide, workers_live_on
 from feedline.loader.fingerprint import fingerprint_of
 from feedline.loader.iteration import Iteration
@@ -48,7 +48,7 @@ class Session:
 
     def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
         self.settings = settings
-        self.cursor: Any = open_cursor(settings) if engine is None else engine
+        self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
         self.timing = Timing() if engine is None else engine.timing
         self.batch: Batch | None = None
         self.backend: Backend | None = engine  # None where no workers are, or have ended
@@ -159,7 +159,7 @@ class Session:
             if cursor is not None:
                 self._go_on_apart(current, cursor)
 
-    def _go_on_apart(self, iteration: Iteration, cursor: Cursor) -> None:
+    def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
         """Give an iteration a session of its own, whose workers start when it is next asked."""
         other = Session.__new__(Session)
         other.__dict__.update(vars(self))
@@ -238,8 +238,7 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands, of which dataset and order, and what made its pixels."""
-        state: dict[str, Any] = self.cursor.state(self._identity())
-        return state | {"made_by": made_by(self.decision())}
+        return self.cursor.state(self._identity()) | {"made_by": made_by(self.decision())}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on as a state says, or change nothing.

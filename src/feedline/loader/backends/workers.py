@@ -1,11 +1,11 @@
-"""Batches on their way to the user: feed, carrier and position, kept in step.
+"""Batches made by workers: feed, carrier and position, kept in step.
 
 Guarantees: the position moves when a batch is handed out, and only then; whatever was prepared
 for another position, size or epoch is never handed out. After an error of a row the next call
 comes to the same batch again; after a user's own exception, which stands for its whole batch, and
 for a user's Dataset in any case, it comes to the next, as torch's does. After an exception in
-mid-work, Ctrl-C above all, the books are not believed and the next call starts with new workers
-from the position.
+mid-work, Ctrl-C above all, the feed's records may be wrong: the next call starts new workers from
+the position.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["WorkerBackend"]
 
 
 class WorkerBackend:
-    """What one loader has under way.
+    """A feed and a carrier, at a cursor.
 
     Args:
         feed: makes the batches.
         carrier: brings them to the device.
-        way: where the loader stands.
+        cursor: where the loader stands.
         policy: says which samples of a batch with failures are left out, or raises.
         skip_after_error: after an error of a row, too, the next call comes to the next batch.
     """
@@ -46,7 +46,7 @@ class WorkerBackend:
         *,
         skip_after_error: bool = False,
     ) -> None:
-        self._moves_on = skip_after_error
+        self._skip_after_error = skip_after_error
         self.feed = feed
         self.carrier = carrier
         self._cursor = cursor
@@ -160,7 +160,7 @@ class WorkerBackend:
         try:
             skipped = self._policy(flight) if flight.failures else []
         except SampleError:
-            if self._moves_on:
+            if self._skip_after_error:
                 self.batch = flight.batch
                 self._cursor.delivered(flight.batch)
             raise
@@ -173,7 +173,7 @@ class WorkerBackend:
             try:
                 self._send(self._take())
             except SampleError:
-                # Not this batch's fault: it is made again, and says so, when its turn comes.
+                # Another batch's error: that one is made again, and raises it, in its turn.
                 self._disturbed = False
                 self.restart_prefetch()
                 self._disturbed = True
