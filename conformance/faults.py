@@ -4,11 +4,12 @@
 
 Each fault in `faults.toml` replaces one piece of text in one file and names the tests that should
 fail with it. The faults are put in one at a time, in a temporary copy of `src` and `tests`; the
-named tests run there, and the fault is taken out again.
+named tests run there, and the fault is taken out again. C files are compiled anew.
 
 Guarantees: the checkout is only read. A fault whose text does not occur exactly once is an error,
 and so is a named test that fails without any fault: then its failing would say nothing.
-Relies on: Python 3.11 or newer (tomllib) and the packages of `pip install -e ".[dev]"`.
+Relies on: Python 3.11 or newer (tomllib), the packages of `pip install -e ".[dev]"`, a C compiler
+and setuptools for faults in C files.
 Ends with status 0 if every fault was seen, 1 if one went unseen, 2 if one could not be tried.
 """
 
@@ -104,8 +105,20 @@ def copy_tree(root: Path, to: Path) -> None:
     without = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("src", "tests"):
         shutil.copytree(root / name, to / name, ignore=without)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "ARCHITECTURE.md"):
         shutil.copy(root / name, to / name)
+
+
+def compile_parts(root: Path) -> None:
+    """Compile the C files of a copy in place.
+
+    Raises:
+        FaultError: they do not compile.
+    """
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode or "failed" in done.stderr:  # the parts are optional to setuptools
+        raise FaultError(f"the C files do not compile: {done.stderr[-500:]}")
 
 
 def run_tests(root: Path, tests: Sequence[str]) -> tuple[int | None, str]:
@@ -153,9 +166,15 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
     sound = path.read_text()
     path.write_text(faulty)
     try:
+        if path.suffix == ".c":
+            compile_parts(root)
         status, output = run_tests(root, fault.tests)
+    except FaultError as error:
+        return Outcome(name=fault.name, outcome="error", detail=str(error), seconds=0.0)
     finally:
         path.write_text(sound)
+        if path.suffix == ".c":
+            compile_parts(root)
     if status is None:
         outcome, detail = "seen", f"the tests did not end within {_LIMIT_S:.0f} s"
     elif status == _TESTS_FAILED:

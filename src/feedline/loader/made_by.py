@@ -28,6 +28,5 @@ def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
     known = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not known or not all(isinstance(text, str) for text in saved.values()):
         raise StateError("cannot resume: the state is damaged: made_by")
-    return [
-        f"{name} was {saved[name]!r}, is {now[name]!r}" for name in now if saved[name] != now[name]
-    ]
+    different = [name for name in now if saved[name] != now[name]]
+    return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
