@@ -86,5 +86,5 @@ def _within(outermost: Any) -> list[Any]:
         known.add(id(thing))
         if class_of_any(thing, kinds):
             found.append(thing)
-        ahead.extend(part for _, part in parts(thing))
+        ahead.extend(parts(thing))
     return found

@@ -7,6 +7,7 @@ does not store in these places, such as the fields of an object of a C extension
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import (
     BuiltinFunctionType,
@@ -61,42 +62,32 @@ def class_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
     return any(base in kinds for base in _bases(type(thing)))
 
 
-def parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a thing, each with what to write behind the thing's name to reach it."""
+def parts(thing: Any) -> Iterator[Any]:
+    """The parts of a thing, in a fixed order."""
     if class_of_any(thing, _OPAQUE):
         return
-    if class_of_any(thing, (list, tuple)):
-        kind: Any = list if class_of_any(thing, (list,)) else tuple
-        if kind.__len__(thing) <= MAX_ENTRIES:
-            yield from ((f"[{k}]", part) for k, part in enumerate(kind.__iter__(thing)))
-    elif class_of_any(thing, (dict,)):
-        if dict.__len__(thing) <= MAX_ENTRIES:
-            yield from ((f"[{_said(key)}]", part) for key, part in list(dict.items(thing)))
-    elif type(thing) is FunctionType:
+    if type(thing) is FunctionType:
         yield from _bound(thing)
         return
-    elif type(thing) is BuiltinFunctionType:  # a method of an object that is written in C
-        yield ".__self__", thing.__self__
+    if type(thing) is BuiltinFunctionType:  # a method of an object that is written in C
+        yield thing.__self__
         return
+    for kind in (list, tuple, dict):
+        if class_of_any(thing, (kind,)) and kind.__len__(thing) <= MAX_ENTRIES:
+            yield from list(dict.values(thing) if kind is dict else kind.__iter__(thing))
     if type(thing) not in (list, tuple, dict):
-        yield from ((f".{name}", part) for name, part in attributes(thing))
+        yield from (part for _, part in attributes(thing))
 
 
-def _said(key: object) -> str:
-    return repr(key) if type(key) in (str, int) else f"a {type(key).__name__}"
-
-
-def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _bound(function: FunctionType) -> Iterator[Any]:
     """What a function has of its own; not the globals it names, which other code shares."""
     cells: tuple[CellType, ...] = function.__closure__ or ()
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-        try:
-            yield f".__closure__[{name}]", cell.cell_contents
-        except ValueError:  # it is still empty
-            continue
-    yield from ((f".__defaults__[{k}]", part) for k, part in enumerate(function.__defaults__ or ()))
-    yield from ((f"({name}=)", part) for name, part in (function.__kwdefaults__ or {}).items())
-    yield from ((f".{name}", part) for name, part in list(function.__dict__.items()))
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # it is still empty
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from list(function.__dict__.values())
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from feedline.dataset import albumentations_state as albumentations
 from feedline.dataset.attributes import class_of_any, parts
 from feedline.plan.seeds import extend
 
-__all__ = ["OwnGenerator", "describe", "find", "own_seeded", "seed_own"]
+__all__ = ["OwnGenerator", "find", "own_seeded", "seed_own"]
 
 _OWN = 3
 """Sets them apart from the global states, which are seeded from the same number."""
@@ -38,29 +38,19 @@ class _Kind(NamedTuple):
     """How generators of one kind are handled.
 
     Args:
-        name: what to call one.
         seed: seeds it from 64 bits.
         state: what `restore` needs; `seed` follows.
         restore: makes it what it was.
     """
 
-    name: str
     seed: Callable[[Any, int], object]
     state: Callable[[Any], Any]
     restore: Callable[[Any, Any], object]
 
 
-@dataclass(frozen=True)
-class OwnGenerator:
-    """A generator that was found.
+class OwnGenerator(NamedTuple):
+    """A generator that was found, and its kind."""
 
-    Args:
-        path: where, as in "dataset.transform.rng".
-        kind: what it is.
-        thing: it.
-    """
-
-    path: str
     kind: _Kind
     thing: Any
 
@@ -75,26 +65,19 @@ def find(dataset: object, collate_fn: object = None) -> list[OwnGenerator]:
     """
     found: list[OwnGenerator] = []
     known = {id(own) for own in _global_states()}
-    ahead: deque[tuple[int, str, Any]] = deque(
-        [(0, "dataset", dataset), (0, "collate_fn", collate_fn)]
-    )
+    ahead: deque[tuple[int, Any]] = deque([(0, dataset), (0, collate_fn)])
     while ahead and len(known) < _MOST:
-        depth, path, thing = ahead.popleft()
+        depth, thing = ahead.popleft()
         thing = _unit(thing)
         if id(thing) in known:
             continue
         known.add(id(thing))
         kind = _kind_of(thing)
         if kind is not None:
-            found.append(OwnGenerator(path, kind, thing))
+            found.append(OwnGenerator(kind, thing))
         elif depth < _DEEPEST:
-            ahead.extend((depth + 1, path + name, part) for name, part in parts(thing))
+            ahead.extend((depth + 1, part) for part in parts(thing))
     return found
-
-
-def describe(dataset: object, collate_fn: object = None) -> list[str]:
-    """What `find` finds, in words, e.g. "dataset.transform.rng (numpy Generator)"."""
-    return [f"{own.path} ({own.kind.name})" for own in find(dataset, collate_fn)]
 
 
 def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
@@ -104,31 +87,13 @@ def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
         own.kind.seed(own.thing, extend(seed, place))
 
 
-class own_seeded:  # used as a statement
-    """Seed generators for a `with`; afterwards they are as they were.
-
-    Args:
-        found: the generators.
-        seed: 64 bits.
-    """
-
-    def __init__(self, found: Sequence[OwnGenerator], seed: int) -> None:
-        self._found = found
-        self._seed = seed
-
-    def __enter__(self) -> None:
-        self._states: list[Any] = []
-        try:
-            for own in self._found:
-                self._states.append(own.kind.state(own.thing))
-            seed_own(self._found, self._seed)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        for own, state in zip(self._found, self._states, strict=False):
-            own.kind.restore(own.thing, state)
+def own_seeded(found: Sequence[OwnGenerator], seed: int) -> ExitStack:
+    """Seed them, for a `with` on the result, at whose end they are as they were."""
+    with ExitStack() as undo:
+        for own in found:
+            undo.callback(own.kind.restore, own.thing, own.kind.state(own.thing))
+        seed_own(found, seed)
+        return undo.pop_all()
 
 
 def _global_states() -> tuple[object, ...]:
@@ -153,39 +118,25 @@ def _kind_of(thing: Any) -> _Kind | None:
     return _ALBUMENTATIONS if class_of_any(thing, albumentations.classes()) else None
 
 
-def _seed_bits(bits: Any, seed: int) -> None:
-    bits.state = type(bits)(seed).state
-
-
-def _seed_random_state(state: np.random.RandomState, seed: int) -> None:
-    state.seed(seed & 0xFFFFFFFF)
-
-
-def _seed_torch(generator: torch.Generator, seed: int) -> None:
-    generator.manual_seed(seed & (1 << 63) - 1)
-
-
 _BITS = _Kind(
-    "numpy Generator",
-    _seed_bits,
+    lambda bits, seed: setattr(bits, "state", type(bits)(seed).state),
     lambda bits: bits.state,
     lambda bits, state: setattr(bits, "state", state),
 )
-_STATE = _Kind(
-    "numpy RandomState",
-    _seed_random_state,
-    lambda thing: thing.get_state(legacy=False),
-    lambda thing, state: thing.set_state(state),
+_TORCH = _Kind(
+    lambda generator, seed: generator.manual_seed(seed & (1 << 63) - 1),
+    torch.Generator.get_state,
+    torch.Generator.set_state,
 )
-_PYTHON = _Kind("random.Random", random.Random.seed, random.Random.getstate, random.Random.setstate)
-_TORCH = _Kind("torch Generator", _seed_torch, torch.Generator.get_state, torch.Generator.set_state)
-_ALBUMENTATIONS = _Kind(
-    "albumentations", albumentations.seed, albumentations.state, albumentations.restore
-)
+_ALBUMENTATIONS = _Kind(albumentations.seed, albumentations.state, albumentations.restore)
 # Exactly these: a class derived from them may do anything, as random.SystemRandom does.
 _KINDS: dict[type, _Kind] = {
-    np.random.RandomState: _STATE,
-    random.Random: _PYTHON,
+    np.random.RandomState: _Kind(
+        lambda generator, seed: generator.seed(seed & 0xFFFFFFFF),
+        lambda generator: generator.get_state(legacy=False),
+        np.random.RandomState.set_state,
+    ),
+    random.Random: _Kind(random.Random.seed, random.Random.getstate, random.Random.setstate),
     np.random.MT19937: _BITS,
     np.random.PCG64: _BITS,
     np.random.PCG64DXSM: _BITS,
