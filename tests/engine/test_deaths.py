@@ -6,8 +6,10 @@ import gc
 import os
 import random
 import signal
+import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
@@ -356,6 +358,15 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
     with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         assert not finalizer.alive
         assert sum(len(labels) for _, labels in loader) == 200
+
+
+def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    dying = server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    assert dying.alive()
+    theirs.close()
+    assert not dying.alive()
+    ours.close()
 
 
 def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:

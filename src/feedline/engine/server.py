@@ -50,8 +50,14 @@ class ForkServer:
         self._process = process
 
     def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
+        """Whether it still serves. One that is dying has hung up, and may not have ended yet."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it sends nothing, so this is no end
+            return self._process.poll() is None
+        except OSError:
+            pass
+        return False
 
     def kill(self) -> None:
         """Kill it and, through the kernel, its workers. Other users of it start another."""
