@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sets import Drawing, Made, Sized
 from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torchvision import transforms
@@ -34,6 +33,7 @@ from feedline.plan.batches import Batch
 from feedline.plan.row import Item
 from feedline.plan.schedule import Phase
 from feedline.recognition.recognise import recognise
+from sets import Drawing, Made, Sized
 from torchvision_folder import write_images
 
 NOT_ASKED = (
@@ -266,9 +266,8 @@ def test_a_task_survives_its_message() -> None:
         strength=0.25,
         keys=pickle.dumps([1]),
         kept=4,
-        memory_bytes=5,
     )
     back = BatchTask.unpack(task.pack())
     for name in ("id", "slot", "image_size", "seed", "row_seed", "by_place", "strength", "keys"):
         assert getattr(back, name) == getattr(task, name)
-    assert (back.kept, back.memory_bytes) == (4, 5)
+    assert back.kept == 4

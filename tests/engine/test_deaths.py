@@ -6,13 +6,15 @@ import gc
 import os
 import random
 import signal
+import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 
-from feedline.engine import server, socket_crew
+from feedline.engine import crew_sockets, server, socket_crew
 from feedline.errors import SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone
@@ -56,7 +58,7 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
 ) -> None:
     # Chance may kill two workers on one row, which is not the row's fault here.
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
-    monkeypatch.setattr("feedline.engine.crew.MAX_FRUITLESS_DEATHS", 1000)
+    monkeypatch.setattr("feedline.engine.process_crew.MAX_FRUITLESS_DEATHS", 1000)
     options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
     with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
         next(iter(loader))
@@ -246,7 +248,7 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
 def test_workers_that_all_stand_still_are_an_error_and_not_an_endless_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feedline.engine.feed._OPEN_S", 1.0)
+    monkeypatch.setattr("feedline.engine.patience._OPEN_S", 1.0)
     with (
         DataLoader(
             Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0, shuffle=True, seed=0
@@ -358,6 +360,15 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
         assert sum(len(labels) for _, labels in loader) == 200
 
 
+def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    dying = server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    assert dying.alive()
+    theirs.close()
+    assert not dying.alive()
+    ours.close()
+
+
 def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
@@ -376,7 +387,7 @@ def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
 def test_fewer_workers_are_soon_fewer_however_much_is_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(socket_crew, "_SEND_BUFFER_BYTES", 4 << 10)
+    monkeypatch.setattr(crew_sockets, "_SEND_BUFFER_BYTES", 4 << 10)
     with DataLoader(
         Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4, shuffle=True, seed=0
     ) as loader:

@@ -12,7 +12,7 @@ from feedline.engine.board import ROW
 from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import BatchTask
-from feedline.engine.pack import BatchPacker, MappedMemory
+from feedline.engine.pack import MappedMemory, pack
 from feedline.engine.space import Space
 
 
@@ -31,28 +31,25 @@ class Repeated:
 def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(seed: int) -> None:
     chance = random.Random(seed)
     slots = GrowingSlots(2)
-    workers = [
-        BatchPacker(Repeated(), MappedMemory(), np.zeros(8, np.int64), seat) for seat in range(3)
-    ]
+    workers = [MappedMemory() for _ in range(3)]
     for id in range(1, 80):
         slot = slots.acquire()
         assert slot is not None
         nbytes = chance.choice([10, 4000, 30_000, 100_000]) + id
-        fd, memory_bytes = slots.memory(slot)
+        fd = slots.memory(slot)
         task = BatchTask(
             id=id,
             slot=slot,
             seed=id,
             keys=str(nbytes).encode(),
             memory=os.dup(fd) if fd >= 0 else -1,  # what a message leaves at its receiver
-            memory_bytes=memory_bytes,
         )
-        report = chance.choice(workers).pack(task)
+        report = pack(task, Repeated(), chance.choice(workers), np.zeros(8, np.int64), 0)
         assert report.failures == ()
         if report.memory >= 0:
             sent = os.dup(report.memory)
             os.close(report.memory)
-            slots.adopt(slot, Memfd(sent, os.fstat(sent).st_size))
+            slots.adopt(slot, Memfd(sent))
         assert report.used == nbytes
         assert np.array_equal(slots.view(slot, nbytes), np.full(nbytes, id % 10, np.uint8))
         slots.release(slot)
@@ -67,5 +64,5 @@ def test_the_board_says_which_sample_a_worker_is_at() -> None:
             at(7)  # type: ignore[operator]
             return super().pack(keys, task, space, at)
 
-    BatchPacker(Telling(), MappedMemory(), line, 0).pack(BatchTask(id=1, keys=b"3"))
+    pack(BatchTask(id=1, keys=b"3"), Telling(), MappedMemory(), line, 0)
     assert line[ROW] == 7

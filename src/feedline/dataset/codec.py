@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.dataset.plain import is_plain
 from feedline.engine.space import Space
 
-__all__ = ["empty_in", "lay", "load"]
+__all__ = ["empty_in", "is_plain", "lay", "load"]
 
 _LENGTH = struct.Struct("<q")
 _SMALL_BYTES = 512
@@ -32,6 +31,18 @@ _SMALL_BYTES = 512
 _Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
 """A tensor's number within the batch, where it begins in memory (bytes), its dtype, shape,
 strides, and requires_grad."""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but strided bytes in this process, whatever its class.
+
+    The bytes of such tensors can be copied, summed up and shared as they lie in memory.
+    """
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def lay(value: object, space: Space) -> int:
@@ -109,15 +120,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
-        number = len(self._leaves)
-        shape, dtype = tuple(tensor.shape), tensor.dtype
-        strides = tuple(tensor.stride())
-        if tensor.numel() == 0:
-            return number, 0, dtype, shape, strides, tensor.requires_grad
-        start = self._space.where(tensor.data_ptr())
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        start = self._space.where(tensor.data_ptr()) if tensor.numel() else 0
         if start is None:
             start, strides = self._copy(tensor.detach(), shape, strides)
-        return number, start, dtype, shape, strides, tensor.requires_grad
+        return len(self._leaves), start, tensor.dtype, shape, strides, tensor.requires_grad
 
     def _copy(
         self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,31 +105,13 @@ def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
         own.kind.seed(own.thing, extend(seed, place))
 
 
-class own_seeded:  # used as a statement
-    """Seed generators for a `with`; afterwards they are as they were.
-
-    Args:
-        found: the generators.
-        seed: 64 bits.
-    """
-
-    def __init__(self, found: Sequence[OwnGenerator], seed: int) -> None:
-        self._found = found
-        self._seed = seed
-
-    def __enter__(self) -> None:
-        self._states: list[Any] = []
-        try:
-            for own in self._found:
-                self._states.append(own.kind.state(own.thing))
-            seed_own(self._found, self._seed)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        for own, state in zip(self._found, self._states, strict=False):
-            own.kind.restore(own.thing, state)
+def own_seeded(found: Sequence[OwnGenerator], seed: int) -> ExitStack:
+    """Seed generators, for a `with` on the result, at whose end they are as they were."""
+    with ExitStack() as undo:
+        for own in found:
+            undo.callback(own.kind.restore, own.thing, own.kind.state(own.thing))
+        seed_own(found, seed)
+        return undo.pop_all()
 
 
 def _global_states() -> tuple[object, ...]:

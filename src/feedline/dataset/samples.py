@@ -34,7 +34,6 @@ class Samples(Protocol):
         Raises:
             Exception: any; it comes home with the sample's index.
         """
-        ...
 
 
 One: TypeAlias = Callable[[int, Any], Any]

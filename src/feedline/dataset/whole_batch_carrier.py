@@ -32,7 +32,7 @@ class WholeBatchCarrier(CpuCarrier):
     """
 
     def __init__(self, parcels: GrowingSlots, *, spare: int, pin: bool) -> None:
-        super().__init__()
+        super().__init__(parcels)
         self._parcels = parcels
         self._spare = spare
         self._pin = pins(pin)
@@ -59,9 +59,6 @@ class WholeBatchCarrier(CpuCarrier):
             found = load(self._parcels.view(flight.slot, flight.used).copy(), flight.shell)
             if isinstance(found, WorkerException) and found.opening:
                 raise found.error()
-
-    def _release(self, slot: int) -> None:
-        self._parcels.release(slot)
 
 
 def _failed(flight: InFlightBatch) -> WorkerException:

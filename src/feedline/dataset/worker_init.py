@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
-from feedline.engine.source import Row, Source
-from feedline.plan.row import Field, Item
+from feedline.engine.source import Source
 from feedline.randomness import seed_all
 
 __all__ = ["RowsWithInit", "WorkerInit"]
@@ -62,6 +61,8 @@ class RowsWithInit:
     def __init__(self, rows: Source, init: WorkerInit) -> None:
         self._rows = rows
         self._init = init
+        self.fields, self.load = rows.fields, rows.load
+        self.name, self.fingerprint = rows.name, rows.fingerprint
 
     def given(self) -> dict[str, object]:
         """What a user gave, by the names of the loader's arguments."""
@@ -74,19 +75,3 @@ class RowsWithInit:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row."""
-        return self._rows.fields(image_size)
-
-    def load(self, item: Item, row: Row) -> None:
-        """Fill one row."""
-        self._rows.load(item, row)
-
-    def name(self, sample: int) -> str:
-        """What a user calls the sample."""
-        return self._rows.name(sample)
-
-    def fingerprint(self) -> str:
-        """Differs where the samples or their order differ."""
-        return self._rows.fingerprint()

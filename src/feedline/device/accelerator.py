@@ -9,84 +9,15 @@ accelerators go the same way, without pinned memory of feedline's own.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-__all__ = ["Accelerator", "Event", "Stream", "TorchAccelerator"]
-
-
-class Event(Protocol):
-    """A mark in a stream, with its time; as torch's."""
-
-    def record(self, stream: Any) -> None:
-        """Mark the end of what the stream has been given so far."""
-        ...
-
-    def query(self) -> bool:
-        """Whether the device has come to the mark."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-        ...
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this mark to a later one; the device has come to both."""
-        ...
-
-
-class Stream(Protocol):
-    """Work for the device that is done in order; as torch's."""
-
-    def wait_event(self, event: Any) -> None:
-        """Let what the stream is given from now on wait for an event."""
-        ...
-
-    def wait_stream(self, stream: Any) -> None:
-        """Let it wait for all that another stream has been given so far."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all of it."""
-        ...
-
-
-class Accelerator(Protocol):
-    """One device."""
-
-    device: torch.device
-
-    def stream(self) -> Stream:
-        """A stream beside the user's; the same one on devices that have only one."""
-        ...
-
-    def current_stream(self) -> Stream:
-        """The stream that the user's work goes to now."""
-        ...
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Within a `with`: work for the device goes to this stream."""
-        ...
-
-    def event(self) -> Event:
-        """A mark that can tell the time."""
-        ...
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a host tensor on the device, made on the current stream when its turn comes.
-
-        The host tensor must stay as it is until then.
-        """
-        ...
-
-    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep a tensor's memory from being used again before this stream is done with it."""
-        ...
+__all__ = ["TorchAccelerator"]
 
 
 class TorchAccelerator:
-    """A device as torch drives it.
+    """One device, as torch drives it.
 
     Args:
         device: with its index, where there may be several.
@@ -97,13 +28,13 @@ class TorchAccelerator:
         self._neutral = hasattr(torch, "accelerator") and hasattr(torch.Stream, "__enter__")
         self._has_streams = device.type != "mps"
 
-    def stream(self) -> Stream:
+    def stream(self) -> torch.Stream:
         """A stream beside the user's; the same one on devices that have only one."""
         if not self._has_streams:
             return self.current_stream()
         return torch.Stream(self.device) if self._neutral else torch.cuda.Stream(self.device)
 
-    def current_stream(self) -> Stream:
+    def current_stream(self) -> torch.Stream:
         """The stream that the user's work goes to now."""
         if self._neutral:
             return torch.accelerator.current_stream(self.device)
@@ -116,14 +47,17 @@ class TorchAccelerator:
         )
         return entered
 
-    def event(self) -> Event:
+    def event(self) -> torch.Event:
         """A mark that can tell the time."""
         if self._neutral:
             return torch.Event(self.device, enable_timing=True)
         return torch.cuda.Event(enable_timing=True)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a host tensor on the device, made on the current stream when its turn comes."""
+        """A copy of a host tensor on the device, made on the current stream when its turn comes.
+
+        The host tensor must stay as it is until then.
+        """
         return tensor.to(self.device, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:

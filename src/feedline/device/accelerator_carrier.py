@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.device.accelerator import Accelerator, Event, Stream, TorchAccelerator
+from feedline.device.accelerator import TorchAccelerator
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned, registered
@@ -36,18 +36,18 @@ class _Sent:
     tensors: Tensors
     host: Tensors  # kept until the copy has read them
     slot: int | None  # None where it is free already: `host` is memory of its own
-    started: Event
-    copied: Event
-    finished: Event
+    started: torch.Event
+    copied: torch.Event
+    finished: torch.Event
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
     """Marks of one step on the device's own timeline."""
 
-    before: Event | None  # the step before it got going
-    asked: Event
-    going: Event
+    before: torch.Event | None  # the step before it got going
+    asked: torch.Event
+    going: torch.Event
     sent: _Sent
 
 
@@ -67,7 +67,7 @@ class AcceleratorCarrier:
         self,
         ring: FixedSlots,
         normalise: Normalise,
-        accelerator: Accelerator,
+        accelerator: TorchAccelerator,
         pinned: Pinned | None = None,
     ) -> None:
         self._ring = ring
@@ -80,12 +80,12 @@ class AcceleratorCarrier:
         self._stream.wait_stream(accelerator.current_stream())
         self._sent: deque[_Sent] = deque()
         self._copying: deque[_Sent] = deque()
-        self._asked: Event | None = None
-        self._before: Event | None = None
+        self._asked: torch.Event | None = None
+        self._before: torch.Event | None = None
         self._steps: deque[_Step] = deque()
         self.timing = Timing()
 
-    def _mark(self, stream: Stream) -> Event:
+    def _mark(self, stream: torch.Stream) -> torch.Event:
         event = self._accelerator.event()
         event.record(stream)
         return event

@@ -37,31 +37,24 @@ class Carrier(Protocol):
 
     def pause(self) -> None:
         """An epoch begins: the time since the last batch belongs to no step."""
-        ...
 
     def asked(self) -> None:
         """The step wants a batch now: whatever passes until `receive` is exposed."""
-        ...
 
     def send(self, flight: InFlightBatch) -> None:
         """Start a batch on its way. Takes over its slot."""
-        ...
 
     def receive(self) -> Any:
         """The oldest batch that was sent: the tensors of its rows, or whatever was packed."""
-        ...
 
     def reclaim(self, wait: bool) -> None:
         """Free slots that have been read; `wait` until at least one has."""
-        ...
 
     def drop(self) -> None:
         """Give up what was sent and not received; no slot is being read afterwards."""
-        ...
 
     def close(self) -> None:
         """Finish all copies and let go of the ring."""
-        ...
 
 
 def is_image(field: Field) -> bool:

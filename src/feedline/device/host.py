@@ -22,6 +22,7 @@ from feedline.device.normalise import Normalise
 from feedline.device.pinning import pinned_copy
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.slots import Slots
 from feedline.trace.split import Timing
 
 __all__ = ["CpuCarrier", "HostCarrier"]
@@ -30,11 +31,16 @@ _SLOTS_FOR_WORKERS = 2
 
 
 class CpuCarrier(ABC):
-    """What carriers to the CPU share: one batch at a time, and the clock."""
+    """What carriers to the CPU share: one batch at a time, and the clock.
+
+    Args:
+        slots: where batches come from.
+    """
 
     ahead = False
 
-    def __init__(self) -> None:
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
         self._flight: InFlightBatch | None = None
         self.timing = Timing()
         self._asked_s = self._sent_s = self._received_s = 0.0
@@ -42,10 +48,6 @@ class CpuCarrier(ABC):
     @abstractmethod
     def _made(self, flight: InFlightBatch) -> Any:
         """What is handed out for a flight; takes over its slot."""
-
-    @abstractmethod
-    def _release(self, slot: int) -> None:
-        """Free the slot of a batch that is not handed out."""
 
     def pause(self) -> None:
         """An epoch begins: the time since the last batch belongs to no step."""
@@ -82,7 +84,7 @@ class CpuCarrier(ABC):
     def drop(self) -> None:
         """Give up a batch that was sent and not received."""
         if self._flight is not None:
-            self._release(self._flight.slot)
+            self._slots.release(self._flight.slot)
             self._flight = None
 
     def close(self) -> None:
@@ -107,7 +109,7 @@ class HostCarrier(CpuCarrier):
         form: Callable[[Tensors], Any] = tuple,
         pin: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(ring)
         self._pin = pin
         self._ring = ring
         self._normalise = normalise
@@ -116,9 +118,6 @@ class HostCarrier(CpuCarrier):
 
     def _made(self, flight: InFlightBatch) -> Any:
         return self._form(self._tensors(flight))
-
-    def _release(self, slot: int) -> None:
-        self._ring.release(slot)
 
     def _tensors(self, flight: InFlightBatch) -> Tensors:
         ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows

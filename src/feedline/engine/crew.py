@@ -12,7 +12,6 @@ replaced by the crew itself.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,11 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.messages import Report, Task
-from feedline.errors import StartError, WorkerError
 
-__all__ = ["UNGUARDED", "Crew", "Death", "check_started", "how_it_ended"]
-
-MAX_FRUITLESS_DEATHS = 8
+__all__ = ["UNGUARDED", "Crew", "Death"]
 
 UNGUARDED = (
     "your script builds a loader with workers when it is imported, and workers import it: put "
@@ -59,92 +55,31 @@ class Crew(Protocol):
     @property
     def block(self) -> NDArray[np.uint8]:
         """The shared memory, shape (bytes,); its head is the board."""
-        ...
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
-        ...
 
     def resize(self, workers: int) -> None:
         """Grow or shrink to so many workers. Those that leave finish their piece first."""
-        ...
 
     def submit(self, task: Task) -> bool:
-        """Queue a piece or an order; False where there is no room now. Never blocks."""
-        ...
+        """Queue a task; False where there is no room now. Never blocks."""
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
         """What has happened; blocks until something has, or for `timeout_s` at most."""
-        ...
 
     def recall(self) -> list[int]:
         """Take back the pieces that no worker has begun; their ids."""
-        ...
 
     def busy(self) -> dict[int, tuple[int, int]]:
         """What the workers hold: seat to (piece, row)."""
-        ...
 
     def kill(self, seat: int, why: str) -> None:
         """Kill a worker; its `Death` will say why."""
-        ...
 
     def restart(self) -> None:
-        """Replace all workers at once and forget all pieces: for a trainer that lost count."""
-        ...
+        """Replace all workers at once and forget all tasks: for a trainer that lost count."""
 
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
-        ...
-
-
-def how_it_ended(pid: int, status: int) -> str:
-    """An exit status in words, those that torch's DataLoader uses; negative is a signal."""
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"
-    return f"DataLoader worker (pid {pid}) exited with status {status}"
-
-
-def check_started(report: Report) -> Report:
-    """Pass a report on, unless it says that a worker could not open its source.
-
-    Raises:
-        StartError: with the worker's own traceback.
-    """
-    if report.id == 0:
-        failure = report.failures[0]
-        raise StartError(
-            f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
-            f"In the worker:\n{failure.trace}"
-        )
-    return report
-
-
-class FruitlessDeaths:
-    """Counts workers that die before any worker has done anything; gives up in time."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def success(self) -> None:
-        """A worker finished a piece."""
-        self._count = 0
-
-    def death(self, how: str) -> None:
-        """A worker died.
-
-        Raises:
-            WorkerError: too many in a row, and none of them finished a piece.
-        """
-        self._count += 1
-        if self._count >= MAX_FRUITLESS_DEATHS:
-            raise WorkerError(
-                f"{self._count} workers in a row ended before finishing anything (the last was "
-                f"{how}); see their output above, or load one sample with num_workers=0"
-            )

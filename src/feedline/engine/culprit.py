@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 
 from feedline.engine.messages import said
 
@@ -62,12 +63,13 @@ class Culprit:
         )
 
     def _raised_in(self) -> str | None:
-        """The method of the value's own that raised the error."""
-        trace = self.error.__traceback__
-        while trace is not None:
-            if _is_about(trace.tb_frame, self.value):
-                return trace.tb_frame.f_code.co_name
-            trace = trace.tb_next
+        """The special method of the value that raised the error."""
+        for frame, _ in traceback.walk_tb(self.error.__traceback__):
+            name, arguments = frame.f_code.co_name, frame.f_code.co_varnames[:1]
+            if name.startswith("__") and any(
+                frame.f_locals.get(a) is self.value for a in arguments
+            ):
+                return name
         return None
 
 
@@ -125,13 +127,3 @@ def _parts(value: object) -> dict[str, object]:
         except Exception:
             return {}
     return {f".{key}": part for key, part in state.items()} if isinstance(state, dict) else {}
-
-
-def _is_about(frame: FrameType, value: object) -> bool:
-    """Whether a frame is of a method of a value's."""
-    code = frame.f_code
-    return (
-        bool(code.co_varnames)
-        and frame.f_locals.get(code.co_varnames[0]) is value
-        and (code.co_name.startswith("__"))
-    )

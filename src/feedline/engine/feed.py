@@ -2,8 +2,8 @@
 
 Guarantees: batches come in the order they were planned, each row made by exactly one report; a
 piece whose worker died is made again; a row that kills its worker twice is given up and named.
-A source of rows has its batches divided into pieces; a source of whole batches gets an order for
-each, which is never divided.
+A source of rows has its batches divided into pieces; a source of whole batches gets one task for
+each batch.
 Every wait has a deadline: a worker that makes no progress on one row is killed and counts as
 dead. No thread runs here: pieces are queued ahead of need, and all else happens in `take`.
 Relies on: a crew that hands every piece back exactly once.
@@ -23,6 +23,7 @@ from feedline.engine.crew import Crew, Death
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import Failure, Report
+from feedline.engine.patience import CHECK_S, Patience
 from feedline.engine.tasks import Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
@@ -32,8 +33,6 @@ __all__ = ["Feed"]
 
 _log = logging.getLogger("feedline")
 
-_TICK_S = 1.0
-_OPEN_S = 60.0  # to import the libraries and open the source, beyond the timeout of a row
 _DEATHS_PER_ROW = 2
 _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
 _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
@@ -70,7 +69,6 @@ class Feed:
         self._crew = crew
         self.slots = tasks.slots
         self.settings = settings
-        self._timeout_s = timeout_s
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[InFlightBatch] = deque()
         self._number = 0
@@ -78,9 +76,7 @@ class Feed:
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
-        self._waited_s = 0.0
-        self._idle_s = 0.0
-        self._stuck: dict[int, tuple[tuple[int, int], float]] = {}
+        self._patience = Patience(crew, timeout_s)
         self.deaths: list[str] = []
 
     @property
@@ -107,8 +103,7 @@ class Feed:
         self._flights.clear()
         self._outstanding.clear()
         self._pending.clear()
-        self._stuck.clear()
-        self._idle_s = 0.0
+        self._patience.forget()
         self.slots.reclaim()
         self._batches = batches
         self._pump()
@@ -159,14 +154,14 @@ class Feed:
         self._pump()
         while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
-            self._poll(_TICK_S)
+            self._poll(CHECK_S)
             self._pump()
         if not self._flights:
             return None
         patience_s = self._deadline_s
         while (flight := self._made()) is None:
             before = time.monotonic()
-            self._poll(min(_TICK_S, patience_s))
+            self._poll(min(CHECK_S, patience_s))
             self._pump()
             patience_s -= time.monotonic() - before
             if patience_s <= 0 and self._made() is None:
@@ -234,14 +229,10 @@ class Feed:
                 self._on_report(news)
             else:
                 self._on_death(news)
-        # Time in which the whole program was stopped or asleep counts against no worker.
-        self._waited_s += min(time.monotonic() - before, 2 * _TICK_S)
-        if self._waited_s >= _TICK_S:
-            self._watch(self._waited_s)
-            self._waited_s = 0.0
+        self._patience.wait(time.monotonic() - before)
 
     def _on_report(self, report: Report) -> None:
-        self._idle_s = 0.0
+        self._patience.reported()
         flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
@@ -274,28 +265,3 @@ class Feed:
             # The oldest batch goes first: what is queued behind it is queued anew.
             self._recall()
             self._pump()
-
-    def _watch(self, elapsed_s: float) -> None:
-        """Kill the workers that have been on one row for too long; give up if all stand still.
-
-        Raises:
-            WorkerError: no worker has begun or finished a row for very long.
-        """
-        was, self._stuck = self._stuck, {}
-        busy = self._crew.busy()
-        moved = any(seat not in was or was[seat][0] != row for seat, row in busy.items())
-        self._idle_s = 0.0 if moved else self._idle_s + elapsed_s
-        if self._idle_s >= self._timeout_s + _OPEN_S:
-            idle_s, self._idle_s = self._idle_s, 0.0
-            raise WorkerError(
-                f"no worker has begun or finished a row for {idle_s:.0f} s. Does the dataset take "
-                "so long to open (then pass a larger timeout), or was a worker or the fork server "
-                f"stopped? Workers: {self._crew.pids}"
-            )
-        for seat, row in busy.items():
-            before, waited_s = was.get(seat, (row, 0.0))
-            waited_s = waited_s + elapsed_s if before == row else 0.0
-            if waited_s >= self._timeout_s:
-                self._crew.kill(seat, f"killed after {waited_s:.0f} s without progress (timeout)")
-                waited_s = 0.0  # its death will be told
-            self._stuck[seat] = row, waited_s

@@ -7,14 +7,13 @@ like a made one; nothing outside the piece's rows is written.
 from __future__ import annotations
 
 import time
-import traceback
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.board import ROW
 from feedline.engine.layout import arrays
-from feedline.engine.messages import Failure, Piece, Report, said
+from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
@@ -53,7 +52,5 @@ def fill(
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
-            failures.append(
-                Failure(row, type(error).__name__, said(error), traceback.format_exc(limit=-20))
-            )
+            failures.append(Failure.of(row, error))
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

@@ -26,8 +26,10 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from feedline.engine import worker
 from feedline.engine.process import end_with_parent, settle
@@ -60,6 +62,10 @@ class _Crew:
         self.close_fds()
         self.control.close()
 
+    def tell(self, **news: object) -> None:
+        with contextlib.suppress(OSError):  # the trainer closed: the next read says so
+            self.control.send(json.dumps(news).encode())
+
     def close_fds(self) -> None:
         for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.source):
             if isinstance(fd, int):
@@ -89,133 +95,123 @@ def serve(
     if tied:
         end_with_parent(trainer)
     try:
-        _serve(main_fd, trainer, preload, source)
+        for name in preload:
+            # A worker that needs it will say so; without it the start is only slower.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if source is None:  # else it is the trainer's garbage, whose finalizers are not for here
+            gc.collect()
+        gc.freeze()  # the collector must not touch pages that workers share
+        _Server(socket.socket(fileno=main_fd), source).run(trainer)
     finally:
         os._exit(0)  # the kernel kills the workers; an orderly farewell could only hang
 
 
-def _serve(main_fd: int, trainer: int, preload: Sequence[str], source: AnySource | None) -> None:
-    for name in preload:
-        # A worker that needs it will say so; without it the start is only slower.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    if source is None:  # else it is the trainer's garbage, and its finalizers are not for here
-        gc.collect()
-    gc.freeze()  # the collector must not touch pages that workers share
+class _Server:
+    """The fork server at work.
 
-    main = socket.socket(fileno=main_fd)
-    woken, waker = socket.socketpair()
-    waker.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker.fileno())
-    selector = selectors.DefaultSelector()
-    selector.register(main, selectors.EVENT_READ)
-    selector.register(woken, selectors.EVENT_READ)
-    crews: list[_Crew] = []
-    keep_out = [main, woken, waker]
+    Args:
+        main: the main connection.
+        source: what all crews make, where it came by fork.
+    """
 
-    while os.getppid() == trainer:
-        for key, _ in selector.select(_PARENT_CHECK_S):
-            if key.fileobj is main:
-                message, fds, _, _ = socket.recv_fds(main, _MESSAGE_BYTES, _CREW_FDS)
-                if not message:
-                    return
-                for fd in fds:
-                    os.set_inheritable(fd, False)  # a program that a worker starts gets none
-                control, tasks, results, block = fds[:4]
-                made_by = fds[4] if source is None else source
-                crew = _Crew(socket.socket(fileno=control), tasks, results, block, made_by)
-                crews.append(crew)
-                selector.register(crew.control, selectors.EVENT_READ, crew)
-            elif key.fileobj is woken:
-                woken.recv(_MESSAGE_BYTES)
-                _reap(crews)
-            elif not _handle(key.data, [*keep_out, *[c.control for c in crews]], selector, crews):
-                selector.unregister(key.data.control)
-                crews.remove(key.data)
-                key.data.close()
+    def __init__(self, main: socket.socket, source: AnySource | None) -> None:
+        self._main = main
+        self._source = source
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno())
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(main, selectors.EVENT_READ, self._adopt)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        self._crews: list[_Crew] = []
+        self._open = True
 
+    def run(self, trainer: int) -> None:
+        """Serve until the trainer has hung up or is gone."""
+        while self._open and os.getppid() == trainer:
+            for key, _ in self._selector.select(_PARENT_CHECK_S):
+                key.data()
 
-def _tell(crew: _Crew, **news: object) -> None:
-    with contextlib.suppress(OSError):  # the trainer closed: the next read says so
-        crew.control.send(json.dumps(news).encode())
+    def _adopt(self) -> None:
+        """A crew comes, or the end."""
+        message, fds, _, _ = socket.recv_fds(self._main, _MESSAGE_BYTES, _CREW_FDS)
+        if not message:
+            self._open = False
+            return
+        for fd in fds:
+            os.set_inheritable(fd, False)  # a program that a worker starts gets none
+        control, tasks, results, block = fds[:4]
+        source = fds[4] if self._source is None else self._source
+        crew = _Crew(socket.socket(fileno=control), tasks, results, block, source)
+        self._crews.append(crew)
+        self._selector.register(crew.control, selectors.EVENT_READ, partial(self._serve, crew))
 
+    def _reap(self) -> None:
+        """Tell the crews which of their workers have ended."""
+        self._woken.recv(_MESSAGE_BYTES)
+        for crew in self._crews:
+            for seat, pid in list(crew.pids.items()):
+                with contextlib.suppress(ChildProcessError):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        del crew.pids[seat]
+                        crew.tell(seat=seat, pid=pid, status=os.waitstatus_to_exitcode(status))
 
-def _reap(crews: list[_Crew]) -> None:
-    for crew in crews:
-        for seat, pid in list(crew.pids.items()):
-            with contextlib.suppress(ChildProcessError):
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    del crew.pids[seat]
-                    _tell(crew, seat=seat, pid=pid, status=os.waitstatus_to_exitcode(status))
-
-
-def _handle(
-    crew: _Crew,
-    others: list[socket.socket],
-    selector: selectors.BaseSelector,
-    crews: list[_Crew],
-) -> bool:
-    """Do what a crew's trainer asks; False when it has closed the connection."""
-    try:
-        message = crew.control.recv(_MESSAGE_BYTES)
-    except OSError:
-        return False
-    if not message:
-        return False
-    order = json.loads(message)
-    seat = order["seat"]
-    if order["do"] == "kill":
-        if seat in crew.pids:
+    def _serve(self, crew: _Crew) -> None:
+        """Do what a crew's trainer asks; end the crew when it has closed the connection."""
+        try:
+            message = crew.control.recv(_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if not message:
+            self._selector.unregister(crew.control)
+            self._crews.remove(crew)
+            crew.close()
+            return
+        order = json.loads(message)
+        seat = order["seat"]
+        if order["do"] == "fork":
+            self._fork(crew, seat, order["workers"])
+        elif seat in crew.pids:
             os.kill(crew.pids[seat], signal.SIGKILL)
-        return True
-    server = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        _tell(crew, seat=seat, failed=str(error))
-        return True
-    if pid == 0:
-        _be_worker(crew, seat, order["workers"], server, others, selector, crews)
-    crew.pids[seat] = pid
-    _tell(crew, seat=seat, pid=pid)
-    return True
 
+    def _fork(self, crew: _Crew, seat: int, workers: int) -> None:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            crew.tell(seat=seat, failed=str(error))
+            return
+        if pid == 0:
+            self._be_worker(crew, seat, workers, server)
+        crew.pids[seat] = pid
+        crew.tell(seat=seat, pid=pid)
 
-def _be_worker(
-    crew: _Crew,
-    seat: int,
-    workers: int,
-    server: int,
-    others: list[socket.socket],
-    selector: selectors.BaseSelector,
-    crews: list[_Crew],
-) -> None:
-    """The forked child: keeps its own crew's descriptors only, and never returns."""
-    status = 1
-    try:
-        end_with_parent(server)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        selector.close()
-        for connection in others:
-            connection.close()
-        for other in crews:
-            if other is not crew:
-                other.close_fds()
-        settle()
-        with socket.socket(fileno=crew.tasks_fd) as tasks:
-            results = socket.socket(fileno=crew.results_fd)
-            worker.run(tasks, results, crew.block_fd, crew.source, seat, workers)
-        status = 0
-    except BrokenPipeError:
-        status = 0  # the trainer is gone
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    def _be_worker(self, crew: _Crew, seat: int, workers: int, server: int) -> None:
+        """The forked child: keeps its own crew's descriptors only, and never returns."""
+        status = 1
+        try:
+            end_with_parent(server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for owned in (self._selector, self._main, self._woken, self._waker):
+                owned.close()
+            for other in self._crews:
+                other.control.close()
+                if other is not crew:
+                    other.close_fds()
+            settle()
+            with socket.socket(fileno=crew.tasks_fd) as tasks:
+                results = socket.socket(fileno=crew.results_fd)
+                worker.run(tasks, results, crew.block_fd, crew.source, seat, workers)
+            status = 0
+        except BrokenPipeError:
+            status = 0  # the trainer is gone
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)

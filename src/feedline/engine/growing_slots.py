@@ -41,10 +41,10 @@ class GrowingSlots(Slots):
         """What the slots have by now."""
         return sum(memory.nbytes for memory in self._memory if memory is not None)
 
-    def memory(self, slot: int) -> tuple[int, int]:
-        """A slot's descriptor and its size in bytes; (-1, 0) where it has no memory yet."""
+    def memory(self, slot: int) -> int:
+        """The descriptor of a slot's memory; -1 where it has none yet."""
         memory = self._memory[slot]
-        return (-1, 0) if memory is None else (memory.fd, memory.nbytes)
+        return -1 if memory is None else memory.fd
 
     def adopt(self, slot: int, memory: Memfd) -> None:
         """Take what a worker made for a slot; what the slot had goes with its last reader."""

@@ -42,14 +42,16 @@ class Memfd:
 
     Args:
         fd: an open memfd; owned from here on.
-        nbytes: its size in bytes.
+
+    Raises:
+        OSError: it cannot be mapped.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.nbytes = nbytes
         # The mapping is closed by the last array on it: batches may outlive the loader.
-        self.array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, nbytes), dtype=np.uint8)
+        self.array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
+        self.nbytes = self.array.nbytes
 
     @classmethod
     def create(cls, nbytes: int) -> Memfd:
@@ -62,7 +64,7 @@ class Memfd:
         fd = os.memfd_create("feedline", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
-            return cls(fd, nbytes)
+            return cls(fd)
         except OSError as error:
             os.close(fd)
             raise ResourceError(

@@ -1,8 +1,8 @@
 """What trainer and workers tell each other: a piece down, a report up.
 
-A piece is a fixed head and its sample numbers; an order, for a whole batch, is a fixed head and
-keys that only the source understands; a report is a fixed head and, where rows failed, JSON. All
-stay far below the size that one message may have: what is longer goes through memory.
+A piece is a fixed head and its sample numbers; a batch task is a fixed head and keys that only the
+source understands; a report is a fixed head and, where rows failed, JSON. All stay far below the
+size that one message may have: what is longer goes through memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import struct
 import traceback
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,10 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_BYTES = 32 * 1024
 """Keys beyond this go through the slot's memory."""
 
+# The fields in their order, without what has a length of its own.
 _ID = struct.Struct("<q")
-_PIECE = struct.Struct("<qqqiiiQd?")
-_ORDER = struct.Struct("<qiiQQ?dqq")
+_PIECE = struct.Struct("<qqqiiiQ?d")
+_BATCH_TASK = struct.Struct("<qiiQQ?dq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 
@@ -48,12 +49,12 @@ def said(error: BaseException) -> str:
         return "(its message could not be made)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Piece:
+class Piece(NamedTuple):
     """Some rows of one batch.
 
     Args:
         id: positive, unique within a crew.
+        samples: sample numbers, shape (rows,), int64.
         offset: where the batch's slot begins in the block, in bytes.
         slot_bytes: how long the slot is.
         batch_rows: rows of the whole batch; they decide where its arrays lie.
@@ -62,7 +63,6 @@ class Piece:
         seed: of the epoch; a row's seed is mix(seed, sample),
         by_place: and where a sample may come twice, mix(seed, sample, row).
         strength: of the augmentation.
-        samples: sample numbers, shape (rows,), int64.
     """
 
     id: int
@@ -78,107 +78,62 @@ class Piece:
 
     def pack(self) -> bytes:
         """As one message."""
-        head = _PIECE.pack(
-            self.id,
-            self.offset,
-            self.slot_bytes,
-            self.batch_rows,
-            self.start,
-            self.image_size or 0,
-            self.seed,
-            self.strength,
-            self.by_place,
-        )
-        return head + self.samples.tobytes()
+        id, samples, *rest = self._replace(image_size=self.image_size or 0)
+        return _PIECE.pack(id, *rest) + samples.tobytes()
 
     @classmethod
     def unpack(cls, message: bytes) -> Piece:
         """The inverse of `pack`."""
-        values = _PIECE.unpack_from(message)
-        id, offset, slot_bytes, batch_rows, start, image_size, seed, strength, by_place = values
-        return cls(
-            id=id,
-            offset=offset,
-            slot_bytes=slot_bytes,
-            batch_rows=batch_rows,
-            start=start,
-            image_size=image_size or None,
-            seed=seed,
-            by_place=by_place,
-            strength=strength,
-            samples=np.frombuffer(message, dtype=np.int64, offset=_PIECE.size),
-        )
+        id, *rest = _PIECE.unpack_from(message)
+        piece = cls(id, np.frombuffer(message, np.int64, offset=_PIECE.size), *rest)
+        return piece._replace(image_size=piece.image_size or None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BatchTask:
+class BatchTask(NamedTuple):
     """A whole batch, to be packed into a slot's own memory.
 
     Args:
         id: positive, unique within a crew.
+        keys: which samples, in a form that the source understands.
+        memory: the descriptor of the slot's memory, -1 for none. It goes along with the message.
         slot: whose memory it is; a worker keeps what it has mapped by this number.
         image_size: in pixels; None where none was asked for, 0 in a message.
         seed: of the batch.
         row_seed: of the epoch; a sample's seed follows from it as a row's does, see `Piece`,
         by_place: and where a sample may come twice, from its place in the batch as well.
         strength: of the augmentation.
-        keys: which samples, in a form that the source understands.
         kept: how many bytes of keys lie at the head of the slot's memory instead.
-        memory_bytes: the size of the slot's memory; 0 where it has none.
-        memory: its descriptor here, which goes along; -1 for none. Not part of the message.
     """
 
     id: int
+    keys: bytes = b""
+    memory: int = -1
     slot: int = 0
     image_size: int | None = None
     seed: int = 0
     row_seed: int = 0
     by_place: bool = False
     strength: float = 1.0
-    keys: bytes = b""
     kept: int = 0
-    memory_bytes: int = 0
-    memory: int = -1
 
     def pack(self) -> bytes:
         """As one message."""
-        head = _ORDER.pack(
-            self.id,
-            self.slot,
-            self.image_size or 0,
-            self.seed,
-            self.row_seed,
-            self.by_place,
-            self.strength,
-            self.kept,
-            self.memory_bytes,
-        )
-        return head + self.keys
+        id, keys, _, *rest = self._replace(image_size=self.image_size or 0)
+        return _BATCH_TASK.pack(id, *rest) + keys
 
     @classmethod
-    def unpack(cls, message: bytes) -> BatchTask:
-        """The inverse of `pack`."""
-        values = _ORDER.unpack_from(message)
-        id, slot, image_size, seed, row_seed, by_place, strength, kept, memory_bytes = values
-        return cls(
-            id=id,
-            slot=slot,
-            image_size=image_size or None,
-            seed=seed,
-            row_seed=row_seed,
-            by_place=by_place,
-            strength=strength,
-            keys=message[_ORDER.size :],
-            kept=kept,
-            memory_bytes=memory_bytes,
-        )
+    def unpack(cls, message: bytes, memory: int = -1) -> BatchTask:
+        """The inverse of `pack`; `memory` is the descriptor that came along."""
+        id, *rest = _BATCH_TASK.unpack_from(message)
+        task = cls(id, message[_BATCH_TASK.size :], memory, *rest)
+        return task._replace(image_size=task.image_size or None)
 
 
 Task: TypeAlias = Piece | BatchTask
 
 
 def task_id(message: bytes) -> int:
-    """The id of the piece or order in a message; negative asks the worker to leave."""
+    """The id of the task in a message; negative asks the worker to leave."""
     id: int = _ID.unpack_from(message)[0]
     return id
 
@@ -204,14 +159,20 @@ class Failure:
     message: str
     trace: str = ""
 
+    @classmethod
+    def of(cls, row: int, error: BaseException) -> Failure:
+        """What was raised for a row, with the innermost 20 frames."""
+        trace = "".join(traceback.format_exception(error, limit=-20))
+        return cls(row, type(error).__name__, said(error), trace)
+
 
 @dataclass(slots=True)
 class Report:
     """A task is done: by whom, when (on the monotonic clock, ns), and which rows failed.
 
-    For an order also: `used` bytes of the slot's memory hold the batch, the last `shell` of them
-    how it is put together; `memory` is a descriptor of new memory that came along, -1 for none,
-    and `data` the batch itself where it came by a pipe.
+    For a batch task also: `used` bytes of the slot's memory hold the batch, the last `shell` of
+    them how it is put together; `memory` is a descriptor of new memory that came along, -1 for
+    none, and `data` the batch itself where it came by a pipe.
     """
 
     seat: int
@@ -226,9 +187,8 @@ class Report:
 
     @classmethod
     def start_failure(cls, seat: int, error: BaseException) -> Report:
-        """What a worker says that could not open its source: piece 0 stands for no piece."""
-        trace = "".join(traceback.format_exception(error)[-20:])
-        return cls(seat, 0, 0, 0, (Failure(-1, type(error).__name__, said(error), trace),))
+        """What a worker says that could not open its source: id 0 stands for no task."""
+        return cls(seat, 0, 0, 0, (Failure.of(-1, error),))
 
     def pack(self) -> bytes:
         """As one message, shortened where many long failures would not fit."""

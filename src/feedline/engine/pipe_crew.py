@@ -16,14 +16,14 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.engine import pipe_worker, shipment
-from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE, ROW, board_of
-from feedline.engine.crew import UNGUARDED, Death, FruitlessDeaths, check_started, how_it_ended
+from feedline.engine.board import BOARD_BYTES, MAX_SEATS
+from feedline.engine.crew import UNGUARDED, Death
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, Task, leave
 from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME
+from feedline.engine.process_crew import ProcessCrew
 from feedline.engine.source import AnySource, packs
 from feedline.errors import UsageError
 
@@ -42,7 +42,7 @@ class _Worker:
     leaving: bool = False
 
 
-class PipeCrew:
+class PipeCrew(ProcessCrew):
     """A crew whose workers multiprocessing starts.
 
     Args:
@@ -60,29 +60,21 @@ class PipeCrew:
     def __init__(self, source: AnySource, slots_bytes: int, method: str = "spawn") -> None:
         self._context: Any = multiprocessing.get_context(method)
         shipment.main_module()  # multiprocessing has each of its children import the script
-        self._argument: AnySource | None = None
         self._refused: UsageError | None = None
         parts: Sequence[memoryview | bytes] = []
         try:
             parts = shipment.pack(source)
         except UsageError as refused:
-            # multiprocessing's own locks, values and queues pickle as arguments of a process only.
-            self._argument, self._refused = source, refused
+            self._refused = refused
         self._batches_follow = packs(source)
-        self._memory = Named(None, BOARD_BYTES + slots_bytes)
+        memory = Named(None, BOARD_BYTES + slots_bytes)
+        super().__init__(memory)
+        self._block_name = memory.name, memory.nbytes
         self._shipment = Named(None, shipment.size_bytes(parts))
         shipment.lay(parts, self._shipment.array)
-        self._board = board_of(self._memory.array)
-        self._board[:] = 0
+        # multiprocessing's own locks, values and queues pickle as arguments of a process only.
+        self._parcel = source if self._refused else (self._shipment.name, self._shipment.nbytes)
         self._workers: dict[int, _Worker] = {}
-        self._target = 0
-        self._killed: dict[int, str] = {}
-        self._fruitless = FruitlessDeaths()
-
-    @property
-    def block(self) -> NDArray[np.uint8]:
-        """The shared memory, shape (bytes,); its head is the board."""
-        return self._memory.array
 
     @property
     def pids(self) -> list[int]:
@@ -91,32 +83,25 @@ class PipeCrew:
 
     def resize(self, workers: int) -> None:
         """Grow or shrink to so many workers. Those that leave finish their pieces first."""
-        if not 1 <= workers <= MAX_SEATS:
-            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS} here, got {workers}")
-        self._target = workers
-        staying = [w for w in self._workers.values() if not w.leaving]
-        for worker in staying[workers:]:
+        self._set_target(workers)
+        for worker in self._staying()[workers:]:
             worker.leaving = True
             with contextlib.suppress(OSError):
                 worker.pipe.send_bytes(leave().pack())
         self._spawn_missing()
 
+    def _staying(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if not worker.leaving]
+
     def _spawn_missing(self) -> None:
-        staying = sum(not worker.leaving for worker in self._workers.values())
         free = (seat for seat in range(MAX_SEATS) if seat not in self._workers)
-        for _ in range(self._target - staying):
+        for _ in range(self._target - len(self._staying())):
             seat = next(free)
             self._board[seat] = 0
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=pipe_worker.run,
-                args=(
-                    theirs,
-                    (self._memory.name, self._memory.nbytes),
-                    self._argument or (self._shipment.name, self._shipment.nbytes),
-                    seat,
-                    self._target,
-                ),
+                args=(theirs, self._block_name, self._parcel, seat, self._target),
                 daemon=True,
                 name=WORKER_NAME,
             )
@@ -134,8 +119,7 @@ class PipeCrew:
 
         Keys that fill a pipe wait for their worker to start.
         """
-        staying = [worker for worker in self._workers.values() if not worker.leaving]
-        worker = min(staying, key=lambda w: len(w.held), default=None)
+        worker = min(self._staying(), key=lambda w: len(w.held), default=None)
         if worker is None or len(worker.held) >= _DEPTH:
             return False
         message = task.pack()
@@ -153,30 +137,24 @@ class PipeCrew:
         Raises:
             UsageError: a worker's import of the user's script came to a loader with workers.
         """
-        pipes = {worker.pipe: seat for seat, worker in self._workers.items()}
+        seats = {worker.pipe: seat for seat, worker in self._workers.items()}
         news: list[Report | Death] = []
-        for pipe in wait(list(pipes), timeout_s):
-            seat = pipes[pipe]  # type: ignore[index]
+        for pipe in wait(list(seats), timeout_s):
+            seat = seats[pipe]  # type: ignore[index]
+            worker = self._workers[seat]
             try:
-                report = check_started(Report.unpack(self._workers[seat].pipe.recv_bytes()))
+                report = Report.unpack(worker.pipe.recv_bytes())
+                self._check_started(report)
                 if self._batches_follow:
-                    report.data = self._batch(self._workers[seat].pipe, report.used)
+                    report.data = np.empty(report.used, np.uint8)  # which may be written to
+                    worker.pipe.recv_bytes_into(report.data)
             except (EOFError, OSError):
                 news += self._on_exit(seat)
             else:
-                self._workers[seat].held.pop(report.id, None)
-                self._fruitless.success()
+                worker.held.pop(report.id, None)
+                self._fruitless_deaths = 0
                 news.append(report)
         return news
-
-    def _batch(self, pipe: Connection[bytes, bytes], nbytes: int) -> NDArray[np.uint8]:
-        """What a worker packed, in memory that may be written to."""
-        data = np.empty(nbytes, np.uint8)
-        if nbytes:
-            pipe.recv_bytes_into(data)
-        else:
-            pipe.recv_bytes()
-        return data
 
     def _on_exit(self, seat: int) -> list[Death]:
         worker = self._workers.pop(seat)
@@ -188,20 +166,13 @@ class PipeCrew:
             raise UsageError(UNGUARDED) from None  # that its pipe ended says nothing
         if worker.leaving and not worker.held:
             return []
-        how = self._killed.pop(seat, None) or how_it_ended(pid, status)
-        piece, row = self._board[seat, [PIECE, ROW]].tolist()
-        self._fruitless.death(how)
+        death = self._death(seat, pid, status, worker.held)
         self._spawn_missing()
-        return [Death(how, tuple(worker.held), piece if piece in worker.held else 0, row)]
+        return [death]
 
     def recall(self) -> list[int]:
         """What is in a pipe cannot be taken back."""
         return []
-
-    def busy(self) -> dict[int, tuple[int, int]]:
-        """What the workers hold: seat to (piece, row)."""
-        lines = {seat: tuple(self._board[seat, :2].tolist()) for seat in self._workers}
-        return {seat: (piece, row) for seat, (piece, row) in lines.items() if piece > 0}
 
     def kill(self, seat: int, why: str) -> None:
         """Kill a worker; its `Death` will say why."""
@@ -211,7 +182,6 @@ class PipeCrew:
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
         self._end_all()
-        self._board[:] = 0
         self._spawn_missing()
 
     def _end_all(self) -> None:
@@ -227,8 +197,7 @@ class PipeCrew:
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
         self._end_all()
-        self._board = np.empty((0, 8), np.int64)
-        self._memory.close()
+        self._free()
         self._shipment.close()
 
 

@@ -33,7 +33,7 @@ def run(
     """Serve until asked to leave or until the trainer is gone.
 
     Args:
-        pipe: pieces or orders come; reports go, and behind a report its batch, if it has one.
+        pipe: tasks come; reports go, and behind a report its batch, if it has one.
         block: name and size in bytes of the memory for batches.
         parcel: name and size in bytes of the shipped source, or the source itself.
         seat: this worker's number.

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from feedline.engine.forkserver import serve
@@ -28,7 +27,7 @@ from feedline.engine.shipment import search_path
 from feedline.engine.slots import OwnFork
 from feedline.engine.source import AnySource
 
-__all__ = ["ForkServer", "ForkedServer", "hold", "let_go"]
+__all__ = ["ForkServer", "forked", "hold", "let_go"]
 
 _STOP_DEADLINE_S = 0.3
 _BOOT = (
@@ -38,23 +37,31 @@ _BOOT = (
 )
 
 
-class _Server(ABC):
-    """A running fork server, however it came to be; its process is a child of this one."""
+class ForkServer:
+    """A running fork server; its process is a child of this one.
 
-    _connection: socket.socket
-    pid: int
+    Args:
+        connection: to the server.
+        process: the server itself.
+    """
 
-    @abstractmethod
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | _Fork) -> None:
+        self._connection = connection
+        self._process = process
+
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it still serves. One that is dying has hung up, and may not have ended yet."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it sends nothing, so this is no end
+            return self._process.poll() is None
+        except OSError:
+            pass
+        return False
 
-    @abstractmethod
     def kill(self) -> None:
-        """Kill it and, through the kernel, its workers."""
-
-    @abstractmethod
-    def _ends(self, within_s: float | None) -> bool:
-        """Wait for its end, for so many seconds or as long as it takes; whether it came."""
+        """Kill it and, through the kernel, its workers. Other users of it start another."""
+        self._process.kill()
 
     def adopt(self, fds: Sequence[int]) -> None:
         """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
@@ -70,54 +77,35 @@ class _Server(ABC):
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        if not self._ends(_STOP_DEADLINE_S):
+        try:
+            self._process.wait(_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
             # It is still importing, or stuck: nothing in it is worth waiting for.
-            self.kill()
-            self._ends(None)
+            self._process.kill()
+            self._process.wait()
 
 
-class ForkServer(_Server):
-    """A new Python that serves.
-
-    Args:
-        preload: modules it imports before it forks the first worker.
-    """
-
-    def __init__(self, preload: Sequence[str]) -> None:
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            start = {
-                "main_fd": theirs.fileno(),
-                "trainer": os.getpid(),
-                "preload": list(preload),
-                # The kernel's death signal is for the death of the starting thread.
-                "tied": threading.current_thread() is threading.main_thread(),
-            }
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(start), *search_path()],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **WORKER_ENVIRONMENT},
-            )
-
-        self.pid = self._process.pid
-
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """Kill it and, through the kernel, its workers. Other users of it start another."""
-        self._process.kill()
-
-    def _ends(self, within_s: float | None) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(within_s)
-        return self._process.returncode is not None
+def _started(preload: Sequence[str]) -> ForkServer:
+    """A new Python that serves, and imports modules before it forks the first worker."""
+    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        start = {
+            "main_fd": theirs.fileno(),
+            "trainer": os.getpid(),
+            "preload": list(preload),
+            "tied": _is_main_thread(),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(start), *search_path()],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **WORKER_ENVIRONMENT},
+        )
+    return ForkServer(connection, process)
 
 
-class ForkedServer(_Server):
-    """One that is a fork of this process, and so has a source without any pickling.
+def forked(source: AnySource) -> ForkServer:
+    """A fork of this process that serves, and so has a source without any pickling.
 
     What is forked is what multiprocessing's own fork would give to a worker, locks that another
     thread holds included; but it happens once, not for each worker and each epoch.
@@ -125,50 +113,63 @@ class ForkedServer(_Server):
     Args:
         source: what its workers make.
     """
+    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    trainer, tied = os.getpid(), _is_main_thread()
+    sys.stdout.flush()  # or what is buffered would be written by each process
+    sys.stderr.flush()
+    process = _Fork()
+    if process.pid == 0:
+        _become_server(theirs, trainer, tied, source)
+    theirs.close()
+    return ForkServer(connection, process)
 
-    def __init__(self, source: AnySource) -> None:
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer = os.getpid()
-        tied = threading.current_thread() is threading.main_thread()
-        sys.stdout.flush()  # or what is buffered would be written by each process
-        sys.stderr.flush()
-        with OwnFork() as self._fork:
-            self.pid = os.fork()
+
+def _is_main_thread() -> bool:
+    """The kernel's death signal is for the death of the thread that starts a process."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class _Fork:
+    """A fork of this process, which is asked as a `subprocess.Popen` is.
+
+    What it may hold of batches is this process's again when it is found to have ended.
+    """
+
+    def __init__(self) -> None:
         self._ended = False
-        if self.pid == 0:
-            _become_server(theirs, trainer, tied, source)
-        theirs.close()
+        with OwnFork() as self._loans:
+            self.pid = os.fork()
 
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return not self._waited(os.WNOHANG)
-
-    def _waited(self, options: int) -> bool:
-        """Ask the kernel once; whether it has ended."""
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        """None while it runs."""
         if not self._ended:
             try:
                 self._ended = os.waitpid(self.pid, options)[0] != 0
             except ChildProcessError:
                 self._ended = True  # other code waited for it
-        return self._ended
+            if self._ended:
+                self._loans.ended()
+        return 0 if self._ended else None
 
     def kill(self) -> None:
-        """Kill it and, through the kernel, its workers."""
-        if self.alive():
+        """Kill it, unless it has ended."""
+        if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _ends(self, within_s: float | None) -> bool:
-        if within_s is None:
-            return self._waited(0)
-        deadline = time.monotonic() + within_s
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return self._ended
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end.
 
-    def stop(self) -> None:
-        """End it, and with it any worker left; what it may have held is this process's again."""
-        super().stop()
-        self._fork.ended()
+        Raises:
+            subprocess.TimeoutExpired: it did not come in so many seconds.
+        """
+        if timeout is None:
+            self.poll(0)
+            return
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            time.sleep(0.001)
 
 
 def _become_server(theirs: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
@@ -208,7 +209,7 @@ def hold(holder: object, preload: Sequence[str]) -> ForkServer:
             _server.stop()
             _server = None
         if _server is None:
-            _server = ForkServer(preload)
+            _server = _started(preload)
         return _server
 
 

@@ -33,14 +33,12 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """How many samples there are."""
-        ...
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a batch at an image size (pixels), described by one row each.
 
         None asks for the size that the samples have by themselves.
         """
-        ...
 
     def load(self, item: Item, row: Row) -> None:
         """Fill one row: arrays of the fields' shapes and dtypes, to be written in place.
@@ -48,15 +46,12 @@ class Source(Protocol):
         Raises:
             Exception: any; it is reported with the sample's name.
         """
-        ...
 
     def name(self, sample: int) -> str:
         """What a user calls the sample: its path, where it has one."""
-        ...
 
     def fingerprint(self) -> str:
         """A short text that differs where the samples or their order differ."""
-        ...
 
 
 class BatchSource(Protocol):
@@ -64,7 +59,6 @@ class BatchSource(Protocol):
 
     def open(self, worker: int, workers: int) -> None:
         """A worker begins: its number, and how many there are. Called once, before `pack`."""
-        ...
 
     def pack(self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]) -> int:
         """Make a batch and lay it into `space`; what goes wrong with it is laid there as well.
@@ -78,7 +72,6 @@ class BatchSource(Protocol):
         Returns:
             How many of the last bytes in `space` say how the batch is put together.
         """
-        ...
 
 
 @runtime_checkable
@@ -87,7 +80,6 @@ class Given(Protocol):
 
     def given(self) -> dict[str, object]:
         """What a user gave, by the names of the loader's arguments."""
-        ...
 
 
 AnySource: TypeAlias = "Source | BatchSource"

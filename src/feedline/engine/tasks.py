@@ -1,7 +1,10 @@
-"""What workers are asked for: pieces of rows, or orders for whole batches.
+"""What workers are asked for: pieces of rows, or whole batches.
 
 The feed queues and counts tasks; what a task is, and what its end means for a batch, is said
-here. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`.
+here. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
+methods: `begin` divides a new flight into spans, `task` is what is sent to a worker for a span,
+`done` takes what a report says besides its failures, and `again` is what to ask for after a worker
+died on a row of a span; `hopeless` means that this row is given up.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.growing_slots import GrowingSlots
@@ -17,7 +20,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report, Task
+from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
 from feedline.errors import ResourceError, UsageError
 from feedline.plan.batches import NO_NUMBER
 from feedline.plan.pieces import divide, rows_per_piece
@@ -28,37 +31,8 @@ __all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
 Span: TypeAlias = tuple[int, int]
 """Rows of a batch that one task is for: the first, and how many."""
 
-
-class Tasks(Protocol):
-    """How batches are asked for."""
-
-    @property
-    def slots(self) -> FixedSlots | GrowingSlots:
-        """Where they are made."""
-        ...
-
-    def resize(self, workers: int) -> None:
-        """There are so many workers from now on."""
-        ...
-
-    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """Divide a new flight."""
-        ...
-
-    def task(self, id: int, flight: InFlightBatch, span: Span) -> Task:
-        """What is sent to a worker."""
-        ...
-
-    def done(self, flight: InFlightBatch, report: Report) -> None:
-        """Take what a report says about a batch, besides its failures."""
-        ...
-
-    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
-        """What to ask for after a worker died on a row of a span.
-
-        `hopeless`: that row is given up.
-        """
-        ...
+Tasks: TypeAlias = "PieceTasks | BatchTasks"
+"""How batches are asked for."""
 
 
 class PieceTasks:
@@ -133,7 +107,7 @@ class PieceTasks:
 
 
 class BatchTasks:
-    """Orders, one for each batch.
+    """Whole batches, one task for each.
 
     Args:
         parcels: the slots.
@@ -157,14 +131,13 @@ class BatchTasks:
         return [(0, flight.batch.rows)]
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
-        """An order."""
+        """The whole batch."""
         batch = flight.batch
         # Pickled by this process for its own workers.
         keys = pickle.dumps(batch.asked)
         kept = len(keys) if self._shares_memory and len(keys) > MAX_KEY_BYTES else 0
         if kept:
             self.slots.write(flight.slot, keys)
-        memory, memory_bytes = self.slots.memory(flight.slot)
         return BatchTask(
             id=id,
             slot=flight.slot,
@@ -175,8 +148,7 @@ class BatchTasks:
             strength=batch.phase.strength,
             keys=b"" if kept else keys,
             kept=kept,
-            memory=memory,
-            memory_bytes=memory_bytes,
+            memory=self.slots.memory(flight.slot),
         )
 
     def done(self, flight: InFlightBatch, report: Report) -> None:
@@ -199,7 +171,7 @@ class BatchTasks:
 def _mapped(fd: int) -> Memfd:
     """The memory behind a descriptor, which is taken over."""
     try:
-        return Memfd(fd, os.fstat(fd).st_size)
+        return Memfd(fd)
     except OSError as error:  # a mapping of Python's has a descriptor of its own
         os.close(fd)
         raise ResourceError(

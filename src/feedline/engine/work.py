@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.fill import fill
 from feedline.engine.messages import BatchTask, Piece, Report
-from feedline.engine.pack import BatchPacker, Memories
+from feedline.engine.pack import SlotMemory, pack
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 
 __all__ = ["Work", "work_for"]
@@ -24,7 +23,7 @@ def work_for(
     source: AnySource,
     block: NDArray[np.uint8],
     line: NDArray[np.int64],
-    memories: Memories,
+    memory: SlotMemory,
     seat: int,
     workers: int,
 ) -> Work:
@@ -34,7 +33,7 @@ def work_for(
         source: makes what is asked for.
         block: the crew's memory, shape (bytes,): where rows go.
         line: this worker's line of the board.
-        memories: where whole batches go.
+        memory: where whole batches go.
         seat: this worker's number.
         workers: how many there are to be.
     """
@@ -45,6 +44,4 @@ def work_for(
         return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
     whole = cast(BatchSource, source)
     whole.open(seat, workers)
-    packer = BatchPacker(whole, memories, line, seat)
-
-    return lambda message, fd: packer.pack(replace(BatchTask.unpack(message), memory=fd))
+    return lambda message, fd: pack(BatchTask.unpack(message, fd), whole, memory, line, seat)

@@ -14,6 +14,7 @@ import mmap
 import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,9 +36,26 @@ _ORPHAN_CHECK_S = 1.0
 
 
 @contextmanager
-def claim_lock(fd: int) -> Iterator[None]:
-    """Hold the lock under which pieces are taken. Per process, released by the kernel at death."""
-    fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
+def claim_lock(fd: int, timeout_s: float | None = None) -> Iterator[None]:
+    """Hold the lock under which tasks are taken. Per process, released by the kernel at death.
+
+    Args:
+        fd: of the crew's block.
+        timeout_s: how long to wait for it; None for as long as it takes.
+
+    Raises:
+        TimeoutError: another process has held it for that long.
+    """
+    now = 0 if timeout_s is None else fcntl.LOCK_NB
+    deadline = time.monotonic() + (timeout_s or 0.0)
+    while True:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | now, 1, 0)
+            break
+        except BlockingIOError:  # held for microseconds, unless its holder was stopped
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(0.0005)
     try:
         yield
     finally:
@@ -55,7 +73,7 @@ def run(
     """Serve until asked to leave, until the trainer closes `tasks`, or until it is gone.
 
     Args:
-        tasks: pieces or orders come.
+        tasks: pieces or batch tasks come.
         results: reports go.
         block_fd: the crew's block, with the board at its head.
         source: makes what is asked for; a descriptor where it still is in its shipment.
@@ -64,7 +82,7 @@ def run(
     """
     _keep_from_children(tasks, results)
     parent = os.getppid()
-    block = Memfd(block_fd, os.fstat(block_fd).st_size)
+    block = Memfd(block_fd)
     line = board_of(block.array)[seat]
     try:
         opened = shipment.unpack(_private(source)) if isinstance(source, int) else source

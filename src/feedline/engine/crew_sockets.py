@@ -1,0 +1,139 @@
+"""The connections of one crew: to the queue that its workers read, and to its fork server.
+
+Guarantees: no call waits for a worker or the fork server to read. After `close` no process is left
+that could write to the crew's memory.
+Relies on: SEQPACKET sockets, whose messages stay whole and of which the kernel gives each to one
+reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from feedline.engine import wire
+from feedline.engine.messages import MAX_MESSAGE_BYTES, BatchTask, Report, Task, task_id
+from feedline.engine.server import ForkServer
+from feedline.errors import WorkerError
+
+__all__ = ["CrewSockets"]
+
+_SEND_BUFFER_BYTES = 4 << 20
+_END_DEADLINE_S = 5.0
+
+
+class CrewSockets:
+    """A crew's sockets, connected to a fork server.
+
+    Args:
+        server: forks the workers; one that is dead shows in `news`.
+        fds: descriptors for it besides the sockets: the block, and the shipment if there is one.
+    """
+
+    def __init__(self, server: ForkServer, fds: list[int]) -> None:
+        self._server = server
+        pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._tasks, self._tasks_end = socket.socketpair(*pair)
+        self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._results, results_end = socket.socketpair(*pair)
+        self._control, control_end = socket.socketpair(*pair)
+        with results_end, control_end, contextlib.suppress(OSError):
+            ends = (control_end, self._tasks_end, results_end)
+            server.adopt([*[end.fileno() for end in ends], *fds])
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+
+    def send(self, task: Task) -> None:
+        """Queue a task.
+
+        Raises:
+            BlockingIOError: the queue has no room now.
+        """
+        memory = task.memory if isinstance(task, BatchTask) else -1
+        wire.send(self._tasks, task.pack(), memory, wait=False)
+
+    def drain(self) -> list[int]:
+        """Empty the queue; the ids of the tasks that were in it, in order."""
+        queued = []
+        with contextlib.suppress(BlockingIOError):
+            while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                queued.append(task_id(message))
+        return queued
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there are reports or news."""
+        self._poll.poll(timeout_s * 1000)
+
+    def reports(self) -> Iterator[Report]:
+        """The reports that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message, memory = wire.receive(self._results, MAX_MESSAGE_BYTES)
+                if not message:
+                    return
+                report = Report.unpack(message)
+                report.memory = memory
+                yield report
+
+    def order(self, **order: object) -> None:
+        """Tell the fork server what to do."""
+        with contextlib.suppress(OSError):  # a dead server shows in `news`
+            self._control.send(json.dumps(order).encode())
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """What the fork server has told.
+
+        Raises:
+            EOFError: it is gone.
+        """
+        try:
+            while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                yield json.loads(message)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        raise EOFError
+
+    def hang_up(self) -> None:
+        """End the control connection; the fork server then kills the workers."""
+        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+    def close(self, pids: list[int]) -> None:
+        """End the workers and close the sockets. May be called again where it was interrupted.
+
+        Args:
+            pids: of the workers, for the error.
+
+        Raises:
+            WorkerError: they live on.
+        """
+        self.hang_up()
+        if self._results.fileno() >= 0 and not self._ended():
+            self._server.kill()  # it was stopped, or is stuck, and did not see us go
+            if not self._ended():
+                raise WorkerError(
+                    f"workers {pids} did not end within {_END_DEADLINE_S:.0f} s of being "
+                    "killed; they may hang in the kernel (a dead network disk?)"
+                )
+        for connection in (self._tasks, self._tasks_end, self._results):
+            connection.close()
+
+    def _ended(self) -> bool:
+        """Wait for the end of the results: it comes when no process is left to write them."""
+        deadline = time.monotonic() + _END_DEADLINE_S
+        with contextlib.suppress(TimeoutError):
+            while (left_s := deadline - time.monotonic()) > 0:
+                self._results.settimeout(left_s)
+                if not self._results.recv(MAX_MESSAGE_BYTES):
+                    return True
+        return False

@@ -1,0 +1,101 @@
+"""What crews of processes have in common: shared memory with a board, and deaths to tell of."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.board import MAX_SEATS, PIECE, ROW, board_of
+from feedline.engine.crew import Death
+from feedline.engine.memory import Memfd, Named
+from feedline.engine.messages import Report
+from feedline.errors import StartError, UsageError, WorkerError
+
+__all__ = ["ProcessCrew"]
+
+MAX_FRUITLESS_DEATHS = 8
+
+
+class ProcessCrew:
+    """A crew whose workers are processes, one on each seat that is taken.
+
+    Args:
+        memory: for the board and all slots.
+    """
+
+    _workers: Mapping[int, object]
+    """The workers that live or are being started, by seat."""
+
+    def __init__(self, memory: Memfd | Named) -> None:
+        self._memory = memory
+        self._board = board_of(memory.array)
+        self._target = 0
+        self._killed: dict[int, str] = {}  # by seat: why
+        self._fruitless_deaths = 0  # since a worker has finished anything
+
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The shared memory, shape (bytes,); its head is the board."""
+        return self._memory.array
+
+    def busy(self) -> dict[int, tuple[int, int]]:
+        """What the workers hold: seat to (piece, row)."""
+        lines = {seat: self._board[seat].tolist() for seat in self._workers}
+        return {seat: (line[PIECE], line[ROW]) for seat, line in lines.items() if line[PIECE] > 0}
+
+    def _check_started(self, report: Report) -> None:
+        """Refuse a report that says that a worker could not open its source.
+
+        Raises:
+            StartError: with the worker's own traceback.
+        """
+        if report.id == 0:
+            failure = report.failures[0]
+            raise StartError(
+                f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
+                f"In the worker:\n{failure.trace}"
+            )
+
+    def _set_target(self, workers: int) -> None:
+        if not 1 <= workers <= MAX_SEATS:
+            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS} here, got {workers}")
+        self._target = workers
+
+    def _death(self, seat: int, pid: int, status: int, lost: Collection[int]) -> Death:
+        """What there is to say of a worker that has ended.
+
+        Raises:
+            WorkerError: too many in a row ended, and none of them finished anything.
+        """
+        how = self._killed.pop(seat, None) or _how_it_ended(pid, status)
+        self._count_death(how)
+        piece, row = self._board[seat, [PIECE, ROW]].tolist()
+        return Death(how, tuple(lost), piece if piece in lost else 0, row)
+
+    def _count_death(self, how: str) -> None:
+        self._fruitless_deaths += 1
+        if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            raise WorkerError(
+                f"{self._fruitless_deaths} workers in a row ended before finishing anything (the "
+                f"last was {how}); see their output above, or load one sample with num_workers=0"
+            )
+
+    def _free(self) -> None:
+        """Let go of the memory."""
+        self._board = np.empty((0, 8), np.int64)
+        self._memory.close()
+
+
+def _how_it_ended(pid: int, status: int) -> str:
+    """An exit status in words, those that torch's DataLoader uses; negative is a signal."""
+    if status >= 0:
+        return f"DataLoader worker (pid {pid}) exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"
