@@ -8,7 +8,7 @@ raised. No image is enlarged: one that is small enough already is copied as it i
 from __future__ import annotations
 
 import contextlib
-import os
+import itertools
 import shutil
 import tempfile
 import time
@@ -73,12 +73,9 @@ def copies_bytes(survey: Survey, side_px: int) -> int:
     """What copies take on the disk at most, roughly."""
     total = 0.0
     for look in survey.looks:
-        shorter = min(look.height_px, look.width_px)
-        if shorter <= side_px:
-            total += look.file_bytes
-        else:
-            scale = side_px / shorter
-            total += look.height_px * look.width_px * scale * scale * _BYTES_PER_PIXEL
+        scale = side_px / min(look.height_px, look.width_px)
+        smaller = look.height_px * look.width_px * scale**2 * _BYTES_PER_PIXEL
+        total += smaller if scale < 1 else look.file_bytes
     return round(total)
 
 
@@ -135,6 +132,8 @@ def copies(
         made: Copies | str
         try:
             made = no_room(parent or Path(tempfile.gettempdir()), copies_bytes(survey, side_px))
+            if survey.smaller_than(side_px + 1) == len(survey.looks):
+                made = f"no image has a shorter side above {side_px} px"
             if not made:
                 root = stack.enter_context(temporary_folder(parent))
                 made = _make_all(pool, folder, survey, side_px, root, advance)
@@ -153,28 +152,22 @@ def _make_all(
     advance: Callable[[int], None],
 ) -> Copies | str:
     started = time.perf_counter()
-    (root / "images").mkdir()
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        advance(done)
-
-    share = len(pool)
+    target = root / "images"
+    target.mkdir()
+    share, done = len(pool), itertools.count(1)
     numbers = list(enumerate(survey.numbers))
-    target = str(root / "images")
-    made = pool.each(
-        _make, [(folder, numbers[k::share], side_px, target) for k in range(share)], count
+    jobs = [(folder, numbers[k::share], side_px, target) for k in range(share)]
+    made = list(
+        itertools.chain.from_iterable(pool.each(_make, jobs, lambda _: advance(next(done))))
     )
-    sizes = [size for one in made for size, _ in one]
-    if not sizes:
+    if not made:
         return "not one original could be read again"
+    sizes = [size for size, _ in made]
     return Copies(
         root=root,
         side_px=side_px,
         images=len(sizes),
-        as_they_are=sum(unchanged for one in made for _, unchanged in one),
+        as_they_are=sum(unchanged for _, unchanged in made),
         file_bytes=sum(sizes) / len(sizes),
         seconds=time.perf_counter() - started,
     )
@@ -186,22 +179,22 @@ def _make(
     folder: ImageFolder,
     numbers: Sequence[tuple[int, int]],
     side_px: int,
-    target: str,
+    target: Path,
 ) -> list[tuple[int, bool]]:
     """Copy images (position, sample number); the copies' bytes and whether they are originals."""
     decoder = Decoder()
     made: list[tuple[int, bool]] = []
     for position, sample in numbers:
-        source = folder.path(sample)
         try:
-            data = read_file(os.fsencode(source))
+            data = read_file(folder.store.path(sample))
             height, width = decoder.open(data)
             pixels = decoder.read()
         except ImageError:  # removed since it was looked at
             continue
         unchanged = min(height, width) <= side_px
         # Named by position, so that the copies' sample numbers are the survey's order.
-        path = Path(target, f"{position:06}{os.path.splitext(source)[1] if unchanged else '.jpg'}")
+        ending = Path(folder.path(sample)).suffix if unchanged else ".jpg"
+        path = target / f"{position:06}{ending}"
         if unchanged:
             path.write_bytes(data)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from feedline.bench.copies import QUALITY, Copies
 from feedline.bench.rate import Turn
@@ -13,7 +13,10 @@ from feedline.bench.settings import Settings
 from feedline.bench.stages import Stages
 from feedline.bench.survey import Survey
 
-__all__ = ["LeftOut", "Result", "Row", "Spread"]
+__all__ = ["Files", "LeftOut", "Loader", "Result", "Row", "Spread"]
+
+Loader: TypeAlias = Literal["feedline", "bare", "torch"]
+Files: TypeAlias = Literal["originals", "copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Row:
     """
 
     name: str
-    loader: Literal["feedline", "bare", "torch"]
-    files: Literal["originals", "copies"]
+    loader: Loader
+    files: Files
     first_batch_s: float | None
     turns: tuple[Turn, ...]
 
@@ -150,7 +153,15 @@ class Result:
                 for files in ("originals", "copies")
                 if (kept := self.kept(files)) is not None
             },
-            "copies": None if self.copies is None else _copies(self.copies),
+            "copies": self.copies
+            and {
+                "shorter_side_px": self.copies.side_px,
+                "jpeg_quality": QUALITY,
+                "images": self.copies.images,
+                "copied_as_they_are": self.copies.as_they_are,
+                "file_bytes_mean": self.copies.file_bytes,
+                "seconds": self.copies.seconds,
+            },
             "left_out": [asdict(each) for each in self.left_out],
             "skipped": [{"file": path, "reason": reason} for path, reason in self.skipped],
             "machine": self.machine,
@@ -170,14 +181,3 @@ class Result:
             "cpu_s_per_1000_images": row.cpu_s_per_1000_images,
             "turns": [asdict(turn) for turn in row.turns],
         }
-
-
-def _copies(copies: Copies) -> dict[str, Any]:
-    return {
-        "shorter_side_px": copies.side_px,
-        "jpeg_quality": QUALITY,
-        "images": copies.images,
-        "copied_as_they_are": copies.as_they_are,
-        "file_bytes_mean": copies.file_bytes,
-        "seconds": copies.seconds,
-    }

@@ -25,12 +25,7 @@ def factor(spread: Spread) -> str:
 
 def verdict(result: Result) -> list[str]:
     """Plain sentences: the bound, what smaller copies bring, how torch compares."""
-    return [
-        _bound(result),
-        *_cold(result),
-        *_from_copies(result),
-        *_against(result),
-    ]
+    return [_bound(result), *_cold(result), *_from_copies(result), *_against(result)]
 
 
 def _bound(result: Result) -> str:

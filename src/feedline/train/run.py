@@ -17,12 +17,7 @@ from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import rank_and_world
-from feedline.train.checkpoint import (
-    CHECKPOINT_NAME,
-    WEIGHTS,
-    load_checkpoint,
-    save_checkpoint,
-)
+from feedline.train.checkpoint import CHECKPOINT_NAME, WEIGHTS, load_checkpoint, save_checkpoint
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.journal import Journal
 from feedline.train.learner import Learner, create_learner
@@ -31,12 +26,7 @@ from feedline.train.model import create_model
 from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
-from feedline.train.run_folder import (
-    BEST_NAME,
-    find_checkpoint,
-    make_run_folder,
-    occupied,
-)
+from feedline.train.run_folder import BEST_NAME, find_checkpoint, make_run_folder, occupied
 from feedline.train.runtime import (
     choose_device,
     choose_precision,
@@ -147,11 +137,7 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
     if splits.note:
         report.note(splits.note)
 
-    with (
-        occupied(out),
-        StopRequest() as stop,
-        _loader(train_data, recipe, place, device) as loader,
-    ):
+    with occupied(out), StopRequest() as stop, _loader(train_data, recipe, place, device) as loader:
         learner = create_learner(
             model, recipe, total_steps=loader.total_steps, device=device, precision=precision
         )
