@@ -44,4 +44,3 @@ class Instrument(Protocol):
 
     def task(self, trace: TaskTrace) -> None:
         """A batch is taken that this task is part of."""
-        ...

@@ -14,11 +14,13 @@ from typing import Any
 from feedline.errors import StateError, UsageError
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 
-__all__ = ["AMP_CHOICES", "OPTIMIZERS", "Recipe"]
+__all__ = ["Recipe"]
 
-OPTIMIZERS = ("adamw", "sgd")
-AMP_CHOICES = ("auto", "off", "bf16", "fp16")
-_ON_ERROR = ("raise", "skip")
+_CHOICES = {
+    "optimizer": ("adamw", "sgd"),
+    "amp": ("auto", "off", "bf16", "fp16"),
+    "on_error": ("raise", "skip"),
+}
 # Peak rates of the one cycle. AdamW's does not follow the batch size; SGD's does, linearly, from
 # 0.1 at 256 rows (Goyal et al., "Accurate, large minibatch SGD", 2017).
 _ADAMW_LR = 0.002
@@ -68,11 +70,7 @@ class Recipe:
     def __post_init__(self) -> None:
         parsed = Schedule.parse(self.schedule)
         self._fill("schedule", str(parsed))
-        for name, choices in (
-            ("optimizer", OPTIMIZERS),
-            ("amp", AMP_CHOICES),
-            ("on_error", _ON_ERROR),
-        ):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} must be {_either(choices)}, got {getattr(self, name)!r}")
         if self.val_size is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = ["StopRequest"]
@@ -28,6 +28,9 @@ class StopRequest:
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         self.signum = signum
+        self._restore()
+
+    def _restore(self) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
@@ -36,11 +39,5 @@ class StopRequest:
             self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+    def __exit__(self, *exc: object) -> None:
+        self._restore()
