@@ -115,7 +115,7 @@ def copies(
     advance: Callable[[int], None],
     parent: Path | None = None,
 ) -> Iterator[Copies | str]:
-    """Make copies of the images that were looked at; they are gone when the context ends.
+    """Make copies of the images of a survey; they are gone when the context ends.
 
     Args:
         pool: makes them, all processes at once.

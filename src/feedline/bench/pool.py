@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from feedline.bench.signals import unnoticed_by_children
 from feedline.engine.process import WORKER_ENVIRONMENT, end_with_parent, limit_threads, settle
 from feedline.errors import WorkerError
 
@@ -65,7 +64,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
-            with _environment(settings), unnoticed_by_children():
+            with _environment(settings), _interrupts_blocked():
                 for _ in range(processes):
                     ours, theirs = context.Pipe()
                     process = context.Process(
@@ -230,13 +229,24 @@ def _kill_family(pid: int | None) -> None:
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Have children start with these environment variables."""
-    before = {name: os.environ.get(name) for name in settings}
+    before = os.environ.copy()
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in settings:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that do not get Ctrl-C until they unblock it themselves."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

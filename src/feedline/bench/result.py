@@ -40,14 +40,9 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One contestant's measurements.
+    """One contestant's measurements, a turn for each round.
 
-    Args:
-        name: what to call it.
-        loader: what kind of thing it is.
-        files: what it read.
-        first_batch_s: from building the loader to its first batch; None where there is none.
-        turns: one a round.
+    `first_batch_s` is the time from building the loader to its first batch, None without batches.
     """
 
     name: str
@@ -87,11 +82,9 @@ class Result:
     Args:
         settings: what was asked.
         workers: processes that loaded images; 0 where the training process did.
-        cores: cores that the processes could keep busy: what the machine gives, but no more
-            than there were processes.
-        images: how many the folder has.
-        classes: how many classes it has.
-        survey: those that were measured.
+        cores: how many the processes could keep busy: the machine's, at most one a process.
+        images, classes: how many the folder has.
+        survey: the images that were measured.
         stages: what one image costs in one process.
         copies: smaller copies that were measured, or None.
         rows: the contestants; the first is feedline on the originals.
@@ -130,6 +123,11 @@ class Result:
         ours, bare = self.row("feedline", files), self.row("bare", files)
         return None if ours is None or bare is None else ours.ratio_to(bare)
 
+    def kept_of_all(self) -> dict[str, Spread]:
+        """`kept`, by the files for which it was measured."""
+        kept = {files: self.kept(files) for files in ("originals", "copies")}
+        return {files: spread for files, spread in kept.items() if spread is not None}
+
     def as_dict(self) -> dict[str, Any]:
         """The result, JSON-able; names end in the units."""
         height_px, width_px = self.survey.median_px
@@ -149,9 +147,7 @@ class Result:
             "rows": [self._row(row) for row in self.rows],
             "one_image": {**asdict(self.stages), "total_ms": self.stages.total_ms},
             "loader_to_bare": {
-                files: asdict(kept)
-                for files in ("originals", "copies")
-                if (kept := self.kept(files)) is not None
+                files: asdict(spread) for files, spread in self.kept_of_all().items()
             },
             "copies": self.copies
             and {
