@@ -34,7 +34,7 @@ class Contestant(Protocol):
     first_batch_s: float | None
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
+        """Count images for about this long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from PIL import Image
@@ -28,11 +29,9 @@ from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
 from feedline.system import available_memory_bytes
 
-__all__ = ["QUALITY", "Copies", "copies", "copies_bytes", "copies_side", "no_room"]
+__all__ = ["Copies", "copies", "copies_side", "no_room"]
 
-QUALITY = 90
-"""Of the copies' JPEG."""
-
+_QUALITY = 90  # of the copies' JPEG
 _LEAST_SIDE_PX = 128
 _BYTES_PER_PIXEL = 1.0  # photographs take 0.3 to 0.5 at this quality
 
@@ -57,6 +56,17 @@ class Copies:
     file_bytes: float
     seconds: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """The copies, JSON-able; names end in the units."""
+        return {
+            "shorter_side_px": self.side_px,
+            "jpeg_quality": _QUALITY,
+            "images": self.images,
+            "copied_as_they_are": self.as_they_are,
+            "file_bytes_mean": self.file_bytes,
+            "seconds": self.seconds,
+        }
+
 
 def copies_side(size_px: int) -> int:
     """The shorter side of copies for images of a size: 256 px for 224, 128 px for 112.
@@ -69,7 +79,7 @@ def copies_side(size_px: int) -> int:
     return side_px
 
 
-def copies_bytes(survey: Survey, side_px: int) -> int:
+def _copies_bytes(survey: Survey, side_px: int) -> int:
     """What copies take on the disk at most, roughly."""
     total = 0.0
     for look in survey.looks:
@@ -131,7 +141,7 @@ def copies(
     with contextlib.ExitStack() as stack:
         made: Copies | str
         try:
-            made = no_room(parent or Path(tempfile.gettempdir()), copies_bytes(survey, side_px))
+            made = no_room(parent or Path(tempfile.gettempdir()), _copies_bytes(survey, side_px))
             if survey.smaller_than(side_px + 1) == len(survey.looks):
                 made = f"no image has a shorter side above {side_px} px"
             if not made:
@@ -202,7 +212,7 @@ def _make(
             small = Image.fromarray(pixels).resize(
                 (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC
             )
-            small.save(path, quality=QUALITY)
+            small.save(path, quality=_QUALITY)
         made.append((path.stat().st_size, unchanged))
         tell(sample)
     return made

@@ -54,7 +54,7 @@ class Ours:
             raise
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
+        """Count images for about this long."""
         ahead = PREFETCH + 1 if self._loader.num_workers else 0
         return count(self._batches, ahead=ahead, unit=1, seconds=seconds, cpu_s=family_cpu())
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from feedline.bench.copies import QUALITY, Copies
+from feedline.bench.copies import Copies
 from feedline.bench.rate import Turn
 from feedline.bench.settings import Settings
 from feedline.bench.stages import Stages
@@ -118,15 +118,14 @@ class Result:
         """feedline on the originals, to which all are compared."""
         return self.rows[0]
 
-    def kept(self, files: str) -> Spread | None:
-        """What handing batches over leaves of the bare processes' rate; None if not measured."""
-        ours, bare = self.row("feedline", files), self.row("bare", files)
-        return None if ours is None or bare is None else ours.ratio_to(bare)
-
-    def kept_of_all(self) -> dict[str, Spread]:
-        """`kept`, by the files for which it was measured."""
-        kept = {files: self.kept(files) for files in ("originals", "copies")}
-        return {files: spread for files, spread in kept.items() if spread is not None}
+    @property
+    def kept(self) -> dict[str, Spread]:
+        """What handing batches over leaves of the bare processes' rate, by what both read."""
+        rows = {
+            files: (self.row("feedline", files), self.row("bare", files))
+            for files in ("originals", "copies")
+        }
+        return {files: ours.ratio_to(bare) for files, (ours, bare) in rows.items() if ours and bare}
 
     def as_dict(self) -> dict[str, Any]:
         """The result, JSON-able; names end in the units."""
@@ -146,18 +145,8 @@ class Result:
             },
             "rows": [self._row(row) for row in self.rows],
             "one_image": {**asdict(self.stages), "total_ms": self.stages.total_ms},
-            "loader_to_bare": {
-                files: asdict(spread) for files, spread in self.kept_of_all().items()
-            },
-            "copies": self.copies
-            and {
-                "shorter_side_px": self.copies.side_px,
-                "jpeg_quality": QUALITY,
-                "images": self.copies.images,
-                "copied_as_they_are": self.copies.as_they_are,
-                "file_bytes_mean": self.copies.file_bytes,
-                "seconds": self.copies.seconds,
-            },
+            "loader_to_bare": {files: asdict(kept) for files, kept in self.kept.items()},
+            "copies": None if self.copies is None else self.copies.as_dict(),
             "left_out": [asdict(each) for each in self.left_out],
             "skipped": [{"file": path, "reason": reason} for path, reason in self.skipped],
             "machine": self.machine,

@@ -1,4 +1,4 @@
-"""Some images of a folder, drawn at random, as a source without an end to speak of.
+"""Some images of a folder, drawn at random, as a source that repeats them almost without end.
 
 Guarantees: the same seed draws the same images; the crops of an image differ each time it comes;
 what is sent to a process is as small as the sample, however large the folder.

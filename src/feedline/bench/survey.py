@@ -71,7 +71,7 @@ class Survey:
 def survey(
     pool: Pool, folder: ImageFolder, *, seconds: float, advance: Callable[[int], None]
 ) -> Survey:
-    """Read and decode a folder's images once, for so long or until all were looked at.
+    """Read and decode a folder's images once, until all were looked at or the time is over.
 
     Args:
         pool: does it, all processes at once.

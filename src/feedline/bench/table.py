@@ -69,7 +69,7 @@ def _costs(result: Result) -> list[str]:
     ]
     said = [
         f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f}) on {files}"
-        for files, spread in result.kept_of_all().items()
+        for files, spread in result.kept.items()
     ]
     if said:
         lines.append(f"feedline / bare processes: {', '.join(said)}")

@@ -75,7 +75,7 @@ class Theirs:
         (self.first_batch_s,) = pool.each(_begin, [order])
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
+        """Count images for about this long."""
         (turn,) = self._pool.each(_turn, [(self._form, seconds)])
         assert isinstance(turn, Turn)
         return turn
@@ -102,7 +102,7 @@ def _begin(
     """Build the loader and take its first batch; the seconds that took."""
     from feedline.bench.against import PREFETCH_FACTOR, build  # loads torchvision
 
-    warnings.simplefilter("ignore")  # it thinks that so many workers are too many, or fork unsafe
+    warnings.simplefilter("ignore")  # torch warns of many workers, and of forking
     start = time.perf_counter()
     batches = endless(build(form, sample, settings, workers, start_method))
     next(batches)

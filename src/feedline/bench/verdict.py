@@ -30,7 +30,7 @@ def verdict(result: Result) -> list[str]:
 
 def _bound(result: Result) -> str:
     stages = result.stages
-    kept = result.kept("originals")
+    kept = result.kept.get("originals")
     handing = 0.0 if kept is None else max(0.0, 1 - kept.median)
     parts = {
         "decoding": stages.decode_ms,

@@ -17,11 +17,11 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import rank_and_world
 from feedline.train.checkpoint import load_checkpoint
-from feedline.train.journal import Journal
+from feedline.train.journal import Journal, Running
 from feedline.train.learner import create_learner
 from feedline.train.model import create_model
 from feedline.train.place import Place
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, differences
 from feedline.train.result import Result
 from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
 from feedline.train.runtime import (
@@ -36,21 +36,6 @@ from feedline.train.stop import StopRequest
 from feedline.train.training import Report, Training
 
 __all__ = ["run_training"]
-
-
-def _check_dataset(saved: dict[str, Any], dataset: dict[str, Any]) -> None:
-    differences = [
-        f"{name} were {saved.get(name)!r}, are {dataset[name]!r}"
-        for name in dataset
-        if saved.get(name) != dataset[name]
-    ]
-    if differences:
-        raise StateError(
-            "cannot resume: the checkpoint is of another dataset ("
-            + "; ".join(differences)
-            + "). Name the folder it was made with, with the same files in it, or start anew "
-            "without --resume"
-        )
 
 
 def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
@@ -87,8 +72,11 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
         "images": len(train_data),
         "files": train_data.fingerprint(),
     }
-    if saved is not None:
-        _check_dataset(saved["dataset"], dataset)
+    if saved is not None and (found := differences(saved["dataset"], dataset, "were", "are")):
+        raise StateError(
+            f"cannot resume: the checkpoint is of another dataset ({found}). Name the folder it "
+            "was made with, with the same files in it, or start anew without --resume"
+        )
 
     prepare_process(seed=recipe.seed, device=device)
     model = create_model(recipe.model, classes=len(train_data.classes), sizes=recipe.sizes)
@@ -134,7 +122,7 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
             learner=create_learner(
                 model, recipe, total_steps=loader.total_steps, device=device, precision=precision
             ),
-            journal=Journal.new(device),
+            journal=Journal(running=Running.begin(0, device)),
             out=out,
             checkpoint_every=place.checkpoint_every,
             stop=stop,

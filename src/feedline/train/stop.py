@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a request that a loop meets between two steps.
+"""Ctrl-C and SIGTERM as a request to stop, which a loop looks at between two steps.
 
-Guarantees: the first signal is only noted; a second one acts as it always did (a stuck step can be
-left). The handlers before are back when the context ends.
+Guarantees: the first signal is only noted; a second one acts as it did before (so that a stuck step
+can be left). The earlier handlers are back when the context ends.
 """
 
 from __future__ import annotations
