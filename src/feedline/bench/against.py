@@ -32,6 +32,7 @@ from torchvision.transforms import (
 from torchvision.transforms.functional import pil_to_tensor
 
 from feedline.bench.sample import Sample
+from feedline.bench.settings import Settings
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.engine.process import end_with_parent
 from feedline.images.crops import TrainCrop
@@ -52,11 +53,11 @@ class _Chosen(ImageFolder):  # type: ignore[misc]
         super().__init__(sample.folder.root, transform=transform, loader=loader)
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        """What the base class asks first."""
+        """The sample's classes; the base class asks for them when it is built."""
         return self._sample.folder.classes, self._sample.folder.class_to_idx
 
     def make_dataset(self, *_: object, **__: object) -> list[tuple[str, int]]:
-        """What the base class asks next."""
+        """The sample's paths and labels; the base class asks for them when it is built."""
         folder = self._sample.folder
         labels = folder.targets.tolist()
         return [(folder.path(number), labels[number]) for number in self._sample.numbers]
@@ -98,21 +99,15 @@ def chosen(form: str, sample: Sample, size: int) -> ImageFolder:
 
 
 def build(
-    form: str, sample: Sample, *, size: int, batch_size: int, workers: int, start_method: str
+    form: str, sample: Sample, settings: Settings, workers: int, start_method: str
 ) -> DataLoader[Any]:
-    """The loader of a form, over a sample in its order.
+    """The loader of a form ("pillow" or "uint8"), over a sample in its order.
 
-    Args:
-        form: "pillow" or "uint8".
-        sample: the images.
-        size: of the images, in pixels.
-        batch_size: images in a batch.
-        workers: processes; 0 loads in this one.
-        start_method: how workers start, as multiprocessing names it.
+    Its workers start as multiprocessing's `start_method` says; 0 workers load in this process.
     """
     return DataLoader(
-        chosen(form, sample, size),
-        batch_size,
+        chosen(form, sample, settings.size_px),
+        settings.batch_size,
         num_workers=workers,
         prefetch_factor=PREFETCH_FACTOR if workers else None,
         persistent_workers=workers > 0,

@@ -48,7 +48,7 @@ class Bare:
         pool.each(_hold, [(name, source, size, rows)] * len(pool))
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
+        """Count images for about this long."""
         share = len(self._pool)
         turns = self._pool.each(_load, [(self.name, k, share, seconds) for k in range(share)])
         images = sum(turn.images for turn in turns)

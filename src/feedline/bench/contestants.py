@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from feedline.bench.bare import Bare, bare_rows
 from feedline.bench.copies import Copies
 from feedline.bench.ours import PREFETCH, Ours
 from feedline.bench.pool import Pool
 from feedline.bench.rate import Turn, settle_down
-from feedline.bench.result import LeftOut, Row
+from feedline.bench.result import Files, LeftOut, Loader, Row
 from feedline.bench.sample import Sample
 from feedline.bench.settings import Settings
 from feedline.bench.theirs import FORMS, Theirs
@@ -34,8 +34,7 @@ class Contestant(Protocol):
     first_batch_s: float | None
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
-        ...
+        """Count images for about this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ class Entry:
     """A contestant, and what kind it is."""
 
     contestant: Contestant
-    loader: Literal["feedline", "bare", "torch"]
-    files: Literal["originals", "copies"]
+    loader: Loader
+    files: Files
 
 
 def enter_ours(
@@ -56,34 +55,23 @@ def enter_ours(
     workers: int,
 ) -> list[Entry]:
     """Start feedline on the originals and on copies, and for each the same by bare processes."""
-    size, batch_size = settings.size_px, settings.batch_size
-    sources: list[tuple[str, Literal["originals", "copies"], Sample]] = [
-        ("originals", "originals", originals)
-    ]
+    samples: list[tuple[Files, str, Sample]] = [("originals", "originals", originals)]
+    first_batches_s: dict[str, float | None] = {}
     if copies is not None:
         folder = ImageFolder(copies.root)
-        sample = Sample(folder, range(len(folder)))
-        sources.append((f"{copies.side_px} px copies", "copies", sample))
-
-    def ours(name: str, source: Sample) -> Ours:
-        return Ours(
-            source, name=f"feedline, {name}", size=size, batch_size=batch_size, workers=workers
-        )
-
-    # The first loader starts the fork server that all share, which takes the longest: each is
-    # the first once, and the originals' is so last.
-    first_batches_s: dict[str, float | None] = {}
-    for name, _, source in sources[1:]:
-        with ours(name, source) as alone:
-            first_batches_s[name] = alone.first_batch_s
+        copied = Sample(folder, range(len(folder)))
+        samples.append(("copies", f"{copies.side_px} px copies", copied))
+        # The first loader starts the fork server that all share, which takes the longest: each is
+        # the first once, and the originals' is so last.
+        with Ours("", copied, settings, workers) as alone:
+            first_batches_s["copies"] = alone.first_batch_s
     entries: list[Entry] = []
-    rows = bare_rows(batch_size, PREFETCH + 1, len(pool))
-    for name, files, source in sources:
-        loader = stack.enter_context(ours(name, source))
-        loader.first_batch_s = first_batches_s.get(name, loader.first_batch_s)
-        entries.append(Entry(loader, "feedline", files))
-        bare = Bare(pool, source, name=f"bare processes, {name}", size=size, rows=rows)
-        entries.append(Entry(bare, "bare", files))
+    rows = bare_rows(settings.batch_size, PREFETCH + 1, len(pool))
+    for files, name, sample in samples:
+        loader = stack.enter_context(Ours(f"feedline, {name}", sample, settings, workers))
+        loader.first_batch_s = first_batches_s.get(files, loader.first_batch_s)
+        bare = Bare(pool, sample, name=f"bare processes, {name}", size=settings.size_px, rows=rows)
+        entries += [Entry(loader, "feedline", files), Entry(bare, "bare", files)]
     return entries
 
 
@@ -94,14 +82,7 @@ def enter_torch(
     entries: list[Entry] = []
     for form, name in FORMS.items():
         try:
-            theirs = Theirs(
-                pool,
-                form,
-                originals,
-                size=settings.size_px,
-                batch_size=settings.batch_size,
-                workers=workers,
-            )
+            theirs = Theirs(pool, form, originals, settings, workers)
         except (WorkerError, OSError) as error:
             left_out.append(_left_out(name, error))
         else:
@@ -124,28 +105,28 @@ def take_turns(
         left_out: gets those that broke.
         advance: called with the number of turns that are over and the name of whose turn it is.
     """
-    counted: dict[int, list[Turn]] = {k: [] for k in range(len(entries))}
+    counted: dict[Entry, list[Turn]] = {entry: [] for entry in entries}
     over = 0
     for number in range(turns.rounds):
-        for k in list(counted):
-            name = entries[k].contestant.name
+        for entry in list(counted):
+            name = entry.contestant.name
             advance(over, f"round {number + 1} of {turns.rounds}: {name}")
             over += 1
             settle_down()
             try:
-                counted[k].append(entries[k].contestant.turn(turns.seconds))
+                counted[entry].append(entry.contestant.turn(turns.seconds))
             except (WorkerError, OSError) as error:
-                if entries[k].loader != "torch":
+                if entry.loader != "torch":
                     raise
                 left_out.append(_left_out(name, error))
-                del counted[k]
+                del counted[entry]
     return tuple(
         Row(
-            name=entries[k].contestant.name,
-            loader=entries[k].loader,
-            files=entries[k].files,
-            first_batch_s=entries[k].contestant.first_batch_s,
+            name=entry.contestant.name,
+            loader=entry.loader,
+            files=entry.files,
+            first_batch_s=entry.contestant.first_batch_s,
             turns=tuple(taken),
         )
-        for k, taken in counted.items()
+        for entry, taken in counted.items()
     )

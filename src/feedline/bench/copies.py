@@ -8,13 +8,14 @@ raised. No image is enlarged: one that is small enough already is copied as it i
 from __future__ import annotations
 
 import contextlib
-import os
+import itertools
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from PIL import Image
@@ -28,11 +29,9 @@ from feedline.images.files import read_file
 from feedline.images.folder import ImageFolder
 from feedline.system import available_memory_bytes
 
-__all__ = ["QUALITY", "Copies", "copies", "copies_bytes", "copies_side", "no_room"]
+__all__ = ["Copies", "copies", "copies_side", "no_room"]
 
-QUALITY = 90
-"""Of the copies' JPEG."""
-
+_QUALITY = 90  # of the copies' JPEG
 _LEAST_SIDE_PX = 128
 _BYTES_PER_PIXEL = 1.0  # photographs take 0.3 to 0.5 at this quality
 
@@ -57,6 +56,17 @@ class Copies:
     file_bytes: float
     seconds: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """The copies, JSON-able; names end in the units."""
+        return {
+            "shorter_side_px": self.side_px,
+            "jpeg_quality": _QUALITY,
+            "images": self.images,
+            "copied_as_they_are": self.as_they_are,
+            "file_bytes_mean": self.file_bytes,
+            "seconds": self.seconds,
+        }
+
 
 def copies_side(size_px: int) -> int:
     """The shorter side of copies for images of a size: 256 px for 224, 128 px for 112.
@@ -69,16 +79,13 @@ def copies_side(size_px: int) -> int:
     return side_px
 
 
-def copies_bytes(survey: Survey, side_px: int) -> int:
+def _copies_bytes(survey: Survey, side_px: int) -> int:
     """What copies take on the disk at most, roughly."""
     total = 0.0
     for look in survey.looks:
-        shorter = min(look.height_px, look.width_px)
-        if shorter <= side_px:
-            total += look.file_bytes
-        else:
-            scale = side_px / shorter
-            total += look.height_px * look.width_px * scale * scale * _BYTES_PER_PIXEL
+        scale = side_px / min(look.height_px, look.width_px)
+        smaller = look.height_px * look.width_px * scale**2 * _BYTES_PER_PIXEL
+        total += smaller if scale < 1 else look.file_bytes
     return round(total)
 
 
@@ -118,7 +125,7 @@ def copies(
     advance: Callable[[int], None],
     parent: Path | None = None,
 ) -> Iterator[Copies | str]:
-    """Make copies of the images that were looked at; they are gone when the context ends.
+    """Make copies of the images of a survey; they are gone when the context ends.
 
     Args:
         pool: makes them, all processes at once.
@@ -134,7 +141,9 @@ def copies(
     with contextlib.ExitStack() as stack:
         made: Copies | str
         try:
-            made = no_room(parent or Path(tempfile.gettempdir()), copies_bytes(survey, side_px))
+            made = no_room(parent or Path(tempfile.gettempdir()), _copies_bytes(survey, side_px))
+            if survey.smaller_than(side_px + 1) == len(survey.looks):
+                made = f"no image has a shorter side above {side_px} px"
             if not made:
                 root = stack.enter_context(temporary_folder(parent))
                 made = _make_all(pool, folder, survey, side_px, root, advance)
@@ -153,28 +162,22 @@ def _make_all(
     advance: Callable[[int], None],
 ) -> Copies | str:
     started = time.perf_counter()
-    (root / "images").mkdir()
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        advance(done)
-
-    share = len(pool)
+    target = root / "images"
+    target.mkdir()
+    share, done = len(pool), itertools.count(1)
     numbers = list(enumerate(survey.numbers))
-    target = str(root / "images")
-    made = pool.each(
-        _make, [(folder, numbers[k::share], side_px, target) for k in range(share)], count
+    jobs = [(folder, numbers[k::share], side_px, target) for k in range(share)]
+    made = list(
+        itertools.chain.from_iterable(pool.each(_make, jobs, lambda _: advance(next(done))))
     )
-    sizes = [size for one in made for size, _ in one]
-    if not sizes:
+    if not made:
         return "not one original could be read again"
+    sizes = [size for size, _ in made]
     return Copies(
         root=root,
         side_px=side_px,
         images=len(sizes),
-        as_they_are=sum(unchanged for one in made for _, unchanged in one),
+        as_they_are=sum(unchanged for _, unchanged in made),
         file_bytes=sum(sizes) / len(sizes),
         seconds=time.perf_counter() - started,
     )
@@ -186,22 +189,22 @@ def _make(
     folder: ImageFolder,
     numbers: Sequence[tuple[int, int]],
     side_px: int,
-    target: str,
+    target: Path,
 ) -> list[tuple[int, bool]]:
     """Copy images (position, sample number); the copies' bytes and whether they are originals."""
     decoder = Decoder()
     made: list[tuple[int, bool]] = []
     for position, sample in numbers:
-        source = folder.path(sample)
         try:
-            data = read_file(os.fsencode(source))
+            data = read_file(folder.store.path(sample))
             height, width = decoder.open(data)
             pixels = decoder.read()
         except ImageError:  # removed since it was looked at
             continue
         unchanged = min(height, width) <= side_px
         # Named by position, so that the copies' sample numbers are the survey's order.
-        path = Path(target, f"{position:06}{os.path.splitext(source)[1] if unchanged else '.jpg'}")
+        ending = Path(folder.path(sample)).suffix if unchanged else ".jpg"
+        path = target / f"{position:06}{ending}"
         if unchanged:
             path.write_bytes(data)
         else:
@@ -209,7 +212,7 @@ def _make(
             small = Image.fromarray(pixels).resize(
                 (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC
             )
-            small.save(path, quality=QUALITY)
+            small.save(path, quality=_QUALITY)
         made.append((path.stat().st_size, unchanged))
         tell(sample)
     return made

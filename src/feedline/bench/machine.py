@@ -17,12 +17,7 @@ from feedline.system import usable_cores
 
 __all__ = ["cpu_model", "machine", "versions"]
 
-_MODULES = {
-    "torch": "torch",
-    "numpy": "numpy",
-    "simplejpeg": "simplejpeg",
-    "Pillow": "PIL",
-}
+_MODULES = {"torch": "torch", "numpy": "numpy", "simplejpeg": "simplejpeg", "Pillow": "PIL"}
 
 
 def cpu_model() -> str:

@@ -16,16 +16,13 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
-from feedline.bench.signals import unnoticed_by_children
 from feedline.engine.process import WORKER_ENVIRONMENT, end_with_parent, limit_threads, settle
 from feedline.errors import WorkerError
 
@@ -37,14 +34,10 @@ Keep = dict[str, Any]
 Tell = Callable[[object], None]
 """Says something to the pool's process while a function runs."""
 
+Pipe: TypeAlias = "Connection[Any, Any]"
+
 _SILENCE_S = 120.0
 _END_S = 5.0
-
-
-@dataclass(eq=False)
-class _Member:
-    process: SpawnProcess
-    pipe: Connection[Any, Any]
 
 
 class Pool:
@@ -64,23 +57,21 @@ class Pool:
         as_workers: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._members: list[_Member] = []
+        self._processes: dict[Pipe, SpawnProcess] = {}
         self._as_workers = as_workers
         self._idle = True
         settings = {**(WORKER_ENVIRONMENT if as_workers else {}), **(environment or {})}
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
-            with _environment(settings), unnoticed_by_children():
+            with _environment(settings), _interrupts_blocked():
                 for _ in range(processes):
                     ours, theirs = context.Pipe()
                     process = context.Process(
-                        target=_serve,
-                        args=(theirs, os.getpid(), as_workers),
-                        daemon=as_workers,
+                        target=_serve, args=(theirs, os.getpid(), as_workers), daemon=as_workers
                     )
                     process.start()
-                    self._members.append(_Member(process, ours))
+                    self._processes[ours] = process
                     theirs.close()  # so that the pipe ends with the process
         except BaseException:
             self._idle = False
@@ -88,7 +79,7 @@ class Pool:
             raise
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._processes)
 
     def each(
         self,
@@ -111,19 +102,16 @@ class Pool:
                 they had ended before.
             Exception: what the first call to fail raised, once all have come to an end.
         """
-        if len(arguments) > len(self._members):
+        if len(arguments) > len(self):
             raise WorkerError(f"{function.__name__}: its processes have ended")
-        results: dict[int, Any] = {}
-        failures: list[Exception] = []
-        seats = {self._members[k].pipe: k for k in range(len(arguments))}
-        waiting = set(seats)
+        pipes = list(self._processes)[: len(arguments)]
+        waiting = set(pipes)
+        answers: dict[Pipe, tuple[str, Any]] = {}
         self._idle = False
         try:
-            for (pipe, seat), given in zip(seats.items(), arguments, strict=True):
-                try:
+            for pipe, given in zip(pipes, arguments, strict=True):
+                with self._naming_its_end(pipe):
                     pipe.send((function, given))
-                except OSError:
-                    raise self._death(seat) from None
             while waiting:
                 ready = wait(list(waiting), _SILENCE_S)
                 if not ready:
@@ -132,68 +120,60 @@ class Pool:
                         f"{_SILENCE_S:.0f} s; is the disk or network drive of the images stuck?"
                     )
                 for pipe in waiting.intersection(ready):
-                    kind, value = self._hear(seats[pipe], pipe)
+                    with self._naming_its_end(pipe):
+                        kind, value = pipe.recv()
                     if kind == "told":
                         told(value)
-                        continue
-                    waiting.discard(pipe)
-                    if kind == "failed":
-                        failures.append(value)
                     else:
-                        results[seats[pipe]] = value
+                        answers[pipe] = kind, value
+                        waiting.discard(pipe)
             self._idle = True
         finally:
             if not self._idle:
                 self.close()
-        if failures:
-            raise failures[0]
-        return [results[k] for k in range(len(arguments))]
+        for kind, value in answers.values():
+            if kind == "failed":
+                raise value
+        return [answers[pipe][1] for pipe in pipes]
 
-    def _hear(self, seat: int, pipe: Connection[Any, Any]) -> tuple[str, Any]:
+    @contextlib.contextmanager
+    def _naming_its_end(self, pipe: Pipe) -> Iterator[None]:
+        """Raise a WorkerError with the exit status where the process at a pipe's end has ended."""
         try:
-            heard: tuple[str, Any] = pipe.recv()
+            yield
         except (EOFError, OSError):
-            raise self._death(seat) from None
-        return heard
-
-    def _death(self, seat: int) -> WorkerError:
-        process = self._members[seat].process
-        process.join(_END_S)
-        return WorkerError(
-            f"a measuring process ended with status {process.exitcode}; -9 is a kill or "
-            "the kernel short of memory (see dmesg): use fewer workers or a smaller batch size"
-        )
+            process = self._processes[pipe]
+            process.join(_END_S)
+            raise WorkerError(
+                f"a measuring process ended with status {process.exitcode}; -9 is a kill or "
+                "the kernel short of memory (see dmesg): use fewer workers or a smaller batch size"
+            ) from None
 
     def close(self) -> None:
         """End the processes and their children. May be called twice."""
         if self._idle and not self._as_workers:  # it may have something to put away
-            for member in self._members:
+            for pipe in self._processes:
                 with contextlib.suppress(OSError):  # it died meanwhile
-                    member.pipe.send(None)
-            for member in self._members:
-                member.process.join(_END_S)
-        for member in self._members:
-            if member.process.is_alive():
-                _kill_family(member.process.pid)
-                member.process.join(_END_S)
-            member.pipe.close()
-        self._members = []
+                    pipe.send(None)
+            for process in self._processes.values():
+                process.join(_END_S)
+        for pipe, process in self._processes.items():
+            if process.is_alive():
+                _kill_family(process.pid)
+                process.join(_END_S)
+            pipe.close()
+        self._processes = {}
 
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._idle = False  # what broke off need not end in order
         self.close()
 
 
-def _serve(pipe: Connection[Any, Any], parent: int, as_workers: bool) -> None:
+def _serve(pipe: Pipe, parent: int, as_workers: bool) -> None:
     """A process of a pool: obey (function, arguments) until None comes or the pipe ends."""
     end_with_parent(parent)
     settle()
@@ -216,7 +196,7 @@ def _serve(pipe: Connection[Any, Any], parent: int, as_workers: bool) -> None:
             pipe.send(answer)
 
 
-def _next_order(pipe: Connection[Any, Any]) -> Any:
+def _next_order(pipe: Pipe) -> Any:
     while True:
         try:
             return pipe.recv()
@@ -249,13 +229,24 @@ def _kill_family(pid: int | None) -> None:
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Have children start with these environment variables."""
-    before = {name: os.environ.get(name) for name in settings}
+    before = os.environ.copy()
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in settings:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that do not get Ctrl-C until they unblock it themselves."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

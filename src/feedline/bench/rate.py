@@ -23,13 +23,7 @@ _LONGEST_PAUSE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What was counted in one turn.
-
-    Args:
-        images: how many.
-        seconds: in how long.
-        cpu_s: user and system time that all processes together took for them.
-    """
+    """The images counted in one turn; `cpu_s` is the user and system time of all processes."""
 
     images: int
     seconds: float

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from feedline.bench.copies import QUALITY, Copies
+from feedline.bench.copies import Copies
 from feedline.bench.rate import Turn
 from feedline.bench.settings import Settings
 from feedline.bench.stages import Stages
 from feedline.bench.survey import Survey
 
-__all__ = ["LeftOut", "Result", "Row", "Spread"]
+__all__ = ["Files", "LeftOut", "Loader", "Result", "Row", "Spread"]
+
+Loader: TypeAlias = Literal["feedline", "bare", "torch"]
+Files: TypeAlias = Literal["originals", "copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,14 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One contestant's measurements.
+    """One contestant's measurements, a turn for each round.
 
-    Args:
-        name: what to call it.
-        loader: what kind of thing it is.
-        files: what it read.
-        first_batch_s: from building the loader to its first batch; None where there is none.
-        turns: one a round.
+    `first_batch_s` is the time from building the loader to its first batch, None without batches.
     """
 
     name: str
-    loader: Literal["feedline", "bare", "torch"]
-    files: Literal["originals", "copies"]
+    loader: Loader
+    files: Files
     first_batch_s: float | None
     turns: tuple[Turn, ...]
 
@@ -84,11 +82,9 @@ class Result:
     Args:
         settings: what was asked.
         workers: processes that loaded images; 0 where the training process did.
-        cores: cores that the processes could keep busy: what the machine gives, but no more
-            than there were processes.
-        images: how many the folder has.
-        classes: how many classes it has.
-        survey: those that were measured.
+        cores: how many the processes could keep busy: the machine's, at most one a process.
+        images, classes: how many the folder has.
+        survey: the images that were measured.
         stages: what one image costs in one process.
         copies: smaller copies that were measured, or None.
         rows: the contestants; the first is feedline on the originals.
@@ -122,10 +118,14 @@ class Result:
         """feedline on the originals, to which all are compared."""
         return self.rows[0]
 
-    def kept(self, files: str) -> Spread | None:
-        """What handing batches over leaves of the bare processes' rate; None if not measured."""
-        ours, bare = self.row("feedline", files), self.row("bare", files)
-        return None if ours is None or bare is None else ours.ratio_to(bare)
+    @property
+    def kept(self) -> dict[str, Spread]:
+        """What handing batches over leaves of the bare processes' rate, by what both read."""
+        rows = {
+            files: (self.row("feedline", files), self.row("bare", files))
+            for files in ("originals", "copies")
+        }
+        return {files: ours.ratio_to(bare) for files, (ours, bare) in rows.items() if ours and bare}
 
     def as_dict(self) -> dict[str, Any]:
         """The result, JSON-able; names end in the units."""
@@ -145,12 +145,8 @@ class Result:
             },
             "rows": [self._row(row) for row in self.rows],
             "one_image": {**asdict(self.stages), "total_ms": self.stages.total_ms},
-            "loader_to_bare": {
-                files: asdict(kept)
-                for files in ("originals", "copies")
-                if (kept := self.kept(files)) is not None
-            },
-            "copies": None if self.copies is None else _copies(self.copies),
+            "loader_to_bare": {files: asdict(kept) for files, kept in self.kept.items()},
+            "copies": None if self.copies is None else self.copies.as_dict(),
             "left_out": [asdict(each) for each in self.left_out],
             "skipped": [{"file": path, "reason": reason} for path, reason in self.skipped],
             "machine": self.machine,
@@ -170,14 +166,3 @@ class Result:
             "cpu_s_per_1000_images": row.cpu_s_per_1000_images,
             "turns": [asdict(turn) for turn in row.turns],
         }
-
-
-def _copies(copies: Copies) -> dict[str, Any]:
-    return {
-        "shorter_side_px": copies.side_px,
-        "jpeg_quality": QUALITY,
-        "images": copies.images,
-        "copied_as_they_are": copies.as_they_are,
-        "file_bytes_mean": copies.file_bytes,
-        "seconds": copies.seconds,
-    }

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Protocol
 
 from feedline.bench.contestants import enter_ours, enter_torch, take_turns
 from feedline.bench.copies import Copies, copies, copies_side
 from feedline.bench.machine import machine, versions
 from feedline.bench.ours import PREFETCH, Ours
 from feedline.bench.pool import Pool
-from feedline.bench.progress import Report
 from feedline.bench.result import LeftOut, Result
 from feedline.bench.sample import Sample, draw
 from feedline.bench.settings import Settings
 from feedline.bench.stages import measure_stages
-from feedline.bench.survey import Survey, survey
+from feedline.bench.survey import survey
 from feedline.bench.theirs import torch_process
 from feedline.bench.turns import plan_turns
 from feedline.engine.layout import batch_bytes
@@ -29,10 +29,20 @@ from feedline.images.folder import ImageFolder
 from feedline.loader.checks import worker_count
 from feedline.system import usable_cores
 
-__all__ = ["run_benchmark"]
+__all__ = ["Report", "run_benchmark"]
 
 _PROCESS_BYTES = 300 << 20  # one of its own that imported torch, built for CUDA
 _SURVEY_SHARE, _STAGES_SHARE = 0.1, 0.05  # of the seconds, on top of them
+
+
+class Report(Protocol):
+    """Is told what a benchmark does."""
+
+    def begin(self, what: str, total: int) -> None:
+        """Some work of `total` parts begins."""
+
+    def advance(self, done: int, what: str = "") -> None:
+        """So many parts are done; `what` renames the work where it is not ""."""
 
 
 def run_benchmark(settings: Settings, report: Report) -> Result:
@@ -70,7 +80,17 @@ def run_benchmark(settings: Settings, report: Report) -> Result:
         seconds = _STAGES_SHARE * settings.seconds
         job = (folder, looked.numbers, settings.size_px, seconds)
         (stages,) = pool.each(measure_stages, [job])
-        made = _make_copies(stack, pool, folder, looked, settings, report, left_out)
+        made: Copies | None = None
+        if settings.copies:
+            side_px = copies_side(settings.size_px)
+            report.begin(f"making {side_px} px copies", len(looked.looks))
+            outcome = stack.enter_context(
+                copies(pool, folder, looked, side_px, advance=report.advance)
+            )
+            if isinstance(outcome, Copies):
+                made = outcome
+            else:
+                left_out.append(LeftOut(f"{side_px} px copies", outcome))
 
         report.begin("starting the loaders", 1)
         sample = Sample(folder, looked.numbers)
@@ -123,27 +143,3 @@ def _require_memory(folder: ImageFolder, settings: Settings, workers: int) -> No
         f"{settings.size_px} px",
         "use fewer --workers, a smaller --batch-size or --size",
     )
-
-
-def _make_copies(
-    stack: contextlib.ExitStack,
-    pool: Pool,
-    folder: ImageFolder,
-    looked: Survey,
-    settings: Settings,
-    report: Report,
-    left_out: list[LeftOut],
-) -> Copies | None:
-    """Make the copies, or say why there are none."""
-    if not settings.copies:
-        return None
-    side_px = copies_side(settings.size_px)
-    if not looked.smaller_than(side_px + 1) < len(looked.looks):
-        made: Copies | str = f"no image has a shorter side above {side_px} px"
-    else:
-        report.begin(f"making {side_px} px copies", len(looked.looks))
-        made = stack.enter_context(copies(pool, folder, looked, side_px, advance=report.advance))
-    if isinstance(made, str):
-        left_out.append(LeftOut(f"{side_px} px copies", made))
-        return None
-    return made

@@ -1,4 +1,4 @@
-"""Some images of a folder, drawn at random, as a source without an end to speak of.
+"""Some images of a folder, drawn at random, as a source that repeats them almost without end.
 
 Guarantees: the same seed draws the same images; the crops of an image differ each time it comes;
 what is sent to a process is as small as the sample, however large the folder.
@@ -18,16 +18,13 @@ from feedline.images.index import FolderIndex
 from feedline.images.paths import starts_of
 from feedline.plan.row import Field, Item
 
-__all__ = ["MOST_IMAGES", "Sample", "draw"]
+__all__ = ["Sample", "draw"]
 
-MOST_IMAGES = 1000
-"""So many images have the mean cost of all to about 2%, and a second warms them up."""
-
-_ROWS = 1 << 20
-"""An epoch so long that its end is not met: how ends are handled is not measured here."""
+_MOST_IMAGES = 1000  # they have the mean cost of all to about 2%, and a second warms them up
+_ROWS = 1 << 20  # an epoch so long that its end, which is not to be measured, is not met
 
 
-def draw(folder: ImageFolder, seed: int, most: int = MOST_IMAGES) -> ImageFolder:
+def draw(folder: ImageFolder, seed: int, most: int = _MOST_IMAGES) -> ImageFolder:
     """Up to `most` images of a folder, each once, in random order, as a folder of their own.
 
     Its classes are the whole folder's.
@@ -54,7 +51,6 @@ class Sample:
         self.numbers = list(numbers)
 
     def __len__(self) -> int:
-        """Rows of an epoch, far more than images."""
         return max(_ROWS, len(self.numbers))
 
     def _number(self, sample: int) -> int:
@@ -65,13 +61,8 @@ class Sample:
         return self.folder.fields(image_size)
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row as the folder does.
-
-        Raises:
-            ImageError: the file cannot be read or decoded; names it.
-        """
-        _, size, seed, strength = item
-        self.folder.load(Item(self._number(item.sample), size, seed, strength), row)
+        """Fill one row as the folder does."""
+        self.folder.load(item._replace(sample=self._number(item.sample)), row)
 
     def name(self, sample: int) -> str:
         """The path of a sample's file, to print it."""

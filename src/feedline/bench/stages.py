@@ -76,15 +76,15 @@ def measure_stages(
     """
     decoder = Decoder()
     row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
-    spans: list[tuple[float, float, float]] = []
+    spans: list[list[float]] = []
     end = time.monotonic() + seconds
     for sample in numbers:
         if len(spans) >= _LEAST_IMAGES and time.monotonic() > end:
             break
         item = Item(sample, size, mix(sample), 1.0)
         runs = [_one(folder, item, row, decoder) for _ in range(_REPEATS)]
-        spans.append((min(r[0] for r in runs), min(r[1] for r in runs), min(r[2] for r in runs)))
-    read_ms, resize_ms, load_ms = (mean(span[k] for span in spans) for k in range(3))
+        spans.append([min(times) for times in zip(*runs, strict=True)])
+    read_ms, resize_ms, load_ms = (mean(times) for times in zip(*spans, strict=True))
     cold_ms, why_not = _cold(folder, numbers[: len(spans)])
     return Stages(
         images=len(spans),
@@ -96,16 +96,12 @@ def measure_stages(
     )
 
 
-def _path(folder: ImageFolder, sample: int) -> bytes:
-    return os.fsencode(folder.path(sample))
-
-
 def _one(
     folder: ImageFolder, item: Item, row: tuple[np.ndarray[Any, Any], ...], decoder: Decoder
 ) -> tuple[float, float, float]:
     """Milliseconds to read one image, to resize it, and to do everything."""
     start = time.perf_counter()
-    data = read_file(_path(folder, item.sample))
+    data = read_file(folder.store.path(item.sample))
     was_read = time.perf_counter()
     height, width = decoder.open(data)
     placement = folder.transform.place(height, width, item)
@@ -124,7 +120,7 @@ def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, st
         return None, f"{sys.platform} has no way to drop files from memory"
     if len(numbers) < 2:
         return None, "it takes two images"
-    paths = [_path(folder, sample) for sample in numbers]
+    paths = [folder.store.path(sample) for sample in numbers]
     # Looking whether a file is in memory starts to fetch it: those looked at are not timed.
     probes = min(_PROBES, len(paths) // 2)
     for path in paths[:probes]:
@@ -141,24 +137,19 @@ def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, st
 
 
 def _drop(path: bytes) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with open(path, "rb") as file:
         with contextlib.suppress(OSError):
-            os.fsync(descriptor)  # what is not yet on the disk is not dropped
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+            os.fsync(file)  # what is not yet on the disk is not dropped
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _in_memory(path: bytes) -> bool:
     """Whether the file's beginning is in memory, or that cannot be told."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system does not say
-        return True
-    finally:
-        os.close(descriptor)
+    with open(path, "rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # this file system does not say
+            return True
     return True

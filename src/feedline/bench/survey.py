@@ -5,7 +5,7 @@ It also brings the files into memory, so that what follows measures the loader a
 
 from __future__ import annotations
 
-import os
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,13 +69,9 @@ class Survey:
 
 
 def survey(
-    pool: Pool,
-    folder: ImageFolder,
-    *,
-    seconds: float,
-    advance: Callable[[int], None],
+    pool: Pool, folder: ImageFolder, *, seconds: float, advance: Callable[[int], None]
 ) -> Survey:
-    """Read and decode a folder's images once, for so long or until all were looked at.
+    """Read and decode a folder's images once, until all were looked at or the time is over.
 
     Args:
         pool: does it, all processes at once.
@@ -86,16 +82,10 @@ def survey(
     Raises:
         DatasetError: not one of them can be decoded.
     """
-    share = len(pool)
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        advance(done)
-
+    share, done = len(pool), itertools.count(1)
     jobs = [(folder, range(k, len(folder), share), seconds) for k in range(share)]
-    looked = sorted(look for looks in pool.each(_look, jobs, count) for look in looks)
+    made = pool.each(_look, jobs, lambda _: advance(next(done)))
+    looked = sorted(itertools.chain.from_iterable(made))
     skipped = [(folder.name(look.sample), look.problem) for look in looked if look.problem]
     if len(skipped) == len(looked):
         name, problem = skipped[0]
@@ -118,7 +108,7 @@ def _look(
         size = height = width = 0
         problem = ""
         try:
-            data = read_file(os.fsencode(folder.path(sample)))
+            data = read_file(folder.store.path(sample))
             size = len(data)
             height, width = decoder.open(data)
             decoder.read()

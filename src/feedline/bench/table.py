@@ -17,17 +17,9 @@ _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU
 
 def table(result: Result) -> str:
     """The table of rates, the split of one image's cost, the verdict and what was left out."""
-    rows = [_HEADS, *(_cells(row, result) for row in result.rows)]
-    parts = [
-        _headline(result),
-        "",
-        *_aligned(rows),
-        "",
-        *_costs(result),
-        "",
-        *_wrapped(" ".join(verdict(result))),
-        *_remarks(result),
-    ]
+    rates = _aligned([_HEADS, *(_cells(row, result) for row in result.rows)])
+    said = _wrapped(" ".join(verdict(result)))
+    parts = [_headline(result), "", *rates, "", *_costs(result), "", *said, *_remarks(result)]
     return "\n".join(parts)
 
 
@@ -75,11 +67,9 @@ def _costs(result: Result) -> list[str]:
         f"one image in one process: read {stages.read_ms:.2f}{cold} "
         f"+ decode {stages.decode_ms:.2f} + crop and resize {stages.resize_ms:.2f} ms"
     ]
-    kept = {files: result.kept(files) for files in ("originals", "copies")}
     said = [
         f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f}) on {files}"
-        for files, spread in kept.items()
-        if spread is not None
+        for files, spread in result.kept.items()
     ]
     if said:
         lines.append(f"feedline / bare processes: {', '.join(said)}")

@@ -17,6 +17,7 @@ from feedline.bench.pool import Keep, Pool, Tell
 from feedline.bench.rate import Turn, count, endless, family_cpu, settle_down
 from feedline.bench.sample import Sample
 from feedline.bench.scratch import temporary_folder
+from feedline.bench.settings import Settings
 from feedline.errors import UsageError
 
 __all__ = ["FORMS", "Theirs", "torch_process"]
@@ -53,8 +54,7 @@ class Theirs:
         pool: a `torch_process`.
         form: "pillow" or "uint8".
         sample: the images, in their order.
-        size: of the images, in pixels.
-        batch_size: images in a batch.
+        settings: size of the images and of the batches.
         workers: processes; 0 loads in the one process.
 
     Raises:
@@ -62,7 +62,7 @@ class Theirs:
     """
 
     def __init__(
-        self, pool: Pool, form: str, sample: Sample, *, size: int, batch_size: int, workers: int
+        self, pool: Pool, form: str, sample: Sample, settings: Settings, workers: int
     ) -> None:
         self.name = FORMS[form]
         self.first_batch_s: float | None
@@ -70,12 +70,12 @@ class Theirs:
         self._form = form
         # In a spawned process the default would be to spawn, which nobody's training does.
         start_method = multiprocessing.get_start_method()
-        order = (form, sample, size, batch_size, workers, start_method)
         settle_down()
+        order = (form, sample, settings, workers, start_method)
         (self.first_batch_s,) = pool.each(_begin, [order])
 
     def turn(self, seconds: float) -> Turn:
-        """Count for so long."""
+        """Count images for about this long."""
         (turn,) = self._pool.each(_turn, [(self._form, seconds)])
         assert isinstance(turn, Turn)
         return turn
@@ -95,25 +95,16 @@ def _begin(
     tell: Tell,
     form: str,
     sample: Sample,
-    size: int,
-    batch_size: int,
+    settings: Settings,
     workers: int,
     start_method: str,
 ) -> float:
     """Build the loader and take its first batch; the seconds that took."""
     from feedline.bench.against import PREFETCH_FACTOR, build  # loads torchvision
 
-    warnings.simplefilter("ignore")  # it thinks that so many workers are too many, or fork unsafe
+    warnings.simplefilter("ignore")  # torch warns of many workers, and of forking
     start = time.perf_counter()
-    loader = build(
-        form,
-        sample,
-        size=size,
-        batch_size=batch_size,
-        workers=workers,
-        start_method=start_method,
-    )
-    batches = endless(loader)
+    batches = endless(build(form, sample, settings, workers, start_method))
     next(batches)
     keep[form] = batches, workers, PREFETCH_FACTOR * workers
     return time.perf_counter() - start

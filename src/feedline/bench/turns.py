@@ -12,7 +12,7 @@ _FEWER_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """So many rounds, in each of which every contestant has a turn of so long."""
+    """How many rounds there are, and how long each contestant's turn in a round is."""
 
     rounds: int
     seconds: float

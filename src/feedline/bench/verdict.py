@@ -25,17 +25,12 @@ def factor(spread: Spread) -> str:
 
 def verdict(result: Result) -> list[str]:
     """Plain sentences: the bound, what smaller copies bring, how torch compares."""
-    return [
-        _bound(result),
-        *_cold(result),
-        *_from_copies(result),
-        *_against(result),
-    ]
+    return [_bound(result), *_cold(result), *_from_copies(result), *_against(result)]
 
 
 def _bound(result: Result) -> str:
     stages = result.stages
-    kept = result.kept("originals")
+    kept = result.kept.get("originals")
     handing = 0.0 if kept is None else max(0.0, 1 - kept.median)
     parts = {
         "decoding": stages.decode_ms,

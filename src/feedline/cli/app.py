@@ -32,16 +32,12 @@ _WRONG_USE = 2
 _FAILED = 1
 
 
-def _debugging(flag: bool) -> bool:
-    return flag or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")
-
-
 class _Commands(TyperGroup):
     """Turns what feedline raises into one message and an exit status, for every command."""
 
     def invoke(self, ctx: Any) -> Any:
         # Typer would swallow KeyboardInterrupt with no word about it, so it is met here, inside.
-        debug = _debugging(bool(ctx.params.get("debug")))
+        debug = ctx.params.get("debug") or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -17,16 +17,12 @@ from feedline.cli.workers import Workers, worker_setting
 __all__ = ["bench"]
 
 
-class Against(str, Enum):
-    """Choices of --against."""
-
-    torch = "torch"
+Against = Enum("Against", {"torch": "torch"})
 
 
 def bench(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Class folders with images, or train/ with those."),
+        Path, typer.Argument(metavar="DIR", help="Class folders with images, or train/ with those.")
     ],
     size: Annotated[int, typer.Option(help="Side of the batches' images in pixels.")] = 224,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
@@ -36,8 +32,7 @@ def bench(
         typer.Option(help="Measure torch's DataLoader with torchvision, too, in two forms."),
     ] = None,
     copies: Annotated[
-        bool,
-        typer.Option(help="Measure smaller copies too, made for the time of the run."),
+        bool, typer.Option(help="Measure smaller copies too, made for the time of the run.")
     ] = True,
     seconds: Annotated[
         float, typer.Option(help="How long to count images; starting up comes on top.")
@@ -65,12 +60,15 @@ def bench(
         seconds=seconds,
     )
 
-    from feedline.bench.progress import BenchProgress
+    from rich.progress import TimeElapsedColumn
+
     from feedline.bench.run import run_benchmark  # loads torch
     from feedline.bench.table import table
     from feedline.bench.verdict import notes, verdict
+    from feedline.cli.bench_progress import BenchProgress
+    from feedline.cli.progress import progress_bar
 
-    with BenchProgress() as progress:
-        result = run_benchmark(settings, progress)
+    with progress_bar(TimeElapsedColumn(), auto_refresh=False) as bar:
+        result = run_benchmark(settings, BenchProgress(bar))
     typer.echo(table(result))
     write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})

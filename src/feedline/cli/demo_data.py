@@ -6,13 +6,13 @@ Imports numpy and the drawing only when it runs.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from feedline.cli.output import JsonFile, write_json
-from feedline.cli.progress import counting
 
 __all__ = ["demo_data"]
 
@@ -32,14 +32,20 @@ def demo_data(
 
     Example: feedline demo-data demo-data --classes 6 --train-per-class 64
     """
+    from rich.progress import TimeRemainingColumn
+
+    from feedline.cli.progress import progress_bar
     from feedline.train.demo_set import DemoSet, write_demo_set  # loads numpy
 
     demo = DemoSet(
         classes=classes, train_per_class=train_per_class, val_per_class=val_per_class, seed=seed
     )
     started = time.monotonic()
-    with counting("demo images", total=demo.total) as advance_to:
-        written = write_demo_set(folder, demo, progress=lambda done, total: advance_to(done))
+    with progress_bar(TimeRemainingColumn()) as bar:
+        task = bar.add_task("demo images", total=demo.total)
+        written = write_demo_set(
+            folder, demo, progress=lambda done, total: bar.update(task, completed=done)
+        )
     elapsed_s = time.monotonic() - started
     size = f"{demo.total} images of {demo.classes} classes"
     if written:
@@ -51,10 +57,7 @@ def demo_data(
         {
             "folder": str(folder),
             "images": demo.total,
-            "classes": demo.classes,
-            "train_per_class": demo.train_per_class,
-            "val_per_class": demo.val_per_class,
-            "seed": demo.seed,
+            **asdict(demo),
             "written": written,
             "seconds": round(elapsed_s, 3),
         },

@@ -1,14 +1,13 @@
-"""What every command says and writes: messages on stderr, progress, and the `--json` file.
+"""What every command says and writes: messages on stderr, and the `--json` file.
 
 Guarantees: a JSON file is there whole or not at all; where it cannot be written, that is said
-before the work and not after it. Progress is drawn on a terminal only.
+before the work and not after it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,14 +51,9 @@ def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
     if path is None:
         return
     text = json.dumps(payload, indent=2, allow_nan=False) + "\n"
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes it readable by its owner alone
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,28 +1,32 @@
-"""A progress bar for long work: drawn with rich on a terminal, silent elsewhere."""
+"""The progress bar of every command: on stderr where that is a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-__all__ = ["counting"]
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+
+__all__ = ["progress_bar"]
 
 
-@contextmanager
-def counting(what: str, *, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` things are done; yields the function to tell it the number."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console  # takes a tenth of a second, so only where it is drawn
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+def progress_bar(clock: ProgressColumn, *, auto_refresh: bool = True) -> Progress:
+    """A bar that is gone at the end; a context manager.
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), Remaining())
-    # stdout stays the caller's: rich would send it to the bar's own stream.
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
-    ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
+    Args:
+        clock: the column at the end: the time that passed or that remains.
+        auto_refresh: draw it ten times a second; else only when it is told to.
+    """
+    drawn = sys.stderr.isatty()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        clock,
+        # stdout stays the command's own: rich would send it to the bar's stream.
+        console=Console(stderr=True, quiet=not drawn),
+        transient=True,
+        redirect_stdout=False,
+        auto_refresh=auto_refresh,
+        disable=not drawn,
+    )

@@ -19,41 +19,16 @@ __all__ = ["train"]
 _INTERRUPTED = 128  # plus the signal's number, as a shell says it
 
 
-class Optimizer(str, Enum):
-    """Choices of --optimizer."""
-
-    adamw = "adamw"
-    sgd = "sgd"
-
-
-class Amp(str, Enum):
-    """Choices of --amp."""
-
-    auto = "auto"
-    off = "off"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Device(str, Enum):
-    """Choices of --device."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class OnError(str, Enum):
-    """Choices of --on-error."""
-
-    stop = "raise"
-    skip = "skip"
+# The choices of options; a member's value is what a user writes.
+Optimizer = Enum("Optimizer", {"adamw": "adamw", "sgd": "sgd"})
+Amp = Enum("Amp", {"auto": "auto", "off": "off", "bf16": "bf16", "fp16": "fp16"})
+Device = Enum("Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"})
+OnError = Enum("OnError", {"stop": "raise", "skip": "skip"})
 
 
 def train(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="train/ and val/, or class folders, with images."),
+        Path, typer.Argument(metavar="DIR", help="train/ and val/, or class folders, with images.")
     ],
     model: Annotated[str, typer.Option(help="A timm model, trained from scratch.")] = "resnet18",
     schedule: Annotated[
@@ -128,8 +103,11 @@ def train(
     )
     processes = worker_setting(workers)
 
+    from rich.progress import TimeRemainingColumn
+
+    from feedline.cli.progress import progress_bar
+    from feedline.cli.train_progress import TrainProgress
     from feedline.train.place import Place
-    from feedline.train.progress import TrainProgress
     from feedline.train.run import run_training  # loads torch
 
     place = Place(
@@ -141,8 +119,8 @@ def train(
         resume=resume,
         checkpoint_every=checkpoint_every,
     )
-    with TrainProgress() as progress:
-        result = run_training(recipe, place, progress)
+    with progress_bar(TimeRemainingColumn()) as bar:
+        result = run_training(recipe, place, TrainProgress(bar))
     write_json(json, result.as_dict())
     if result.skipped:
         _, reason = result.skipped[0]  # names the file

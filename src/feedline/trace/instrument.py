@@ -24,9 +24,9 @@ class TaskTrace:
         step: of the batch within the epoch, counted from 0.
         first_row: the first of the rows within the batch.
         rows: how many there are.
-        begun_ns: a worker began, on the monotonic clock in ns,
-        done_ns: had made the rows,
-        taken_ns: and the batch they belong to was taken.
+        begun_ns: when the worker began, on the monotonic clock.
+        done_ns: when it had made the rows.
+        taken_ns: when the batch was taken.
     """
 
     seat: int
@@ -44,4 +44,3 @@ class Instrument(Protocol):
 
     def task(self, trace: TaskTrace) -> None:
         """A batch is taken that this task is part of."""
-        ...

@@ -1,1 +1,1 @@
-"""The recipe: model, optimizer, rate, step, loop, validation and checkpoints of a run."""
+"""The recipe: model, optimizer, rate, step, epochs, validation and checkpoints of a run."""

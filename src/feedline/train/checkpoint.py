@@ -78,13 +78,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: not a checkpoint that feedline can read, or a damaged one"
             + (f" ({first})" if first else "")
         ) from error
-    kind = content.get("kind") if isinstance(content, dict) else None
-    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        content = {}
+    kind, version = content.get("kind"), content.get("version")
     if kind != _CHECKPOINT or version != _VERSION:
         raise StateError(
             f"{path}: expected a {_CHECKPOINT} of version {_VERSION}, found "
             f"{kind or 'something else'}{'' if version is None else f' of version {version}'}"
             + (f"; name the {CHECKPOINT_NAME} beside it" if kind == WEIGHTS else "")
         )
-    assert isinstance(content, dict)
     return content

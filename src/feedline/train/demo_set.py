@@ -72,24 +72,16 @@ def _name(split: str, class_name: str, number: int) -> str:
     return f"{split}/{class_name}/{class_name}-{number:05d}.jpg"
 
 
-def _found(folder: Path) -> DemoSet | None:
-    """The set that a folder's marker claims, or None."""
+def _found(folder: Path) -> tuple[DemoSet | None, bool]:
+    """The set that a folder's marker claims, or None, and whether all of its pictures are there."""
+    demo = None
     try:
         marker = json.loads((folder / MARKER).read_text())
-        return DemoSet(**marker["set"])
+        demo = DemoSet(**marker["set"])
+        size = sum((folder / _name(*picture)).stat().st_size for picture in demo.pictures())
+        return demo, (_VERSION, size) == (marker["version"], marker["bytes"])
     except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _is_whole(folder: Path, demo: DemoSet) -> bool:
-    marker = json.loads((folder / MARKER).read_text())
-    if marker.get("version") != _VERSION:
-        return False
-    paths = [folder / _name(*picture) for picture in demo.pictures()]
-    try:
-        return bool(sum(path.stat().st_size for path in paths) == marker.get("bytes"))
-    except OSError:
-        return False
+        return demo, False
 
 
 def _stranger(folder: Path, demo: DemoSet | None) -> str | None:
@@ -132,14 +124,14 @@ def write_demo_set(
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is a file; name a folder for the demo set")
-    earlier = _found(folder)
+    earlier, whole = _found(folder)
     stranger = _stranger(folder, earlier) if folder.is_dir() else None
     if stranger is not None:
         raise DatasetError(
             f"{folder} is not empty and holds what feedline did not write, e.g. {stranger}; name "
             "a new folder or an empty one"
         )
-    if earlier == demo and _is_whole(folder, demo):
+    if earlier == demo and whole:
         return False
 
     folder.parent.mkdir(parents=True, exist_ok=True)

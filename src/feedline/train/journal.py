@@ -78,6 +78,11 @@ class Running:
     first_wait_s: float = 0.0
     split: Totals = field(default_factory=Totals)
 
+    @classmethod
+    def begin(cls, epoch: int, device: torch.device) -> Running:
+        """An epoch of which no step is done."""
+        return cls(epoch=epoch, loss_sum=torch.zeros((), dtype=torch.float64, device=device))
+
     def add(self, loss: Tensor, rows: int) -> None:
         """Count a step whose mean loss over `rows` samples was `loss`."""
         self.loss_sum += loss.double() * rows
@@ -121,11 +126,6 @@ class Journal:
     running: Running
     records: list[EpochRecord] = field(default_factory=list)
 
-    @classmethod
-    def new(cls, device: torch.device) -> Journal:
-        """The journal of a run that has not begun."""
-        return cls(running=_nothing(0, device))
-
     @property
     def best_top1(self) -> float | None:
         """The highest validation accuracy so far, 0 to 1."""
@@ -134,7 +134,7 @@ class Journal:
     def close_epoch(self, record: EpochRecord) -> None:
         """Enter a finished epoch and begin the next."""
         self.records.append(record)
-        self.running = _nothing(self.running.epoch + 1, self.running.loss_sum.device)
+        self.running = Running.begin(self.running.epoch + 1, self.running.loss_sum.device)
 
     def state_dict(self) -> dict[str, Any]:
         """The journal for a checkpoint; waits for the device."""
@@ -151,15 +151,11 @@ class Journal:
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> Journal:
         """The journal that `state_dict` described."""
-        running = dict(state["running"])
-        steps, wait_ms, copy_ms, compute_ms = running.pop("split")
+        saved = state["running"]
+        steps, wait_ms, copy_ms, compute_ms = saved["split"]
         split = Totals(steps=int(steps), wait_ms=wait_ms, copy_ms=copy_ms, compute_ms=compute_ms)
-        loss_sum = torch.tensor(running.pop("loss_sum"), dtype=torch.float64, device=device)
+        loss_sum = torch.tensor(saved["loss_sum"], dtype=torch.float64, device=device)
         return cls(
-            running=Running(loss_sum=loss_sum, split=split, **running),
+            running=Running(**{**saved, "loss_sum": loss_sum, "split": split}),
             records=[EpochRecord(**record) for record in state["records"]],
         )
-
-
-def _nothing(epoch: int, device: torch.device) -> Running:
-    return Running(epoch=epoch, loss_sum=torch.zeros((), dtype=torch.float64, device=device))

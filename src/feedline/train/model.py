@@ -1,13 +1,12 @@
 """The model, from timm, with random weights.
 
-timm is an extra and takes seconds to import, so it is imported by the functions that need it.
+timm is an extra and takes seconds to import, so it is imported only when a model is made.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,18 +14,6 @@ from torch import nn
 from feedline.errors import UsageError
 
 __all__ = ["create_model"]
-
-
-def _timm() -> Any:
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise
-        raise UsageError(
-            "training needs timm, which is not installed; run: pip install timm"
-        ) from None
-    return timm
 
 
 def create_model(name: str, *, classes: int, sizes: Sequence[int]) -> nn.Module:
@@ -40,7 +27,14 @@ def create_model(name: str, *, classes: int, sizes: Sequence[int]) -> nn.Module:
     Raises:
         UsageError: no such model, or it does not take one of the sizes.
     """
-    timm = _timm()
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise UsageError(
+            "training needs timm, which is not installed; run: pip install timm"
+        ) from None
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=4, cutoff=0.5)
         hint = f"close ones: {', '.join(close)}" if close else "timm.list_models() lists them"

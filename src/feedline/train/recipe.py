@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from feedline.errors import StateError, UsageError
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 
-__all__ = ["AMP_CHOICES", "OPTIMIZERS", "Recipe"]
+__all__ = ["Recipe", "differences"]
 
-OPTIMIZERS = ("adamw", "sgd")
-AMP_CHOICES = ("auto", "off", "bf16", "fp16")
-_ON_ERROR = ("raise", "skip")
+_CHOICES = {
+    "optimizer": ("adamw", "sgd"),
+    "amp": ("auto", "off", "bf16", "fp16"),
+    "on_error": ("raise", "skip"),
+}
 # Peak rates of the one cycle. AdamW's does not follow the batch size; SGD's does, linearly, from
 # 0.1 at 256 rows (Goyal et al., "Accurate, large minibatch SGD", 2017).
 _ADAMW_LR = 0.002
@@ -70,11 +72,7 @@ class Recipe:
         if not parsed.sizes:
             raise UsageError(f"each phase of the schedule needs an image size, got {parsed}")
         self._fill("schedule", str(parsed))
-        for name, choices in (
-            ("optimizer", OPTIMIZERS),
-            ("amp", AMP_CHOICES),
-            ("on_error", _ON_ERROR),
-        ):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} must be {_either(choices)}, got {getattr(self, name)!r}")
         if self.val_size is None:
@@ -155,19 +153,22 @@ class Recipe:
         Raises:
             StateError: they differ; names every setting that does.
         """
-        mine = self.as_dict()
-        names = [field.name for field in fields(self) if field.name not in _FREE_ON_RESUME]
-        differences = [
-            f"{name} was {saved.get(name)!r}, is {mine[name]!r}"
-            for name in names
-            if saved.get(name) != mine[name]
-        ]
-        if differences:
+        mine = {name: own for name, own in asdict(self).items() if name not in _FREE_ON_RESUME}
+        found = differences(saved, mine, "was", "is")
+        if found:
             raise StateError(
-                "cannot resume: the checkpoint is of another recipe ("
-                + "; ".join(differences)
-                + "). Repeat the settings it was made with, or start anew without --resume"
+                f"cannot resume: the checkpoint is of another recipe ({found}). Repeat the "
+                "settings it was made with, or start anew without --resume"
             )
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], was: str, is_: str) -> str:
+    """Which entries of `now` were saved with another value, as text; "" where none was."""
+    return "; ".join(
+        f"{name} {was} {saved.get(name)!r}, {is_} {value!r}"
+        for name, value in now.items()
+        if saved.get(name) != value
+    )
 
 
 def _is_finite(value: object) -> bool:

@@ -24,8 +24,7 @@ class Result:
         stopped_by: the signal that stopped it; None where the schedule is done.
         best_top1: the highest validation accuracy, 0 to 1; None without validation.
         skipped: (path, reason) of training and validation images that could not be decoded.
-        machine: what it ran on.
-        versions: of the software.
+        machine, versions: what it ran on.
     """
 
     recipe: Recipe

@@ -7,96 +7,35 @@ to the same weights, bit for bit on a CPU with the same number of torch threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
-
-import torch
 
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import rank_and_world
-from feedline.train.checkpoint import (
-    CHECKPOINT_NAME,
-    WEIGHTS,
-    load_checkpoint,
-    save_checkpoint,
-)
-from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.journal import Journal
-from feedline.train.learner import Learner, create_learner
-from feedline.train.loop import Report, fit
+from feedline.train.checkpoint import load_checkpoint
+from feedline.train.journal import Journal, Running
+from feedline.train.learner import create_learner
 from feedline.train.model import create_model
 from feedline.train.place import Place
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, differences
 from feedline.train.result import Result
-from feedline.train.run_folder import (
-    BEST_NAME,
-    find_checkpoint,
-    make_run_folder,
-    occupied,
-)
+from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
 from feedline.train.runtime import (
     choose_device,
     choose_precision,
     machine,
     prepare_process,
-    random_state,
-    restore_random_state,
     versions,
 )
 from feedline.train.splits import check_classes, find_splits, label_map
 from feedline.train.stop import StopRequest
+from feedline.train.training import Report, Training
 
 __all__ = ["run_training"]
-
-
-def _loader(
-    data: ImageFolder, recipe: Recipe, place: Place, device: torch.device
-) -> DataLoader[Any]:
-    return DataLoader(
-        data,
-        recipe.batch_size,
-        schedule=recipe.schedule,
-        # A last batch of a row or two upsets batch normalisation; a set smaller than a batch
-        # has no other.
-        drop_last=len(data) >= recipe.largest_batch,
-        seed=recipe.seed,
-        num_workers=place.workers,
-        device=device.type,
-        on_error=recipe.on_error,
-    )
-
-
-def _val_loader(
-    data: ImageFolder, recipe: Recipe, place: Place, device: torch.device
-) -> DataLoader[Any]:
-    return DataLoader(
-        data,
-        recipe.largest_batch,
-        image_size=recipe.val_px,
-        shuffle=False,
-        seed=recipe.seed,
-        num_workers=place.workers,
-        device=device.type,
-        on_error=recipe.on_error,
-    )
-
-
-def _check_dataset(saved: dict[str, Any], dataset: dict[str, Any]) -> None:
-    differences = [
-        f"{name} were {saved.get(name)!r}, are {dataset[name]!r}"
-        for name in dataset
-        if saved.get(name) != dataset[name]
-    ]
-    if differences:
-        raise StateError(
-            "cannot resume: the checkpoint is of another dataset ("
-            + "; ".join(differences)
-            + "). Name the folder it was made with, with the same files in it, or start anew "
-            "without --resume"
-        )
 
 
 def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
@@ -133,8 +72,11 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
         "images": len(train_data),
         "files": train_data.fingerprint(),
     }
-    if saved is not None:
-        _check_dataset(saved["dataset"], dataset)
+    if saved is not None and (found := differences(saved["dataset"], dataset, "were", "are")):
+        raise StateError(
+            f"cannot resume: the checkpoint is of another dataset ({found}). Name the folder it "
+            "was made with, with the same files in it, or start anew without --resume"
+        )
 
     prepare_process(seed=recipe.seed, device=device)
     model = create_model(recipe.model, classes=len(train_data.classes), sizes=recipe.sizes)
@@ -147,102 +89,62 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
     if splits.note:
         report.note(splits.note)
 
+    make_loader: partial[DataLoader[Any]] = partial(
+        DataLoader,
+        seed=recipe.seed,
+        num_workers=place.workers,
+        device=device.type,
+        on_error=recipe.on_error,
+    )
     with (
         occupied(out),
         StopRequest() as stop,
-        _loader(train_data, recipe, place, device) as loader,
+        make_loader(
+            train_data,
+            recipe.batch_size,
+            schedule=recipe.schedule,
+            # A last batch of a row or two upsets batch normalisation; a set smaller than a batch
+            # has no other.
+            drop_last=len(train_data) >= recipe.largest_batch,
+        ) as loader,
+        nullcontext()
+        if val_data is None
+        else make_loader(
+            val_data, recipe.largest_batch, image_size=recipe.val_px, shuffle=False
+        ) as val_loader,
     ):
-        learner = create_learner(
-            model, recipe, total_steps=loader.total_steps, device=device, precision=precision
+        training = Training(
+            recipe=recipe,
+            dataset=dataset,
+            loader=loader,
+            val_loader=val_loader,
+            labels_as=labels_as,
+            learner=create_learner(
+                model, recipe, total_steps=loader.total_steps, device=device, precision=precision
+            ),
+            journal=Journal(running=Running.begin(0, device)),
+            out=out,
+            checkpoint_every=place.checkpoint_every,
+            stop=stop,
+            report=report,
         )
-        journal = Journal.new(device)
         if saved is not None:
-            loader.load_state_dict(saved["loader"])
-            learner.load_state_dict(saved["learner"])
-            journal = Journal.from_state(saved["journal"], device)
-            restore_random_state(saved["random"], device)
-            done = f"step {learner.step} of {learner.total_steps}"
-            over = len(journal.records) == recipe.phases.epochs
-            report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
+            training.restore(saved)
             del saved
-
-        def save() -> None:
-            save_checkpoint(
-                out / CHECKPOINT_NAME,
-                {
-                    "recipe": recipe.as_dict(),
-                    "dataset": dataset,
-                    "loader": loader.state_dict(),
-                    "learner": learner.state_dict(),
-                    "journal": journal.state_dict(),
-                    "random": random_state(device),
-                },
-            )
-
-        def keep() -> None:
-            save_checkpoint(
-                out / BEST_NAME, _weights(learner, recipe, dataset, journal), kind=WEIGHTS
-            )
-
-        val_loader = None if val_data is None else _val_loader(val_data, recipe, place, device)
-        try:
-            finished = fit(
-                learner,
-                loader,
-                recipe=recipe,
-                journal=journal,
-                validate=_validator(learner, val_loader, labels_as, stop, report),
-                save=save,
-                keep=keep,
-                stopped=lambda: bool(stop),
-                report=report,
-                checkpoint_every=place.checkpoint_every,
-            )
-            skipped = [*loader.skipped, *(val_loader.skipped if val_loader else [])]
-        finally:
-            if val_loader is not None:
-                val_loader.close()
+            done = f"step {training.learner.step} of {training.learner.total_steps}"
+            over = len(training.journal.records) == recipe.phases.epochs
+            report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
+        finished = training.fit()
+        skipped = [*loader.skipped, *([] if val_loader is None else val_loader.skipped)]
 
     return Result(
         recipe=recipe,
         out=out,
         classes=dataset["classes"],
-        records=journal.records,
+        records=training.journal.records,
         stopped_by=None if finished else stop.signum,
-        best_top1=journal.best_top1,
-        skipped=[(str(path), str(reason)) for path, reason in skipped],
+        best_top1=training.journal.best_top1,
+        skipped=skipped,
         machine=machine(device),
         versions=versions(),
     )
-
-
-def _validator(
-    learner: Learner,
-    loader: DataLoader[Any] | None,
-    labels_as: list[int] | None,
-    stop: StopRequest,
-    report: Report,
-) -> Callable[[], Evaluation | None] | None:
-    if loader is None:
-        return None
-    return lambda: evaluate(
-        learner,
-        loader,
-        labels_as=labels_as,
-        stopped=lambda: bool(stop),
-        advance=lambda rows: report.validating(rows=rows),
-    )
-
-
-def _weights(
-    learner: Learner, recipe: Recipe, dataset: dict[str, Any], journal: Journal
-) -> dict[str, Any]:
-    last = journal.records[-1]
-    return {
-        "model": recipe.model,
-        "weights": learner.model.state_dict(),
-        "classes": dataset["classes"],
-        "val_size": recipe.val_px,
-        "epoch": last.epoch,
-        "top1": last.val_top1,
-    }

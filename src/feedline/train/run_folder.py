@@ -25,15 +25,16 @@ BEST_NAME = "best.pt"
 _RUNS = Path("runs")
 
 
-def _numbered(model: str) -> list[Path]:
-    """The folders that runs of a model got by default, oldest first."""
-    stem = f"{_stem(model)}-"
-    found = [path for path in _RUNS.glob(f"{stem}*") if path.name[len(stem) :].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[len(stem) :]))
-
-
 def _stem(model: str) -> str:
-    return model.replace("/", "-")
+    return model.replace("/", "-") + "-"
+
+
+def _numbered(model: str) -> list[tuple[int, Path]]:
+    """The numbers and folders that runs of a model got by default, oldest first."""
+    found = [
+        (path.name.removeprefix(_stem(model)), path) for path in _RUNS.glob(f"{_stem(model)}*")
+    ]
+    return sorted((int(number), path) for number, path in found if number.isdecimal())
 
 
 def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path | None:
@@ -59,8 +60,7 @@ def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path
                 f"{CHECKPOINT_NAME}, or use --resume auto"
             )
         return path
-    folders = [out] if out else reversed(_numbered(model))
-    for folder in folders:
+    for folder in [out] if out else [path for _, path in reversed(_numbered(model))]:
         if (folder / CHECKPOINT_NAME).is_file():
             return folder / CHECKPOINT_NAME
     return None
@@ -82,10 +82,9 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
         out = checkpoint.parent
     try:
         if out is None:
-            taken = _numbered(model)
-            first = int(taken[-1].name.rpartition("-")[2]) + 1 if taken else 1
-            for number in itertools.count(first):
-                out = _RUNS / f"{_stem(model)}-{number}"
+            newest = max((number for number, _ in _numbered(model)), default=0)
+            for number in itertools.count(newest + 1):
+                out = _RUNS / f"{_stem(model)}{number}"
                 try:
                     out.mkdir(parents=True)
                     return out

@@ -1,7 +1,7 @@
 """One training step.
 
-Guarantees: nothing here waits for the device. The loss stays a tensor on it; who wants its value
-asks for it, seldom.
+Guarantees: nothing here waits for the device. The loss stays a tensor on it; reading its value
+waits, so callers read it rarely.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Ctrl-C and SIGTERM as a request that a loop meets between two steps.
+"""Ctrl-C and SIGTERM as a request to stop, which a loop looks at between two steps.
 
-Guarantees: the first signal is only noted; a second one acts as it always did (a stuck step can be
-left). The handlers before are back when the context ends.
+Guarantees: the first signal is only noted; a second one acts as it did before (so that a stuck step
+can be left). The earlier handlers are back when the context ends.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = ["StopRequest"]
@@ -28,6 +28,9 @@ class StopRequest:
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         self.signum = signum
+        self._restore()
+
+    def _restore(self) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
@@ -36,11 +39,5 @@ class StopRequest:
             self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+    def __exit__(self, *exc: object) -> None:
+        self._restore()

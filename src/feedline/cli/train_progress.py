@@ -1,16 +1,14 @@
-"""How a run is shown: a line for each epoch, and a bar where stderr is a terminal.
+"""How `feedline train` shows a run: a line for each epoch, and a bar.
 
 Guarantees: lines go to stdout, so `feedline train ... | tee log` keeps them; the bar goes to
-stderr and is gone at the end. Where stderr is no terminal there are lines alone.
+stderr. Where stderr is no terminal there are lines alone.
 """
 
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from feedline.train.journal import EpochRecord
 
@@ -37,58 +35,28 @@ def epoch_line(record: EpochRecord, *, epochs: int) -> str:
 
 
 class TrainProgress:
-    """A `Report` to the terminal; a context manager, for the bar's sake."""
+    """A run's `Report` to a bar and to stdout."""
 
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=False,
-            )
-            self._task = self._bar.add_task("starting", total=None)
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting", total=None)
         self._what = ""
         self._validated = 0
 
-    def __enter__(self) -> TrainProgress:
-        if self._bar:
-            self._bar.start()
-        return self
+    def _show(self, description: str, done: int | None = None) -> None:
+        self._bar.update(self._task, description=description, completed=done)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def _line(self, text: str) -> None:
-        if self._bar and sys.stdout.isatty():  # on the same screen, the bar must step aside
+    def note(self, text: str) -> None:
+        """Print a line."""
+        if sys.stdout.isatty() and not self._bar.disable:  # the bar on the same screen steps aside
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)
 
-    def _show(self, description: str, done: int | None = None) -> None:
-        if self._bar:
-            self._bar.update(self._task, description=description, completed=done)
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        self._line(text)
-
     def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
         """Show the epoch in the bar."""
         self._what, self._validated = f"epoch {epoch} at {size_px} px", 0
-        if self._bar:
-            self._bar.update(self._task, total=total)
-        self._show(self._what, done)
+        self._bar.update(self._task, description=self._what, completed=done, total=total)
 
     def stepped(self, *, done: int, loss: float | None) -> None:
         """Move the bar."""
@@ -101,4 +69,4 @@ class TrainProgress:
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """Print the epoch's line."""
-        self._line(epoch_line(record, epochs=epochs))
+        self.note(epoch_line(record, epochs=epochs))

@@ -1,0 +1,219 @@
+"""A training in progress: epochs of steps, validation after each, checkpoints on the way.
+
+Guarantees: a checkpoint is taken between two steps and says exactly which samples remain, so a
+resumed run takes the steps that the interrupted one would have taken. An epoch counts as finished
+once it is validated and in the journal; a run stopped in between validates first when it goes on.
+A loss that is not finite ends the run before any checkpoint could keep it.
+Relies on: `loader.epoch` naming the epoch of the next pass, and a pass after a mid-epoch restore
+holding exactly the remainder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from feedline.errors import FeedlineError
+from feedline.loader import DataLoader
+from feedline.train.checkpoint import CHECKPOINT_NAME, WEIGHTS, save_checkpoint
+from feedline.train.evaluate import Evaluation, evaluate
+from feedline.train.journal import EpochRecord, Journal
+from feedline.train.learner import Learner
+from feedline.train.recipe import Recipe
+from feedline.train.run_folder import BEST_NAME
+from feedline.train.runtime import random_state, restore_random_state
+from feedline.train.step import train_step
+from feedline.train.stop import StopRequest
+
+__all__ = ["Report", "Training"]
+
+# How often the loss is read. On a GPU each reading waits for every queued step, so seldom.
+_CPU_CHECK_STEPS = 1
+_CUDA_CHECK_STEPS = 50
+
+
+class Report(Protocol):
+    """Who is told how a run goes. Called from the training process, between steps."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
+        """An epoch (from 1) begins, or goes on, after `done` of the run's `total` steps."""
+
+    def stepped(self, *, done: int, loss: float | None) -> None:
+        """A step is done; `loss` is the epoch's mean so far, None where it was not read."""
+
+    def validating(self, *, rows: int) -> None:
+        """`rows` more images are validated."""
+
+    def ended(self, record: EpochRecord, *, epochs: int) -> None:
+        """An epoch of `epochs` is finished."""
+
+
+@dataclass(kw_only=True)
+class Training:
+    """All that changes while a run trains, and what it needs for that.
+
+    Args:
+        recipe: what is trained.
+        dataset: JSON-able facts of the training images: "classes", "images" and "files".
+        loader: of the training images; at the same point of the run as `learner` and `journal`.
+        val_loader: of the validation images, or None.
+        labels_as: the training label of each validation label; None where they are the same.
+        learner: the model and what trains it.
+        journal: what was achieved so far.
+        out: the run's folder.
+        checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
+        stop: true once the run is to end; asked after each step and each validation batch.
+        report: told how it goes.
+    """
+
+    recipe: Recipe
+    dataset: dict[str, Any]
+    loader: DataLoader[Any]
+    val_loader: DataLoader[Any] | None
+    labels_as: Sequence[int] | None
+    learner: Learner
+    journal: Journal
+    out: Path
+    checkpoint_every: int
+    stop: StopRequest
+    report: Report
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        content = {
+            "recipe": self.recipe.as_dict(),
+            "dataset": self.dataset,
+            "loader": self.loader.state_dict(),
+            "learner": self.learner.state_dict(),
+            "journal": self.journal.state_dict(),
+            "random": random_state(self.learner.device),
+        }
+        save_checkpoint(self.out / CHECKPOINT_NAME, content)
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `save` wrote."""
+        self.loader.load_state_dict(saved["loader"])
+        self.learner.load_state_dict(saved["learner"])
+        self.journal = Journal.from_state(saved["journal"], self.learner.device)
+        restore_random_state(saved["random"], self.learner.device)
+
+    def fit(self) -> bool:
+        """Train until the schedule is done or a stop is asked for.
+
+        Returns:
+            Whether the schedule is done; False means stopped, with a checkpoint written.
+
+        Raises:
+            FeedlineError: the loss is not finite.
+        """
+        learner, journal, epochs = self.learner, self.journal, self.recipe.phases.epochs
+        while len(journal.records) < epochs:
+            running = journal.running
+            size_px = self.recipe.size_px(running.epoch)
+            self.report.begin(
+                epoch=running.epoch + 1,
+                size_px=size_px,
+                done=learner.step,
+                total=learner.total_steps,
+            )
+            if self.loader.epoch == running.epoch and not self._run_epoch(size_px):
+                return False
+            began = time.monotonic()
+            result = self._validate()
+            if self.stop and self.val_loader is not None and result is None:
+                self.save()
+                return False
+            best = journal.best_top1
+            record = running.record(
+                size_px=size_px, lr=learner.lr, val=result, val_seconds=time.monotonic() - began
+            )
+            journal.close_epoch(record)
+            # First the weights, then the checkpoint that counts their epoch: a crash in between
+            # leads back to the validation, and so to the same weights.
+            if record.val_top1 is None or best is None or record.val_top1 > best:
+                self._keep_weights(record)
+            self.save()
+            self.report.ended(record, epochs=epochs)
+            if self.stop and len(journal.records) < epochs:
+                return False
+        return True
+
+    def _run_epoch(self, size_px: int) -> bool:
+        """Take the rest of the epoch's steps; False where a stop was asked for and saved."""
+        learner, loader, running = self.learner, self.loader, self.journal.running
+        check_every = _CUDA_CHECK_STEPS if learner.device.type == "cuda" else _CPU_CHECK_STEPS
+        learner.model.train()
+        before_s, before, began = running.seconds, running.split, time.monotonic()
+        unsplit = loader.timing.totals()
+        first = True
+
+        def settle() -> None:
+            """Bring the sums up to date; waits for the device."""
+            self._finite_loss(size_px)
+            running.seconds = before_s + time.monotonic() - began
+            running.split = before + loader.timing.totals() - unsplit
+
+        for images, labels in loader:
+            if first:  # what lies before it, validation or the workers' start, is no part of a step
+                unsplit = loader.timing.totals()
+                arrived = time.monotonic()
+                running.first_wait_s += arrived - began
+                first, began = False, arrived
+            running.add(train_step(learner, images, labels), len(labels))
+            reading = running.steps % check_every == 0
+            self.report.stepped(
+                done=learner.step, loss=self._finite_loss(size_px) if reading else None
+            )
+            if self.stop:
+                settle()
+                self.save()
+                return False
+            if self.checkpoint_every and learner.step % self.checkpoint_every == 0:
+                settle()
+                self.save()
+        settle()
+        return True
+
+    def _finite_loss(self, size_px: int) -> float:
+        """The epoch's mean loss so far; waits for the device."""
+        running, learner = self.journal.running, self.learner
+        loss = running.mean_loss()
+        if not math.isfinite(loss):
+            raise FeedlineError(
+                f"the loss became {loss} by step {learner.step} (epoch {running.epoch + 1}, "
+                f"{size_px} px, learning rate {learner.lr:.3g}, {learner.precision}). The learning "
+                "rate is probably too high: try a third of it with --lr, or a longer --warmup; "
+                "with float16, --amp bf16 or off. The checkpoint before this is untouched"
+            )
+        return loss
+
+    def _validate(self) -> Evaluation | None:
+        """Judge the model; None where it was stopped or there is nothing to validate on."""
+        if self.val_loader is None:
+            return None
+        return evaluate(
+            self.learner,
+            self.val_loader,
+            labels_as=self.labels_as,
+            stopped=lambda: bool(self.stop),
+            advance=lambda rows: self.report.validating(rows=rows),
+        )
+
+    def _keep_weights(self, last: EpochRecord) -> None:
+        """Write the weights as the best so far."""
+        content = {
+            "model": self.recipe.model,
+            "weights": self.learner.model.state_dict(),
+            "classes": self.dataset["classes"],
+            "val_size": self.recipe.val_px,
+            "epoch": last.epoch,
+            "top1": last.val_top1,
+        }
+        save_checkpoint(self.out / BEST_NAME, content, kind=WEIGHTS)
