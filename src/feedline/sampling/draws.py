@@ -83,7 +83,7 @@ class Draws:
     """One pass.
 
     Args:
-        keys: gives one batch's keys after another.
+        keys: gives one batch's keys after another; once at its end it stays there.
         sampler: is asked for its state after each; None for one that has none.
     """
 
@@ -91,32 +91,26 @@ class Draws:
         self._keys = keys
         self._sampler = sampler
         self._waiting: deque[Draw] = deque()
-        self._ended = False
         self.sampler_state = self._state()
         """The sampler's state as of the last batch that was handed out."""
 
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
-        while len(self._waiting) <= position and not self._ended:
+        while len(self._waiting) <= position:
             with asking():
                 keys = next(self._keys, _END)
             if keys is _END:
-                self._ended = True
-                break
+                return None
             if type(keys) is list:  # a sampler may fill the same one again
                 keys = keys.copy()
             elif isinstance(keys, (np.ndarray, torch.Tensor)):
                 keys = copy.deepcopy(keys)
             self._waiting.append(Draw(keys, _numbers(keys), self._state()))
-        return self._waiting[position] if position < len(self._waiting) else None
+        return self._waiting[position]
 
     def _state(self) -> dict[str, Any] | None:
         # A copy: it may be the sampler's own, which goes on.
         return None if self._sampler is None else copy.deepcopy(self._sampler.state_dict())
-
-    def peek(self) -> Draw | None:
-        """The next to be handed out; None at the end."""
-        return self.at(0)
 
     def deliver(self, digest: int) -> int:
         """The next one was handed out: the digest of it and of all before it."""
