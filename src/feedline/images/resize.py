@@ -56,7 +56,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     if (from_height, from_width) == (height, width):
         np.copyto(row, image[window])
     elif _quick and compiled.resample(
-        *(image, row, 0, 0, from_height, from_width, height, width, top, left, flip, down_first)
+        image, row, height, width, top, left, flip, down_first
     ):
         return
     elif height == width == size:
