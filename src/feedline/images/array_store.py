@@ -30,17 +30,7 @@ _LABEL_DTYPES = frozenset(
 
 
 class ArrayStore:
-    """Images of one size; a `SampleStore`.
-
-    Args:
-        images: uint8 (n, height, width, 3), C-contiguous, or the path of an .npy file of them.
-        labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
-            become int64; others keep their dtype.
-
-    Raises:
-        DatasetError: a file is missing or is no .npy file.
-        UsageError: an array has another shape or dtype; says which.
-    """
+    """Images of one size; a `SampleStore`. `ImageArray` describes its arguments and errors."""
 
     def __init__(self, images: object, labels: object) -> None:
         self.path: str | None = None
@@ -67,11 +57,7 @@ class ArrayStore:
         """The mapping ends with the store."""
 
     def read(self, sample: int) -> Pixels:
-        """The pixels of a sample, where they lie.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
+        """The pixels of a sample, where they lie."""
         pixels: Pixels = self.images[sample]
         return pixels
 

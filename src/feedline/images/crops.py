@@ -75,7 +75,7 @@ class Box(NamedTuple):
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at; None for all."""
+        """What of the image is looked at."""
         return self[:4]
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
@@ -108,11 +108,11 @@ class Window(NamedTuple):
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at; None for all."""
+        """None: all of the image is looked at."""
         return None
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
-        """Find this part on a copy of (height, width): it is resized to the same whole."""
+        """The same on any copy: it is resized to the same whole."""
         return self
 
 
@@ -260,17 +260,12 @@ def checked_transform(transform: object) -> Transform:
 
 
 def _shrink(pixels: int, wanted: int) -> int:
-    for by in (8, 4, 2):
-        if pixels >= wanted * by:
-            return by
-    return 1
+    return next((by for by in (8, 4, 2) if pixels >= wanted * by), 1)
 
 
 def _pair(name: str, value: object) -> tuple[float, float]:
-    if (
-        not isinstance(value, (tuple, list))
-        or len(value) != 2
-        or not all(isinstance(v, (int, float)) for v in value)
-    ):
-        raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")
-    return (value[0], value[1])
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        low, high = value
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            return low, high
+    raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")

@@ -89,20 +89,7 @@ class JpegDecoder:
         return (width, height) if self.orientation >= 5 else (height, width)
 
     def read(self, by: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once.
-
-        Args:
-            by: 1, 2, 4 or 8: it comes out smaller by that, each side rounded up.
-            part: which part of what comes out; None for all.
-
-        Returns:
-            uint8 of shape (height, width, 3), RGB, writable, valid until the next image. The
-            pixels of a row follow one another; the rows need not.
-
-        Raises:
-            ImageError: it cannot be decoded.
-            ValueError: the part does not lie in the image.
-        """
+        """Decode the opened image, once: `decode.Decoder.read` says how."""
         data, self._data = self._data, b""
         height, width = self._size
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
