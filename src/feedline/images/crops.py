@@ -152,8 +152,7 @@ class TrainCrop:
     _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        scale = _pair("scale", self.scale)
-        ratio = _pair("ratio", self.ratio)
+        scale, ratio = _pair("scale", self.scale), _pair("ratio", self.ratio)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise UsageError(
                 f"scale must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}"
@@ -174,11 +173,7 @@ class TrainCrop:
     def box(self, height: int, width: int, stream: Stream, strength: float = 1.0) -> Box:
         """Draw a part of an image of (height, width) pixels; it lies inside the image.
 
-        Args:
-            height: of the original image, in pixels, at least 1.
-            width: likewise.
-            stream: where the random numbers come from; how many are taken varies.
-            strength: 0 (hardly any cropping) to 1 (as `scale` says).
+        How many numbers are taken from the stream varies; the strength is 0 to 1, as above.
         """
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)

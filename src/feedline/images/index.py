@@ -55,15 +55,7 @@ class FolderIndex(LabelledPaths):
 def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
     """List the images under root/CLASS/, at any depth.
 
-    Args:
-        root: the folder with one sub-folder a class.
-        extensions: how the names of images end; None for torchvision's list. Upper and lower
-            case are alike.
-
-    Raises:
-        DatasetError: the folder is missing, unreadable, without classes, or a class is without
-            images.
-        UsageError: `extensions` is no sequence of strings that begin with a dot.
+    `ImageFolder` describes the arguments and errors; endings in upper and lower case are alike.
     """
     endings = _checked_endings(extensions)
     classes = _class_names(root, endings)
@@ -81,7 +73,7 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
         counts.append(count)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        raise DatasetError(_without_images(root, classes, empty, endings))
+        raise DatasetError(_without_images(root, empty, len(classes), endings))
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return FolderIndex(blob=blob, starts=starts_of(blob), labels=labels, classes=classes)
@@ -176,14 +168,12 @@ def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _without_images(
-    root: str, classes: list[str], empty: list[str], endings: tuple[str, ...]
-) -> str:
+def _without_images(root: str, empty: list[str], classes: int, endings: tuple[str, ...]) -> str:
     some = ", ".join(map(repr, empty[:_NAMED_IN_ERRORS]))
     if len(empty) > _NAMED_IN_ERRORS:
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
     message = (
-        f"class folders in {root!r} without images, {len(empty)} of {len(classes)}: {some}. "
+        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. "
         f"Looked for names that end in {', '.join(endings)}. "
     )
     for _, files in _walk(os.path.join(root, empty[0]), root):

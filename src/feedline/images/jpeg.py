@@ -51,9 +51,7 @@ class JpegDecoder:
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, met, up to 64 MiB; larger ones get memory of their own.
 
-    Args:
-        max_pixels: the most pixels a header may announce.
-        exif: turn images upright by their Exif orientation.
+    The arguments are `Decoder`'s.
     """
 
     def __init__(self, *, max_pixels: int, exif: bool) -> None:
@@ -68,13 +66,9 @@ class JpegDecoder:
         """How the opened image is turned, as Exif counts, 1 to 8; 1 is upright."""
 
     def open(self, data: bytes) -> tuple[int, int] | None:
-        """Read the header of a file's bytes.
+        """Read the header of a file's bytes; None where only Pillow decodes it.
 
-        Returns:
-            Its height and width in pixels, upright; None where only Pillow decodes it.
-
-        Raises:
-            ImageError: it has too many pixels.
+        For all else `decode.Decoder.open` says how.
         """
         self._data = b""
         self.orientation = jpeg_orientation(data) if self._exif else 1

@@ -19,7 +19,7 @@ import torch
 from feedline.engine.messages import said
 from feedline.errors import StateError
 from feedline.plan.state import is_count
-from feedline.sampling.draws import Draws, asking
+from feedline.sampling.draws import Draws, ask
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
 
@@ -91,8 +91,7 @@ class Sampling:
         # A seed that was drawn is part of a state itself.
         start = self.start(None if draws_nothing(self.sampler) else random)
         drawing = self._pass(seed) if then is None else then.replay(self._pass(seed))
-        with asking():
-            found = next(drawing)
+        found = ask(drawing)
         draws = Draws(drawing, stateful_part(self.sampler))
         return Epoch(draws, found, epoch_mark(self.sampler), random, start)
 

@@ -43,8 +43,7 @@ class SampledCursor:
     """The way of a loader that draws from samplers.
 
     Args:
-        sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: where the seeds of workers are drawn from; None for torch's global random state.
+        sampler: as `Sampling` takes it, which `generator` is for, too.
         schedule: phases of image size; None for no size at all.
         share: this process among those that share an epoch, and their number.
         seed: what random transforms follow from; None draws it for each epoch, as torch does.
