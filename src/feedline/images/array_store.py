@@ -20,12 +20,8 @@ __all__ = ["ArrayStore"]
 
 _HASHED_IMAGES = 64
 
-_LABEL_DTYPES = frozenset(
-    (
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-)
+_WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
+_LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")
 """Those that torch has in every version that is supported."""
 
 

@@ -42,16 +42,8 @@ _Take: TypeAlias = Callable[[_Numbers], torch.Tensor]
 _MAPS = Path("/proc/self/maps")
 _IN_MEMORY = (b"/dev/", b"/memfd:", b"/SYSV", b"/anon_hugepage")
 """How the paths of mappings begin that no disk is behind."""
-_NUMPY_KNOWS = {
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-}
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class BatchedTensors(NamedTuple):
@@ -158,7 +150,7 @@ def _take(tensor: Any) -> _Take:
         raise NotRecognised("A tensor's memory was freed.")
     if _is_mapped_file(tensor, span):
         raise NotRecognised("A tensor is mapped from a file, and reading it may wait for a disk.")
-    if dtype in _NUMPY_KNOWS:
+    if dtype in _INTEGERS + _FLOATS:  # which numpy has, too
         return _take_rows(np.from_dlpack(tensor))
     if not tensor.is_contiguous():
         raise NotRecognised(f"A tensor of {dtype} is not contiguous.")

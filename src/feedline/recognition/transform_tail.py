@@ -70,8 +70,7 @@ class TransformTail:
             apply_lut(pixels, self.table, row)
             return
         output = self.run(pixels, seed, row)
-        wrong = unfit(output) or _differs(output, row)
-        if wrong:
+        if wrong := unfit(output) or _differs(output, row):
             raise SampleError(
                 f"the steps that run as they are, {', '.join(map(words, self.steps))}, gave {wrong}"
             )
@@ -141,12 +140,9 @@ def tail_of(
             warnings.simplefilter("ignore")
             output = tail.run(pixels, 0)
     except Exception as error:
-        return (
-            tail,
-            f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}.",
-        )
-    wrong = unfit(output)
-    if wrong:
+        why = f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}."
+        return tail, why
+    if wrong := unfit(output):
         return tail, f"{all_words} gives {wrong}."
     if output.ndim != 3 or tuple(output.shape[1:]) != (side, side):
         return tail, (
