@@ -175,8 +175,8 @@ static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pai
 
 /* Two rows, horizontally. */
 AVX2 static UNROLLED void across(
-    uint8_t *const to[2], const uint8_t *const from[2], const Blocks *plan, int size, int vectors,
-    int pairs, int precision)
+    int pairs, int vectors, uint8_t *const to[2], const uint8_t *const from[2],
+    const Blocks *plan, int size, int precision)
 {
     const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(precision);
@@ -233,7 +233,7 @@ AVX2 static UNROLLED __m256i blend(
 }
 
 AVX2 static UNROLLED void down(
-    uint8_t *to, const uint8_t *const *rows, const Pixel *pixel, int bytes, int pairs,
+    int pairs, uint8_t *to, const uint8_t *const *rows, const Pixel *pixel, int bytes,
     int precision)
 {
     __m256i weights[MOST_PAIRS];
@@ -252,12 +252,12 @@ AVX2 static UNROLLED void down(
 }
 
 /* The usual numbers of pairs and vectors get code of their own, without inner loops. */
-#define EACH_PAIRS(pairs, call) \
+#define EACH_PAIRS(function, pairs, ...) \
     switch (pairs) { \
-    case 1: call(1); break; \
-    case 2: call(2); break; \
-    case 3: call(3); break; \
-    default: call(pairs); \
+    case 1: function(1, __VA_ARGS__); break; \
+    case 2: function(2, __VA_ARGS__); break; \
+    case 3: function(3, __VA_ARGS__); break; \
+    default: function(pairs, __VA_ARGS__); \
     }
 
 AVX2 static void resize(
@@ -283,33 +283,24 @@ AVX2 static void resize(
                     from[k] = memcpy(copy, from[k], (size_t)(3 * task->width));
                 }
             }
-#define ACROSS_OF(vectors, pairs) \
-    across(to, from, plan, task->size, vectors, pairs, horizontal.precision)
-#define ACROSS_1(pairs) ACROSS_OF(1, pairs)
-#define ACROSS_2(pairs) ACROSS_OF(2, pairs)
-#define ACROSS_3(pairs) ACROSS_OF(3, pairs)
-#define ACROSS_4(pairs) ACROSS_OF(4, pairs)
+#define ACROSS(vectors) \
+    EACH_PAIRS( \
+        across, horizontal.pairs, vectors, to, from, plan, task->size, horizontal.precision)
             switch (plan->vectors) {
-            case 1: EACH_PAIRS(horizontal.pairs, ACROSS_1) break;
-            case 2: EACH_PAIRS(horizontal.pairs, ACROSS_2) break;
-            case 3: EACH_PAIRS(horizontal.pairs, ACROSS_3) break;
-            default: EACH_PAIRS(horizontal.pairs, ACROSS_4)
+            case 1: ACROSS(1) break;
+            case 2: ACROSS(2) break;
+            case 3: ACROSS(3) break;
+            default: ACROSS(4)
             }
+#undef ACROSS
         }
         for (int k = 0; k < 2 * vertical.pairs; k++) /* beyond the last row the weight is 0 */
             rows[k] = ring + (line->start + k < stop ? line->start + k : line->start) % RING * kept;
         uint8_t *to = task->row + (Py_ssize_t)y * bytes;
-#define DOWN(pairs) down(to, rows, line, bytes, pairs, vertical.precision)
-        EACH_PAIRS(vertical.pairs, DOWN)
+        EACH_PAIRS(down, vertical.pairs, to, rows, line, bytes, vertical.precision)
     }
 }
 #undef EACH_PAIRS
-#undef ACROSS_OF
-#undef ACROSS_1
-#undef ACROSS_2
-#undef ACROSS_3
-#undef ACROSS_4
-#undef DOWN
 
 /* The passes the other way round, rounded to bytes between them all the same. */
 AVX2 static void resize_down_first(
@@ -329,10 +320,10 @@ AVX2 static void resize_down_first(
             }
             to[k] = made + k * (bytes + SLACK);
             from[k] = blended + k * (wide + SLACK);
-            down((uint8_t *)from[k], rows, lines + at, wide, vertical.pairs, vertical.precision);
+            down(vertical.pairs, (uint8_t *)from[k], rows, lines + at, wide, vertical.precision);
         }
         across(
-            to, from, plan, task->size, plan->vectors, horizontal.pairs, horizontal.precision);
+            horizontal.pairs, plan->vectors, to, from, plan, task->size, horizontal.precision);
         for (int k = 0; k < 2 && y + k < task->size; k++)
             memcpy(task->row + (Py_ssize_t)(y + k) * bytes, to[k], (size_t)bytes);
     }
