@@ -250,8 +250,7 @@ def checked_transform(transform: object) -> Transform:
         return TrainCrop()
     if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
         raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
-    chosen: Transform = transform  # type: ignore[assignment]
-    return chosen
+    return transform  # type: ignore[return-value]
 
 
 def _shrink(pixels: int, wanted: int) -> int:

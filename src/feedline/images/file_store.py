@@ -49,8 +49,7 @@ class FileStore(Generic[Paths]):
 
     def label(self, sample: int) -> int:
         """The label of a sample."""
-        label: int = self.paths.labels[sample]
-        return label
+        return int(self.paths.labels[sample])
 
     def path(self, sample: int) -> bytes:
         """The absolute path of a sample's file.
