@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(tmp_path, m
 
     def guarded(path):
         if str(path).endswith("secret"):
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
     monkeypatch.setattr(index_module.os, "scandir", guarded)

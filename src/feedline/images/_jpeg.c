@@ -77,9 +77,6 @@ enum {
     AT_ONCE = 8, /* rows asked for in one call; libjpeg gives at most as many */
 };
 
-/* The arguments of `read`: memory, and then numbers. */
-enum { FIRST_NUMBER = 1, NUMBERS = 5 };
-
 typedef struct {
     PyObject_HEAD
     Jpeg jpeg;
@@ -316,17 +313,10 @@ static PyObject *decoder_open(Decoder *self, PyObject *data)
     return answer;
 }
 
-PyDoc_STRVAR(open_doc,
-"open(data)\n"
-"\n"
-"Read the header of a JPEG file's bytes, which are held until they are read or another is opened.\n"
-"Its (height, width) in pixels, or None where it has to be decoded otherwise.");
-
 /* Check what is asked for against the opened image; 0, or -1 with an exception. */
-static int check(Decoder *self, const long *number, Part *part)
+static int check(
+    Decoder *self, Part *part, long by, long top, long left, long height, long width)
 {
-    const long by = number[0], top = number[1], left = number[2];
-    const long height = number[3], width = number[4];
     if (!self->opened) {
         PyErr_SetString(PyExc_ValueError, "no image is open");
         return -1;
@@ -352,25 +342,19 @@ static int check(Decoder *self, const long *number, Part *part)
     return 0;
 }
 
-static PyObject *decoder_read(Decoder *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *decoder_read(Decoder *self, PyObject *args)
 {
-    PyObject *answer = NULL;
-    long number[NUMBERS];
+    PyObject *memory, *answer = NULL;
+    long by, top, left, height, width;
     Py_buffer into;
     Part part = {0};
-    if (count != FIRST_NUMBER + NUMBERS)
-        return PyErr_Format(PyExc_TypeError, "read takes %d arguments", FIRST_NUMBER + NUMBERS);
-    for (int k = 0; k < NUMBERS; k++) {
-        number[k] = PyLong_AsLong(args[FIRST_NUMBER + k]);
-        if (number[k] == -1 && PyErr_Occurred())
-            return NULL;
-    }
-    if (PyObject_GetBuffer(args[0], &into, PyBUF_WRITABLE) < 0)
+    if (!PyArg_ParseTuple(args, "Olllll:read", &memory, &by, &top, &left, &height, &width)
+        || PyObject_GetBuffer(memory, &into, PyBUF_WRITABLE) < 0)
         return NULL;
     part.memory = into.buf;
     part.bytes = (size_t)into.len;
     if (enter(self) == 0) {
-        if (check(self, number, &part) == 0) {
+        if (check(self, &part, by, top, left, height, width) == 0) {
             int made;
             Py_BEGIN_ALLOW_THREADS
             made = decode(self, &part);
@@ -389,15 +373,6 @@ static PyObject *decoder_read(Decoder *self, PyObject *const *args, Py_ssize_t c
     return answer;
 }
 
-PyDoc_STRVAR(read_doc,
-"read(into, by, top, left, height, width)\n"
-"\n"
-"Decode a part of the opened image, which comes out smaller by 1, 2, 4 or 8 and is closed then.\n"
-"\n"
-"into: writable memory for an RGB image of the part's size and MARGINS, more rows and columns.\n"
-"Where in it the part's pixels begin and how far its rows are apart, in bytes; or None where it has\n"
-"to be decoded otherwise. ValueError for what lies outside.");
-
 static void decoder_dealloc(Decoder *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -409,14 +384,12 @@ static void decoder_dealloc(Decoder *self)
     Py_DECREF(type);
 }
 
-static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *names)
+static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
+    static char *names[] = {"", NULL}; /* by position only */
     PyObject *path;
-    if (names && PyDict_GET_SIZE(names)) {
-        PyErr_SetString(PyExc_TypeError, "Decoder takes no named arguments");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "O&:Decoder", PyUnicode_FSConverter, &path))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, named, "O&:Decoder", names, PyUnicode_FSConverter, &path))
         return NULL;
     Decoder *self = (Decoder *)type->tp_alloc(type, 0);
     int failed = !self || bind(self, PyBytes_AS_STRING(path)) < 0;
@@ -433,22 +406,16 @@ static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *names
 }
 
 static PyMethodDef decoder_methods[] = {
-    {"open", (PyCFunction)decoder_open, METH_O, open_doc},
-    {"read", (PyCFunction)(void (*)(void))decoder_read, METH_FASTCALL, read_doc},
+    {"open", (PyCFunction)decoder_open, METH_O, "Read the header of a JPEG; see _jpeg.pyi."},
+    {"read", (PyCFunction)decoder_read, METH_VARARGS, "Decode a part of it; see _jpeg.pyi."},
     {NULL, NULL, 0, NULL},
 };
-
-PyDoc_STRVAR(decoder_doc,
-"Decoder(library)\n"
-"\n"
-"Decodes parts of JPEGs, one after the other, in one thread at a time, by the libjpeg-turbo that a\n"
-"shared library (a path) links to. OSError where it links to none that is known.");
 
 static PyType_Slot decoder_slots[] = {
     {Py_tp_new, decoder_new},
     {Py_tp_dealloc, decoder_dealloc},
     {Py_tp_methods, decoder_methods},
-    {Py_tp_doc, (void *)decoder_doc},
+    {Py_tp_doc, "Decodes parts of JPEGs; see _jpeg.pyi."},
     {0, NULL},
 };
 

@@ -3,7 +3,7 @@
 Guarantees: nothing but what the tables hold is written, nothing outside the target; all sizes and
 layouts are checked. Python's lock is not held meanwhile.
 
-Relies on nothing: without a compiler `lookup.py` does the same by numpy, to the same bytes.
+Relies on nothing: without a compiler `lut.py` does the same by numpy, to the same bytes.
 
 How it is quick: the values of four neighbours are put together and written at once. Gathering eight
 by one instruction was slower, and so was writing past the caches. */
@@ -16,48 +16,28 @@ by one instruction was slower, and so was writing past the caches. */
 
 enum { CHANNELS = 3, GREYS = 256, TOGETHER = 4 };
 
-typedef uint32_t Four __attribute__((vector_size(TOGETHER * sizeof(uint32_t))));
-
 #define LOOK_UP(Value) \
     static void look_up_##Value(const uint8_t *from, const void *tables, void *target, size_t count) \
     { \
-        const Value *red = tables, *green = red + GREYS, *blue = green + GREYS; \
+        const Value *table = tables; \
         Value *to = target; \
-        for (size_t i = 0; i < count; i++, from += CHANNELS) { \
-            to[i] = red[from[0]]; \
-            to[i + count] = green[from[1]]; \
-            to[i + 2 * count] = blue[from[2]]; \
-        } \
+        size_t i = 0; \
+        for (; i + TOGETHER <= count; i += TOGETHER, from += TOGETHER * CHANNELS) \
+            for (int c = 0; c < CHANNELS; c++) { \
+                const Value *of = table + c * GREYS; \
+                const Value four[TOGETHER] = { \
+                    of[from[c]], of[from[c + 3]], of[from[c + 6]], of[from[c + 9]]}; \
+                memcpy(to + c * count + i, four, sizeof four); \
+            } \
+        for (; i < count; i++, from += CHANNELS) \
+            for (int c = 0; c < CHANNELS; c++) \
+                to[c * count + i] = table[c * GREYS + from[c]]; \
     }
 
 LOOK_UP(uint8_t)
 LOOK_UP(uint16_t)
+LOOK_UP(uint32_t)
 LOOK_UP(uint64_t)
-
-static Four four(const uint32_t *table, const uint8_t *from)
-{
-    return (Four){table[from[0]], table[from[3]], table[from[6]], table[from[9]]};
-}
-
-/* What nearly all rows are: float32. */
-static void look_up_uint32_t(const uint8_t *from, const void *tables, void *target, size_t count)
-{
-    const uint32_t *red = tables, *green = red + GREYS, *blue = green + GREYS;
-    uint32_t *to = target;
-    size_t i = 0;
-    for (; i + TOGETHER <= count; i += TOGETHER, from += TOGETHER * CHANNELS) {
-        const Four reds = four(red, from), greens = four(green, from + 1);
-        const Four blues = four(blue, from + 2);
-        memcpy(to + i, &reds, sizeof reds);
-        memcpy(to + i + count, &greens, sizeof greens);
-        memcpy(to + i + 2 * count, &blues, sizeof blues);
-    }
-    for (; i < count; i++, from += CHANNELS) {
-        to[i] = red[from[0]];
-        to[i + count] = green[from[1]];
-        to[i + 2 * count] = blue[from[2]];
-    }
-}
 
 /* What is wrong with the three, or NULL. */
 static const char *unfit(const Py_buffer *image, const Py_buffer *tables, const Py_buffer *target)
@@ -112,16 +92,9 @@ with_image:
     return answer;
 }
 
-PyDoc_STRVAR(look_up_doc,
-"apply_lut(image, tables, target)\n"
-"\n"
-"Write tables[c, image[y, x, c]] to target[c, y, x].\n"
-"\n"
-"image: uint8 (h, w, 3). tables: (3, 256). target: (3, h, w), of the tables' dtype. All of them\n"
-"C-contiguous, the image and the target apart from one another. ValueError for others.");
-
 static PyMethodDef methods[] = {
-    {"apply_lut", (PyCFunction)(void (*)(void))apply_lut, METH_FASTCALL, look_up_doc},
+    {"apply_lut", (PyCFunction)(void (*)(void))apply_lut, METH_FASTCALL,
+     "Write tables[c, image[y, x, c]] to target[c, y, x]; see _lut.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,13 +10,4 @@ def apply_lut(
     target: np.ndarray[Any, Any],
     /,
 ) -> None:
-    """Write tables[c, image[y, x, c]] to target[c, y, x].
-
-    Args:
-        image: uint8 (h, w, 3).
-        tables: (3, 256), values of 1, 2, 4 or 8 bytes.
-        target: (3, h, w) of the tables' dtype, no part of the image. All are C-contiguous.
-
-    Raises:
-        ValueError: one of them is of another shape, dtype or layout.
-    """
+    """As `lut.apply_lut`, for values of 1, 2, 4 or 8 bytes; a ValueError for others."""

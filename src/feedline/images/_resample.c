@@ -1,10 +1,10 @@
-/* A part of an image, resized into a row of a batch, in one pass.
+/* An image, resized into a row of a batch, in one pass.
 
 Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
 with 16-bit weights: horizontally first, rounded to bytes, then vertically; or the other way round,
-as newer Pillows do it with some images. No byte outside the
-part counts, none before the part or behind the image's last is read, none outside the row is
-written. Python's lock is not held meanwhile.
+as newer Pillows do it with some images. No byte before the image's first or behind its last is
+read, none between its rows counts, none outside the row is written. Python's lock is not held
+meanwhile.
 
 Relies on AVX2, of which `supported` tells. Without it, or where there was no compiler, `resize.py`
 calls torch.
@@ -62,12 +62,12 @@ typedef struct {
     int32_t *steps; /* for each block: its shuffles, then for each pair its weights, 8 a vector */
 } Blocks;
 
-/* What is asked for: `part` of an image, resized to `whole`, and of that a window. */
+/* What is asked for: an image, resized to `whole`, and of that a window. */
 typedef struct {
-    const uint8_t *image; /* the first pixel of the part */
-    const uint8_t *end;   /* behind the last byte of the image */
+    const uint8_t *image;
+    const uint8_t *end; /* behind the last byte of the image */
     Py_ssize_t stride;
-    int height, width;       /* of the part */
+    int height, width;       /* of the image */
     int to_height, to_width; /* of the whole */
     int top, left, size;     /* of the window */
     int flip, down_first;
@@ -175,8 +175,8 @@ static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pai
 
 /* Two rows, horizontally. */
 AVX2 static UNROLLED void across(
-    uint8_t *const to[2], const uint8_t *const from[2], const Blocks *plan, int size, int vectors,
-    int pairs, int precision)
+    int pairs, int vectors, uint8_t *const to[2], const uint8_t *const from[2],
+    const Blocks *plan, int size, int precision)
 {
     const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(precision);
@@ -233,7 +233,7 @@ AVX2 static UNROLLED __m256i blend(
 }
 
 AVX2 static UNROLLED void down(
-    uint8_t *to, const uint8_t *const *rows, const Pixel *pixel, int bytes, int pairs,
+    int pairs, uint8_t *to, const uint8_t *const *rows, const Pixel *pixel, int bytes,
     int precision)
 {
     __m256i weights[MOST_PAIRS];
@@ -252,12 +252,12 @@ AVX2 static UNROLLED void down(
 }
 
 /* The usual numbers of pairs and vectors get code of their own, without inner loops. */
-#define EACH_PAIRS(pairs, call) \
+#define EACH_PAIRS(function, pairs, ...) \
     switch (pairs) { \
-    case 1: call(1); break; \
-    case 2: call(2); break; \
-    case 3: call(3); break; \
-    default: call(pairs); \
+    case 1: function(1, __VA_ARGS__); break; \
+    case 2: function(2, __VA_ARGS__); break; \
+    case 3: function(3, __VA_ARGS__); break; \
+    default: function(pairs, __VA_ARGS__); \
     }
 
 AVX2 static void resize(
@@ -283,33 +283,24 @@ AVX2 static void resize(
                     from[k] = memcpy(copy, from[k], (size_t)(3 * task->width));
                 }
             }
-#define ACROSS_OF(vectors, pairs) \
-    across(to, from, plan, task->size, vectors, pairs, horizontal.precision)
-#define ACROSS_1(pairs) ACROSS_OF(1, pairs)
-#define ACROSS_2(pairs) ACROSS_OF(2, pairs)
-#define ACROSS_3(pairs) ACROSS_OF(3, pairs)
-#define ACROSS_4(pairs) ACROSS_OF(4, pairs)
+#define ACROSS(vectors) \
+    EACH_PAIRS( \
+        across, horizontal.pairs, vectors, to, from, plan, task->size, horizontal.precision)
             switch (plan->vectors) {
-            case 1: EACH_PAIRS(horizontal.pairs, ACROSS_1) break;
-            case 2: EACH_PAIRS(horizontal.pairs, ACROSS_2) break;
-            case 3: EACH_PAIRS(horizontal.pairs, ACROSS_3) break;
-            default: EACH_PAIRS(horizontal.pairs, ACROSS_4)
+            case 1: ACROSS(1) break;
+            case 2: ACROSS(2) break;
+            case 3: ACROSS(3) break;
+            default: ACROSS(4)
             }
+#undef ACROSS
         }
         for (int k = 0; k < 2 * vertical.pairs; k++) /* beyond the last row the weight is 0 */
             rows[k] = ring + (line->start + k < stop ? line->start + k : line->start) % RING * kept;
         uint8_t *to = task->row + (Py_ssize_t)y * bytes;
-#define DOWN(pairs) down(to, rows, line, bytes, pairs, vertical.precision)
-        EACH_PAIRS(vertical.pairs, DOWN)
+        EACH_PAIRS(down, vertical.pairs, to, rows, line, bytes, vertical.precision)
     }
 }
 #undef EACH_PAIRS
-#undef ACROSS_OF
-#undef ACROSS_1
-#undef ACROSS_2
-#undef ACROSS_3
-#undef ACROSS_4
-#undef DOWN
 
 /* The passes the other way round, rounded to bytes between them all the same. */
 AVX2 static void resize_down_first(
@@ -329,10 +320,10 @@ AVX2 static void resize_down_first(
             }
             to[k] = made + k * (bytes + SLACK);
             from[k] = blended + k * (wide + SLACK);
-            down((uint8_t *)from[k], rows, lines + at, wide, vertical.pairs, vertical.precision);
+            down(vertical.pairs, (uint8_t *)from[k], rows, lines + at, wide, vertical.precision);
         }
         across(
-            to, from, plan, task->size, plan->vectors, horizontal.pairs, horizontal.precision);
+            horizontal.pairs, plan->vectors, to, from, plan, task->size, horizontal.precision);
         for (int k = 0; k < 2 && y + k < task->size; k++)
             memcpy(task->row + (Py_ssize_t)(y + k) * bytes, to[k], (size_t)bytes);
     }
@@ -381,42 +372,33 @@ static int supported(void)
     return __builtin_cpu_supports("avx2") != 0;
 }
 
-static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static PyObject *resample(PyObject *module, PyObject *args)
 {
-    enum { NUMBERS = 8 };
+    PyObject *given_image, *given_row, *answer = NULL;
     Py_buffer image, row;
-    long number[NUMBERS];
-    PyObject *answer = NULL;
+    long to_height, to_width, to_top, to_left;
+    int flip, down_first = 0;
     (void)module;
-    if (count != 3 + NUMBERS && count != 4 + NUMBERS)
-        return PyErr_Format(PyExc_TypeError, "resample takes %d arguments", 4 + NUMBERS);
-    for (int k = 0; k < NUMBERS; k++) {
-        number[k] = PyLong_AsLong(args[2 + k]);
-        if (number[k] == -1 && PyErr_Occurred())
-            return NULL;
-    }
-    const int flip = PyObject_IsTrue(args[2 + NUMBERS]);
-    const int down_first = count > 3 + NUMBERS ? PyObject_IsTrue(args[3 + NUMBERS]) : 0;
-    if (flip < 0 || down_first < 0)
+    if (!PyArg_ParseTuple(args, "OOllllp|p:resample", &given_image, &given_row, &to_height,
+                          &to_width, &to_top, &to_left, &flip, &down_first))
         return NULL;
-    const long top = number[0], left = number[1], height = number[2], width = number[3];
-    const long to_height = number[4], to_width = number[5], to_top = number[6], to_left = number[7];
-    if (PyObject_GetBuffer(args[0], &image, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
+    if (PyObject_GetBuffer(given_image, &image, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
         return NULL;
-    if (PyObject_GetBuffer(args[1], &row, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
+    if (PyObject_GetBuffer(
+            given_row, &row, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
         PyBuffer_Release(&image);
         return NULL;
     }
     const long size = row.ndim == 3 ? (long)row.shape[0] : 0;
     if (!is_image(&image) || !is_image(&row) || row.shape[1] != size) {
         PyErr_SetString(PyExc_ValueError, "image and row must be uint8 (h, w, 3) and (n, n, 3)");
-    } else if (
-        size < 1 || height < 1 || width < 1 || top < 0 || left < 0 || to_top < 0 || to_left < 0
-        || top > image.shape[0] - height || left > image.shape[1] - width
-        || to_height < size || to_width < size
-        || to_top > to_height - size || to_left > to_width - size) {
+        goto done;
+    }
+    const Py_ssize_t height = image.shape[0], width = image.shape[1];
+    if (size < 1 || height < 1 || width < 1 || to_top < 0 || to_left < 0 || to_height < size
+        || to_width < size || to_top > to_height - size || to_left > to_width - size) {
         PyErr_SetString(
-            PyExc_ValueError, "the part must lie in the image, the window in the whole");
+            PyExc_ValueError, "the image must hold pixels, the window must lie in the whole");
     } else if (
         !supported() || image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
         || to_height > LARGEST || to_width > LARGEST
@@ -424,10 +406,9 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
         || (down_first && 3 * width < 2 * WIDE)) { /* so many of a row are read at once */
         answer = Py_NewRef(Py_False);
     } else {
-        const uint8_t *first = image.buf;
         const Task task = {
-            .image = first + top * image.strides[0] + left * 3,
-            .end = first + (image.shape[0] - 1) * image.strides[0] + image.shape[1] * 3,
+            .image = image.buf,
+            .end = (const uint8_t *)image.buf + (height - 1) * image.strides[0] + width * 3,
             .stride = image.strides[0],
             .height = (int)height, .width = (int)width,
             .to_height = (int)to_height, .to_width = (int)to_width,
@@ -441,24 +422,14 @@ static PyObject *resample(PyObject *module, PyObject *const *args, Py_ssize_t co
         Py_END_ALLOW_THREADS
         answer = failed ? PyErr_NoMemory() : Py_NewRef(Py_True);
     }
+done:
     PyBuffer_Release(&image);
     PyBuffer_Release(&row);
     return answer;
 }
 
-PyDoc_STRVAR(resample_doc,
-"resample(image, row, top, left, height, width, to_height, to_width, to_top, to_left, flip,\n"
-"    down_first=False)\n"
-"\n"
-"Resize the part (top, left, height, width) of an image to (to_height, to_width), and write the\n"
-"square at (to_top, to_left) of that, mirrored if `flip`, over the row.\n"
-"\n"
-"image: uint8 (h, w, 3). row: uint8 (n, n, 3), C-contiguous. True if done; False, with nothing\n"
-"written, where the resize is steeper, larger or laid out otherwise than this takes. ValueError\n"
-"for what lies outside.");
-
 static PyMethodDef methods[] = {
-    {"resample", (PyCFunction)(void (*)(void))resample, METH_FASTCALL, resample_doc},
+    {"resample", resample, METH_VARARGS, "Resize an image into a row; see _resample.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-"""A part of an image, resized into a row of a batch: compiled, see _resample.c."""
+"""An image, resized into a row of a batch: compiled, see _resample.c."""
 
 from typing import Any
 
@@ -10,10 +10,6 @@ supported: bool
 def resample(
     image: np.ndarray[Any, np.dtype[np.uint8]],
     row: np.ndarray[Any, np.dtype[np.uint8]],
-    top: int,
-    left: int,
-    height: int,
-    width: int,
     to_height: int,
     to_width: int,
     to_top: int,
@@ -22,12 +18,12 @@ def resample(
     down_first: bool = False,
     /,
 ) -> bool:
-    """Resize the part (top, left, height, width) of an image to (to_height, to_width).
+    """Resize an image to (to_height, to_width).
 
     Of that the square at (to_top, to_left), mirrored if `flip`, is written over the row.
 
     Args:
-        image: uint8 (h, w, 3).
+        image: uint8 (h, w, 3); its rows may lie apart.
         row: uint8 (n, n, 3), C-contiguous.
         down_first: the vertical pass comes before the horizontal one, not after it.
 
@@ -36,5 +32,5 @@ def resample(
         than this takes.
 
     Raises:
-        ValueError: the part is not in the image, or the window not in the whole.
+        ValueError: the image is empty, or the window is not in the whole.
     """

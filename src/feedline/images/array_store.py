@@ -20,27 +20,13 @@ __all__ = ["ArrayStore"]
 
 _HASHED_IMAGES = 64
 
-_LABEL_DTYPES = frozenset(
-    (
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-)
+_WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
+_LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")
 """Those that torch has in every version that is supported."""
 
 
 class ArrayStore:
-    """Images of one size; a `SampleStore`.
-
-    Args:
-        images: uint8 (n, height, width, 3), C-contiguous, or the path of an .npy file of them.
-        labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
-            become int64; others keep their dtype.
-
-    Raises:
-        DatasetError: a file is missing or is no .npy file.
-        UsageError: an array has another shape or dtype; says which.
-    """
+    """Images of one size; a `SampleStore`. `ImageArray` describes its arguments and errors."""
 
     def __init__(self, images: object, labels: object) -> None:
         self.path: str | None = None
@@ -67,11 +53,7 @@ class ArrayStore:
         """The mapping ends with the store."""
 
     def read(self, sample: int) -> Pixels:
-        """The pixels of a sample, where they lie.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
+        """The pixels of a sample, where they lie."""
         pixels: Pixels = self.images[sample]
         return pixels
 

@@ -75,7 +75,7 @@ class Box(NamedTuple):
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at; None for all."""
+        """What of the image is looked at."""
         return self[:4]
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
@@ -108,11 +108,11 @@ class Window(NamedTuple):
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at; None for all."""
+        """None: all of the image is looked at."""
         return None
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
-        """Find this part on a copy of (height, width): it is resized to the same whole."""
+        """The same on any copy: it is resized to the same whole."""
         return self
 
 
@@ -152,8 +152,7 @@ class TrainCrop:
     _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        scale = _pair("scale", self.scale)
-        ratio = _pair("ratio", self.ratio)
+        scale, ratio = _pair("scale", self.scale), _pair("ratio", self.ratio)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise UsageError(
                 f"scale must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}"
@@ -174,11 +173,7 @@ class TrainCrop:
     def box(self, height: int, width: int, stream: Stream, strength: float = 1.0) -> Box:
         """Draw a part of an image of (height, width) pixels; it lies inside the image.
 
-        Args:
-            height: of the original image, in pixels, at least 1.
-            width: likewise.
-            stream: where the random numbers come from; how many are taken varies.
-            strength: 0 (hardly any cropping) to 1 (as `scale` says).
+        How many numbers are taken from the stream varies; the strength is 0 to 1, as above.
         """
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)
@@ -255,22 +250,16 @@ def checked_transform(transform: object) -> Transform:
         return TrainCrop()
     if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
         raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
-    chosen: Transform = transform  # type: ignore[assignment]
-    return chosen
+    return transform  # type: ignore[return-value]
 
 
 def _shrink(pixels: int, wanted: int) -> int:
-    for by in (8, 4, 2):
-        if pixels >= wanted * by:
-            return by
-    return 1
+    return next((by for by in (8, 4, 2) if pixels >= wanted * by), 1)
 
 
 def _pair(name: str, value: object) -> tuple[float, float]:
-    if (
-        not isinstance(value, (tuple, list))
-        or len(value) != 2
-        or not all(isinstance(v, (int, float)) for v in value)
-    ):
-        raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")
-    return (value[0], value[1])
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        low, high = value
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            return low, high
+    raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")

@@ -50,17 +50,18 @@ class Decoder:
                 does not name the file, which is not known here.
         """
         self._opened = None
-        if data[:3] == b"\xff\xd8\xff":
+        kind = sniff(data)
+        if kind is None:
+            raise ImageError(_stranger(data))
+        if kind == "JPEG":
             size = self._jpeg.open(data)
             if size is not None:
                 self._opened = self._jpeg
                 return size
-            whole = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
+            whole = decode_with_pillow(data, kind, max_pixels=self._max_pixels, exif=False)
             whole = upright(whole, self._jpeg.orientation)
         else:
-            whole = decode_with_pillow(
-                data, _kind(data), max_pixels=self._max_pixels, exif=self._exif
-            )
+            whole = decode_with_pillow(data, kind, max_pixels=self._max_pixels, exif=self._exif)
         self._opened = whole
         height, width = whole.shape[:2]
         return height, width
@@ -101,17 +102,10 @@ class ThreadsDecoder(threading.local):
         self.decoder = Decoder(max_pixels=max_pixels, exif=exif)
 
 
-def _kind(data: bytes) -> str:
-    if not data:
-        raise ImageError("the file is empty (0 bytes): an interrupted copy or download")
-    kind = sniff(data)
-    if kind is None:
-        raise ImageError(_stranger(data))
-    return kind
-
-
 def _stranger(data: bytes) -> str:
     """Say what a file that is no image seems to be."""
+    if not data:
+        return "the file is empty (0 bytes): an interrupted copy or download"
     head = bytes(data[:512]).lstrip().lower()
     if not any(data[:512]):
         guess = "nothing but zeros: a copy that was never finished, or a damaged disk"

@@ -44,18 +44,12 @@ class FileStore(Generic[Paths]):
         """Nothing is kept open."""
 
     def read(self, sample: int) -> bytes:
-        """The bytes of a sample's file.
-
-        Raises:
-            ImageError: it cannot be read.
-            IndexError: there is no such sample.
-        """
+        """The bytes of a sample's file."""
         return read_file(self.path(sample))
 
     def label(self, sample: int) -> int:
         """The label of a sample."""
-        label: int = self.paths.labels[sample]
-        return label
+        return int(self.paths.labels[sample])
 
     def path(self, sample: int) -> bytes:
         """The absolute path of a sample's file.

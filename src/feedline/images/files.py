@@ -42,10 +42,12 @@ def read_file(path: bytes) -> bytes:
             size = status.st_size
             if size > _LIMIT_BYTES:
                 raise ImageError(f"it has {size} bytes, and at most {_LIMIT_BYTES} are read")
-            data = os.read(descriptor, size)
-            if len(data) < size:
-                data = _read_on(descriptor, data, size)
-            return data
+            parts: list[bytes] = []
+            # A network file system may give less than it is asked for; nothing is the end.
+            while size > 0 and (part := os.read(descriptor, size)):
+                parts.append(part)
+                size -= len(part)
+            return b"".join(parts)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -53,19 +55,6 @@ def read_file(path: bytes) -> bytes:
             f"it cannot be read: {error.strerror or error}"
             + (" (removed since the folder was listed?)" if error.errno == 2 else "")
         ) from error
-
-
-def _read_on(descriptor: int, data: bytes, size: int) -> bytes:
-    """Read the rest after a short read, as network file systems may give, up to `size`."""
-    parts = [data]
-    missing = size - len(data)
-    while missing > 0:
-        part = os.read(descriptor, missing)
-        if not part:
-            break
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
 
 
 def _kind(mode: int) -> str:

@@ -96,14 +96,6 @@ class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
         """The class number of every sample, int64 (n); a new array each time."""
         return self._index.labels.astype(np.int64)
 
-    def fingerprint(self) -> str:
-        """A short hash of the samples' relative paths and the class names.
-
-        The same for a moved folder and for any transform. Reads no files: 1.3 million samples
-        take about 25 ms.
-        """
-        return super().fingerprint()
-
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
         other = copy.copy(self)

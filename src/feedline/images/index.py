@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -54,37 +55,25 @@ class FolderIndex(LabelledPaths):
 def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
     """List the images under root/CLASS/, at any depth.
 
-    Args:
-        root: the folder with one sub-folder a class.
-        extensions: how the names of images end; None for torchvision's list. Upper and lower
-            case are alike.
-
-    Raises:
-        DatasetError: the folder is missing, unreadable, without classes, or a class is without
-            images.
-        UsageError: `extensions` is no sequence of strings that begin with a dot.
+    `ImageFolder` describes the arguments and errors; endings in upper and lower case are alike.
     """
     endings = _checked_endings(extensions)
     classes = _class_names(root, endings)
     parts: list[bytes] = []
     counts: list[int] = []
-    empty: list[str] = []
     for name in classes:
         count = 0
-        folder = os.path.join(root, name)
-        for prefix, files in _walk(folder, (root,)):
-            chosen = [file for file in files if file.lower().endswith(endings)]
+        for prefix, files in _walk(os.path.join(root, name), root):
+            chosen = sorted(file for file in files if file.lower().endswith(endings))
             if chosen:
-                chosen.sort()
                 count += len(chosen)
                 # One string a folder, and a zero byte after each name: none can contain one.
                 joint = f"\0{prefix}".join(chosen)
                 parts.append(os.fsencode(f"{prefix}{joint}\0"))
         counts.append(count)
-        if not count:
-            empty.append(name)
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        raise DatasetError(_without_images(root, classes, empty, endings))
+        raise DatasetError(_without_images(root, empty, len(classes), endings))
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return FolderIndex(blob=blob, starts=starts_of(blob), labels=labels, classes=classes)
@@ -93,11 +82,15 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
 def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
     classes = []
     image = ""
-    for entry in _entries(root):
-        if _is_folder(entry):
-            classes.append(entry.name)
-        elif not image and entry.name.lower().endswith(endings):
-            image = entry.name
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if _is_folder(entry):
+                    classes.append(entry.name)
+                elif not image and entry.name.lower().endswith(endings):
+                    image = entry.name
+    except OSError as error:
+        _refuse(error)
     if classes:
         return sorted(classes)
     if image:
@@ -114,52 +107,39 @@ def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
     )
 
 
-def _walk(top: str, above: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Give each folder under `top` as (prefix, file names), in torchvision's order.
+def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
+    """Give each folder under `top`, which lies in `root`, as (prefix, file names).
 
-    That is the order of the whole paths as strings, in which "a-b" comes before "a/b". The
-    prefix is the folder's path relative to `top` with a separator behind it, "" for `top`.
+    The order is torchvision's, of the whole paths as strings, in which "a-b" comes before "a/b".
+    The prefix is the folder's path relative to `top` with a separator behind it, "" for `top`.
     A folder that is one of its own ancestors, through a link, is passed over.
     """
     found: list[tuple[str, list[str]]] = []
-    waiting: list[tuple[str, str, tuple[str, ...]]] = [(top, "", above)]
-    while waiting:
-        path, relative, ancestors = waiting.pop()
-        files = []
-        for entry in _entries(path):
-            if _is_folder(entry):
-                inner = f"{relative}{os.sep}{entry.name}" if relative else entry.name
-                line = (*ancestors, path)
-                if not (entry.is_symlink() and _leads_back(entry.path, line)):
-                    waiting.append((entry.path, inner, line))
-            else:
-                files.append(entry.name)
-        found.append((relative, files))
-    found.sort()
-    for relative, files in found:
+    for path, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_back(os.path.join(path, name), root)]
+        found.append((path[len(top) + 1 :], files))
+    for relative, files in sorted(found):
         yield (f"{relative}{os.sep}" if relative else ""), files
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except FileNotFoundError:
+def _refuse(error: OSError) -> NoReturn:
+    """Say why a folder cannot be listed."""
+    folder = error.filename
+    if isinstance(error, FileNotFoundError):
         raise DatasetError(
             f"images of {folder!r} were asked for, and there is no such folder. A misspelt path, "
             "a disk that is not mounted, or a relative path from another working directory "
             f"(this one is {os.getcwd()!r})"
         ) from None
-    except NotADirectoryError:
+    if isinstance(error, NotADirectoryError):
         raise DatasetError(
             f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
             "one folder for each class; unpack it first if it is an archive"
         ) from None
-    except OSError as error:
-        raise DatasetError(
-            f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
-            "be missing without a word: change its permissions, or move it out of the dataset"
-        ) from error
+    raise DatasetError(
+        f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
+        "be missing without a word: change its permissions, or move it out of the dataset"
+    ) from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -169,8 +149,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _leads_back(path: str, ancestors: tuple[str, ...]) -> bool:
-    return any(os.path.samefile(path, ancestor) for ancestor in ancestors)
+def _leads_back(path: str, root: str) -> bool:
+    """Whether a folder under `root` is a link to one that it lies in."""
+    above = path if os.path.islink(path) else ""
+    while len(above) > len(root):
+        above = os.path.dirname(above)
+        if os.path.samefile(path, above):
+            return True
+    return False
 
 
 def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
@@ -182,17 +168,15 @@ def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _without_images(
-    root: str, classes: list[str], empty: list[str], endings: tuple[str, ...]
-) -> str:
+def _without_images(root: str, empty: list[str], classes: int, endings: tuple[str, ...]) -> str:
     some = ", ".join(map(repr, empty[:_NAMED_IN_ERRORS]))
     if len(empty) > _NAMED_IN_ERRORS:
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
     message = (
-        f"class folders in {root!r} without images, {len(empty)} of {len(classes)}: {some}. "
+        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. "
         f"Looked for names that end in {', '.join(endings)}. "
     )
-    for _, files in _walk(os.path.join(root, empty[0]), (root,)):
+    for _, files in _walk(os.path.join(root, empty[0]), root):
         if files:
             return message + (
                 f"There are other files such as {min(files)!r}: if they are images, name their "

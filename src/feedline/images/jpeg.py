@@ -51,9 +51,7 @@ class JpegDecoder:
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, met, up to 64 MiB; larger ones get memory of their own.
 
-    Args:
-        max_pixels: the most pixels a header may announce.
-        exif: turn images upright by their Exif orientation.
+    The arguments are `Decoder`'s.
     """
 
     def __init__(self, *, max_pixels: int, exif: bool) -> None:
@@ -68,13 +66,9 @@ class JpegDecoder:
         """How the opened image is turned, as Exif counts, 1 to 8; 1 is upright."""
 
     def open(self, data: bytes) -> tuple[int, int] | None:
-        """Read the header of a file's bytes.
+        """Read the header of a file's bytes; None where only Pillow decodes it.
 
-        Returns:
-            Its height and width in pixels, upright; None where only Pillow decodes it.
-
-        Raises:
-            ImageError: it has too many pixels.
+        For all else `decode.Decoder.open` says how.
         """
         self._data = b""
         self.orientation = jpeg_orientation(data) if self._exif else 1
@@ -89,20 +83,7 @@ class JpegDecoder:
         return (width, height) if self.orientation >= 5 else (height, width)
 
     def read(self, by: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once.
-
-        Args:
-            by: 1, 2, 4 or 8: it comes out smaller by that, each side rounded up.
-            part: which part of what comes out; None for all.
-
-        Returns:
-            uint8 of shape (height, width, 3), RGB, writable, valid until the next image. The
-            pixels of a row follow one another; the rows need not.
-
-        Raises:
-            ImageError: it cannot be decoded.
-            ValueError: the part does not lie in the image.
-        """
+        """Decode the opened image, once: `decode.Decoder.read` says how."""
         data, self._data = self._data, b""
         height, width = self._size
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.

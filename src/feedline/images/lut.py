@@ -37,10 +37,8 @@ def apply_lut(image: Pixels, tables: np.ndarray[Any, Any], target: np.ndarray[An
         compiled.apply_lut(image, tables, target)
         return
     height, width = target.shape[-2:]
-    if image.dtype != np.uint8 or (image.shape, target.shape) != (
-        (height, width, 3),
-        (3, height, width),
-    ):
+    shapes = (height, width, 3), (3, height, width)
+    if image.dtype != np.uint8 or (image.shape, target.shape) != shapes:
         raise ValueError(f"{image.dtype} {image.shape} and {target.shape} do not fit")
     if tables.shape != (3, 256) or tables.dtype != target.dtype:
         raise ValueError(f"tables of {tables.shape}, {tables.dtype} for {target.dtype}")

@@ -33,9 +33,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from feedline.errors import ImageError
+from feedline.images.crops import Pixels
 from feedline.images.headers import canvas, exif_orientation
 
-__all__ = ["check_pixels", "decode_with_pillow"]
+__all__ = ["check_pixels", "decode_with_pillow", "upright"]
 
 
 class _JpegImageFile(JpegImageFile):
@@ -68,9 +69,7 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def decode_with_pillow(
-    data: bytes, kind: str, *, max_pixels: int, exif: bool
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def decode_with_pillow(data: bytes, kind: str, *, max_pixels: int, exif: bool) -> Pixels:
     """Decode an image with Pillow.
 
     Args:
@@ -99,9 +98,8 @@ def decode_with_pillow(
             image.load()
             image.info.pop("transparency", None)
             block = image.info.get("exif")
-            rgb = image.convert("RGB")
             # tobytes would be a second copy of the pixels.
-            pixels = np.array(rgb)
+            pixels = np.array(image.convert("RGB"))
     except ImageError:
         raise
     except MemoryError:
@@ -117,9 +115,7 @@ def decode_with_pillow(
     return pixels
 
 
-def upright(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]], orientation: int
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def upright(pixels: Pixels, orientation: int) -> Pixels:
     """Turn pixels (height, width, 3) upright by an Exif orientation, 1 to 8.
 
     5 to 8 exchange height and width. The result is C-contiguous; 1 gives `pixels` itself.

@@ -55,9 +55,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     window = slice(top, top + size), slice(left, left + size)
     if (from_height, from_width) == (height, width):
         np.copyto(row, image[window])
-    elif _quick and compiled.resample(
-        *(image, row, 0, 0, from_height, from_width, height, width, top, left, flip, down_first)
-    ):
+    elif _quick and compiled.resample(image, row, height, width, top, left, flip, down_first):
         return
     elif height == width == size:
         _resize(image, row, down_first)
@@ -68,10 +66,6 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         np.copyto(row, whole[window])
     else:
         _resize_window(image, Window(height, width, top, left), row)
-    _mirror(row, flip)
-
-
-def _mirror(row: Pixels, flip: bool) -> None:
     if flip:
         mirrored = torch.from_numpy(row)
         mirrored.copy_(mirrored.flip(1))

@@ -74,17 +74,10 @@ class RowPipeline(Generic[Store]):
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a row at this image size, in pixels, which must be given."""
         assert image_size is not None, "stored images have no common size of their own"
-        return (
-            Field("image", "uint8", (image_size, image_size, 3)),
-            self.store.label_field,
-        )
+        return Field("image", "uint8", (image_size, image_size, 3)), self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row.
-
-        Args:
-            item: which sample, how large, with which seed.
-            row: uint8 (size, size, 3), C-contiguous, and the label's array: written in place.
+        """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.
 
         Raises:
             ImageError: the image cannot be read or decoded; names it. The row is then undefined.
@@ -134,7 +127,11 @@ class RowPipeline(Generic[Store]):
         return self.store.name(sample)
 
     def fingerprint(self) -> str:
-        """A short text that differs where the samples or their order differ."""
+        """A short hash of the samples, their order and labels, whatever the transform.
+
+        Of files it hashes the paths below the dataset's folder, so a moved folder has the same; it
+        reads none of them: 1.3 million samples of an ImageFolder take about 25 ms.
+        """
         return self.store.fingerprint()
 
     @property

@@ -65,16 +65,15 @@ class Originals:
                 function = getattr(member, "__func__", member)
                 if type(function) is property:
                     function = function.fget
+                where = f"{base.__qualname__}.{name}"
                 if type(function) is FunctionType:
-                    if not _is_own(function) or (
-                        top == "torchvision"
-                        and function.__qualname__ != f"{base.__qualname__}.{name}"
-                    ):
-                        return _replaced(f"{base.__module__}.{base.__qualname__}.{name}", function)
-                    if top == "torchvision" and (called is None or name in called):
+                    theirs = top == "torchvision"
+                    if not _is_own(function) or (theirs and function.__qualname__ != where):
+                        return _replaced(f"{base.__module__}.{where}", function)
+                    if theirs and (called is None or name in called):
                         methods.append(function)
                 elif callable(function) and not isinstance(function, type):
-                    return _replaced(f"{base.__module__}.{base.__qualname__}.{name}", function)
+                    return _replaced(f"{base.__module__}.{where}", function)
         why = self.replaced_below(methods)
         if not why:
             self._own.update(kind.__mro__)

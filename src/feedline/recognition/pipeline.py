@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -56,10 +55,6 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         self._settings = settings
         super().__init__(store, recognised.crop, max_pixels=settings.max_pixels)
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._squares = _Squares()
-
     @property
     def image_size(self) -> int:
         """The side of the transform's own output, in pixels: of an item that asks for none."""
@@ -78,11 +73,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         return image, self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row.
-
-        Args:
-            item: which sample, how large (None for the transform's own size), with which seed.
-            row: arrays as `fields` says, C-contiguous: written over where they lie.
+        """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it. The row is then undefined.
@@ -118,13 +109,13 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
             return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
 
     def _pixels(self, item: Item) -> tuple[Pixels, int]:
-        """The part that is shown, uint8 (size, size, 3), valid until the next; and the label."""
+        """The part that is shown, uint8 (size, size, 3), in memory of its own; and the label."""
         if item.sample < 0:  # as a list counts, which torchvision has its samples in
             item = item._replace(sample=item.sample + len(self))
         if item.image_size is None:
             item = item._replace(image_size=self.image_size)
         image, placement = self._part(item)
-        pixels = self._squares.of(item.side)
+        pixels = np.empty((item.side, item.side, 3), np.uint8)
         fill_as(self.recognised.resize_mode, pixels, image, placement)
         return pixels, self.store.label(item.sample)
 
@@ -140,13 +131,6 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """The label of every sample, int64 (n); a new array each time."""
         return self.store.paths.labels.astype(np.int64)
 
-    def fingerprint(self) -> str:
-        """A short hash of the samples' paths within the dataset's folder, their order and labels.
-
-        The same for a moved folder and for any transform.
-        """
-        return super().fingerprint()
-
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""
         recognised, tail = self.recognised, self.recognised.tail
@@ -157,11 +141,6 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         digest.update("\n".join(map(in_full, tail.steps)).encode(errors="backslashreplace"))
         steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
         return f"{steps} [{digest.hexdigest()}]"
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_squares"]
-        return state
 
     def __repr__(self) -> str:
         recognised = self.recognised
@@ -175,17 +154,3 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
 def _short(steps: tuple[str, ...]) -> str:
     return ", ".join(step.partition("(")[0] for step in steps)
-
-
-class _Squares(threading.local):
-    """Memory for one square image, for each thread."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def of(self, side: int) -> Pixels:
-        """Memory for an image, uint8 (side, side, 3): the same at every call."""
-        size = side * side * 3
-        if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory[:size].reshape(side, side, 3)

@@ -61,8 +61,7 @@ class PixelLut:
         Raises:
             NotRecognised: the steps do more than that, or what they give is no tensor.
         """
-        wrong = unfit(self._image)
-        if wrong:
+        if wrong := unfit(self._image):
             raise NotRecognised(f"The pipeline gives {wrong}.")
         table = _dense(self._image).reshape(3, 256)
         noise = np.random.RandomState(0).randint(0, 256, (7, 9, 3)).astype(np.uint8)

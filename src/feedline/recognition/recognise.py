@@ -11,17 +11,35 @@ loader and a transform, as long as their methods are the original ones, which is
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import ImagePipeline
-from feedline.recognition.result import Recognition
-from feedline.recognition.samples import store_of, unwrapped
+from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, altered, said, words
+from feedline.recognition.subsets import unwrapped
 from feedline.recognition.transform_reader import read
 
-__all__ = ["recognise"]
+__all__ = ["Recognition", "recognise"]
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """What was made of a dataset.
+
+    Args:
+        pipeline: makes its rows or samples; None: everything has to run as it is, elsewhere.
+        fast: the steps of its pipeline that run on the fast path.
+        as_is: those that run unchanged after them, in the same place.
+        refused: why it, or a part of it, was not recognised, or makes no rows: sentences.
+    """
+
+    pipeline: ImagePipeline | None
+    fast: tuple[str, ...] = ()
+    as_is: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 def recognise(dataset: object) -> Recognition:

@@ -11,16 +11,14 @@ import sys
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Subset
 
 from feedline.images.file_store import FileStore
 from feedline.images.paths import LabelledPaths, starts_of
 from feedline.recognition.originals import Originals
-from feedline.recognition.steps import NotRecognised, altered
+from feedline.recognition.steps import NotRecognised
+from feedline.recognition.subsets import unwrapped
 
-__all__ = ["folder_fingerprint", "store_of", "unwrapped"]
-
-_DEEPEST = 100  # subsets of subsets
+__all__ = ["folder_fingerprint", "store_of"]
 
 
 def folder_fingerprint(dataset: object) -> str | None:
@@ -40,17 +38,6 @@ def folder_fingerprint(dataset: object) -> str | None:
         return store_of(folder, subsets).fingerprint()
     except Exception:
         return None
-
-
-def unwrapped(dataset: Any, originals: Originals) -> tuple[Any, list[Any]]:
-    """The dataset within any subsets, and those, the outer one first."""
-    subsets: list[Any] = []
-    while type(dataset) is Subset and not altered(dataset, originals):
-        if len(subsets) == _DEEPEST:
-            raise NotRecognised(f"The Subset is one of more than {_DEEPEST}, one in another.")
-        subsets.append(dataset)
-        dataset = dataset.dataset
-    return dataset, subsets
 
 
 def _chosen(folder: Any, subsets: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]] | None:

@@ -27,12 +27,9 @@ from feedline.recognition.window_crop import WindowCrop
 
 __all__ = ["RecognisedTransform", "read"]
 
-_POINTWISE = frozenset(
-    (
-        *("ConvertImageDtype", "Identity", "Normalize", "PILToTensor"),
-        *("ToDtype", "ToImage", "ToPureTensor", "ToTensor"),
-    )
-)
+_OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
+_OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
+_POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,9 @@ class _Reader:
     def __init__(self, originals: Originals) -> None:
         self._originals = originals
         self.lut = PixelLut()
-        self._random_part: tuple[Any, Any] | None = None  # scale, ratio
-        self._part_words = ""
+        self._random_crop: tuple[Any, int] | None = None  # the step, to how many pixels
         self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
         self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
-        self._side = 0
         self.resize_mode: ResizeMode = "pillow"
         self._flip: float | None = None
         self._flip_first = False
@@ -141,11 +136,12 @@ class _Reader:
                 known, is part of the sentence.
         """
         flip = self._flip or 0.0
-        if self._random_part:
+        if self._random_crop:
+            step, side = self._random_crop
             try:
-                return TrainCrop(*self._random_part, flip), self._side
+                return TrainCrop(step.scale, step.ratio, flip), side
             except UsageError as error:
-                raise NotRecognised(f"{self._part_words} cannot be drawn: {error}.") from None
+                raise NotRecognised(f"{words(step)} cannot be drawn: {error}.") from None
         if self._resized is None or not (self._resized[1] or self._cut):
             raise NotRecognised(
                 why + " It would have to come after the image has been cropped or resized to a "
@@ -162,21 +158,17 @@ class _Reader:
 
     def _take_random_resized_crop(self, step: Any) -> None:
         self._check_resize(step)
-        self._side = _side(step, step.size)
-        self._random_part = (step.scale, step.ratio)
-        self._part_words = words(step)
+        self._random_crop = step, _side(step, step.size)
 
     def _take_resize(self, step: Any) -> None:
         self._check_resize(step)
         if step.max_size is not None:
             raise NotRecognised(f"{words(step)} has a max_size, which the fast path has not.")
-        size = step.size
-        single = isinstance(size, (list, tuple)) and len(size) == 1
-        square = isinstance(size, (list, tuple)) and not single
-        self._resized = _side(step, size), square
+        square = isinstance(step.size, (list, tuple)) and len(step.size) != 1
+        self._resized = _side(step, step.size), square
 
     def _check_resize(self, step: Any) -> None:
-        if self._random_part or self._resized:
+        if self._random_crop or self._resized:
             raise NotRecognised(f"{words(step)} resizes the image once more.")
         if not self.lut.untouched:
             raise NotRecognised(
@@ -186,11 +178,12 @@ class _Reader:
         mode = getattr(step.interpolation, "value", step.interpolation)
         if mode not in ("bilinear", Image.Resampling.BILINEAR.value):
             raise NotRecognised(f"{words(step)} is not bilinear, which the fast path always is.")
-        if self.lut.form != "pil" and step.antialias is not True:
-            raise NotRecognised(
-                f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
-            )
         if self.lut.form != "pil":
+            if step.antialias is not True:
+                raise NotRecognised(
+                    f"{words(step)} resizes tensors without antialiasing, and the fast path with "
+                    "it."
+                )
             self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:

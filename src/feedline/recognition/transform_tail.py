@@ -4,7 +4,7 @@ Guarantees: what torchvision's steps make of these pixels, to the bit; the globa
 not changed; a row follows from the pixels and the seed alone, if the steps follow from their input
 and the global states; steps of a user's own are never run on made-up images.
 
-Relies on: `lut` for the table, `feedline.randomness` for the states.
+Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TransformTail:
         """Write the row.
 
         Args:
-            pixels: uint8 (size, size, 3), RGB, C-contiguous.
+            pixels: uint8 (size, size, 3), RGB, C-contiguous; a step may keep or change them.
             seed: 64 bits, for the steps that run as they are.
             row: (channels, size, size) of this dtype, C-contiguous.
 
@@ -70,8 +70,7 @@ class TransformTail:
             apply_lut(pixels, self.table, row)
             return
         output = self.run(pixels, seed, row)
-        wrong = unfit(output) or _differs(output, row)
-        if wrong:
+        if wrong := unfit(output) or _differs(output, row):
             raise SampleError(
                 f"the steps that run as they are, {', '.join(map(words, self.steps))}, gave {wrong}"
             )
@@ -96,8 +95,7 @@ class TransformTail:
         if self.form == "pil":
             return Image.fromarray(pixels)
         if self.table is None:
-            # The pixels are overwritten by the next image, and a step may keep what it gets.
-            tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+            tensor = torch.from_numpy(pixels).permute(2, 0, 1)
         else:
             shape = (3, *pixels.shape[:2])
             dtype = self.table.dtype
@@ -142,12 +140,9 @@ def tail_of(
             warnings.simplefilter("ignore")
             output = tail.run(pixels, 0)
     except Exception as error:
-        return (
-            tail,
-            f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}.",
-        )
-    wrong = unfit(output)
-    if wrong:
+        why = f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}."
+        return tail, why
+    if wrong := unfit(output):
         return tail, f"{all_words} gives {wrong}."
     if output.ndim != 3 or tuple(output.shape[1:]) != (side, side):
         return tail, (

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from feedline.plan.batches import NO_NUMBER
 
-__all__ = ["Draw", "Draws", "Stateful", "asking", "draws_for_feedline"]
+__all__ = ["Draw", "Draws", "Stateful", "ask", "draws_for_feedline"]
 
+_END = object()
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 
 
@@ -30,14 +31,13 @@ def draws_for_feedline() -> bool:
     return _drawing.get()
 
 
-class asking:  # used as a statement, twice as quick as a generator's
-    """Say within a `with` that it is feedline that asks."""
-
-    def __enter__(self) -> None:
-        self._before = _drawing.set(True)
-
-    def __exit__(self, *_: object) -> None:
-        _drawing.reset(self._before)
+def ask(keys: Iterator[Any], default: Any = None) -> Any:
+    """The next that a sampler gives, which may see that feedline asks; `default` at the end."""
+    before = _drawing.set(True)
+    try:
+        return next(keys, default)
+    finally:
+        _drawing.reset(before)
 
 
 class Stateful(Protocol):
@@ -83,7 +83,7 @@ class Draws:
     """One pass.
 
     Args:
-        keys: gives one batch's keys after another.
+        keys: gives one batch's keys after another; once at its end it stays there.
         sampler: is asked for its state after each; None for one that has none.
     """
 
@@ -91,32 +91,25 @@ class Draws:
         self._keys = keys
         self._sampler = sampler
         self._waiting: deque[Draw] = deque()
-        self._ended = False
         self.sampler_state = self._state()
         """The sampler's state as of the last batch that was handed out."""
 
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
-        while len(self._waiting) <= position and not self._ended:
-            with asking():
-                keys = next(self._keys, _END)
+        while len(self._waiting) <= position:
+            keys = ask(self._keys, _END)
             if keys is _END:
-                self._ended = True
-                break
+                return None
             if type(keys) is list:  # a sampler may fill the same one again
                 keys = keys.copy()
             elif isinstance(keys, (np.ndarray, torch.Tensor)):
                 keys = copy.deepcopy(keys)
             self._waiting.append(Draw(keys, _numbers(keys), self._state()))
-        return self._waiting[position] if position < len(self._waiting) else None
+        return self._waiting[position]
 
     def _state(self) -> dict[str, Any] | None:
         # A copy: it may be the sampler's own, which goes on.
         return None if self._sampler is None else copy.deepcopy(self._sampler.state_dict())
-
-    def peek(self) -> Draw | None:
-        """The next to be handed out; None at the end."""
-        return self.at(0)
 
     def deliver(self, digest: int) -> int:
         """The next one was handed out: the digest of it and of all before it."""
@@ -125,9 +118,6 @@ class Draws:
         self._waiting.popleft()
         self.sampler_state = draw.state
         return draw.digest(digest)
-
-
-_END = object()
 
 
 def _numbers(keys: Any) -> NDArray[np.int64] | None:

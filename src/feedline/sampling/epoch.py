@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +19,9 @@ import torch
 from feedline.engine.messages import said
 from feedline.errors import StateError
 from feedline.plan.state import is_count
-from feedline.sampling.draws import Draws, asking
+from feedline.sampling.draws import Draws, ask
 from feedline.sampling.random_states import RandomStates
-from feedline.sampling.samplers import (
-    describe,
-    draws_nothing,
-    epoch_mark,
-    set_epoch,
-    stateful_part,
-)
+from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
 
 __all__ = ["Epoch", "Sampling"]
 
@@ -51,7 +46,7 @@ class Epoch:
 
     def upcoming(self) -> int | None:
         """A digest of the next draw; None at the end."""
-        draw = self.draws.peek()
+        draw = self.draws.at(0)
         return None if draw is None else draw.digest(0)
 
 
@@ -96,15 +91,9 @@ class Sampling:
         # A seed that was drawn is part of a state itself.
         start = self.start(None if draws_nothing(self.sampler) else random)
         drawing = self._pass(seed) if then is None else then.replay(self._pass(seed))
-        with asking():
-            found = next(drawing)
-        return Epoch(
-            Draws(drawing, stateful_part(self.sampler)),
-            found,
-            epoch_mark(self.sampler),
-            random,
-            start,
-        )
+        found = ask(drawing)
+        draws = Draws(drawing, stateful_part(self.sampler))
+        return Epoch(draws, found, epoch_mark(self.sampler), random, start)
 
     def _pass(self, seed: int | None) -> Iterator[Any]:
         """The epoch's seed, and then the keys of each batch."""
@@ -140,17 +129,49 @@ class Sampling:
         Raises:
             StateError: the sampler does not give again what it gave, or the state is damaged.
         """
-        before, mark = self.now(), epoch_mark(self.sampler)
-        kept = stateful_part(self.sampler)
-        kept_before = None if kept is None else copy.deepcopy(kept.state_dict())
-        try:
-            return self._reopened(state, step, seed, comparable, begin)
-        except Exception as error:
-            before.set_generators()
-            if mark is not None:
+        with self._unchanged_by_errors():
+            mark = state["start"].get("epoch")
+            if mark is not None and not begin:
+                if not is_count(mark):
+                    raise StateError(
+                        f"cannot resume: damaged position, the sampler's epoch {mark!r}"
+                    )
                 set_epoch(self.sampler, mark)
-            if kept is not None and kept_before is not None:
-                kept.load_state_dict(kept_before)
+            wanted = state.get("upcoming")
+            keeps_state = stateful_part(self.sampler) is not None
+            if step and keeps_state and state.get("sampler_state") is not None:
+                epoch = self._again(state, state["sampler_state"], seed, begin)
+                if epoch.upcoming() == wanted and is_count(state.get("drawn")):
+                    return epoch, int(state["drawn"])
+            epoch = self._again(state, state["start"].get("sampler"), seed, begin)
+            digest = 0
+            for k in range(step):
+                if epoch.draws.at(0) is None:
+                    raise StateError(
+                        f"cannot resume: the sampler gave {k} batches, of which {step} had been "
+                        "handed out; has the dataset or the sampler changed?"
+                    )
+                digest = epoch.draws.deliver(digest)
+            if comparable and (digest != state.get("drawn") or epoch.upcoming() != wanted):
+                raise StateError(
+                    f"cannot resume: {describe(self.sampler)['type']} gives other samples than "
+                    "when the state was saved. A sampler must be deterministic, draw from torch's "
+                    "random state or a torch.Generator in its attribute `generator`, or have "
+                    "state_dict() and load_state_dict(); was it given another seed?"
+                )
+            return epoch, digest
+
+    @contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """Put the sampler and the generators back after an error, which becomes a StateError."""
+        random, before = self.now(), self.start()
+        try:
+            yield
+        except Exception as error:
+            random.set_generators()
+            if before["epoch"] is not None:
+                set_epoch(self.sampler, before["epoch"])
+            self._load(before.get("sampler"))
             if isinstance(error, StateError):
                 raise
             raise StateError(  # whatever a user's sampler makes of a damaged state
@@ -158,42 +179,10 @@ class Sampling:
                 f"{type(error).__name__}: {said(error)}. Is the state damaged?"
             ) from error
 
-    def _reopened(
-        self,
-        state: Mapping[str, Any],
-        step: int,
-        seed: int | None,
-        comparable: bool,
-        begin: bool,
-    ) -> tuple[Epoch, int]:
-        mark = state["start"].get("epoch")
-        if mark is not None and not begin:
-            if not is_count(mark):
-                raise StateError(f"cannot resume: damaged position, the sampler's epoch {mark!r}")
-            set_epoch(self.sampler, mark)
-        wanted = state.get("upcoming")
-        keeps_state = stateful_part(self.sampler) is not None
-        if step and keeps_state and state.get("sampler_state") is not None:
-            epoch = self._again(state, state["sampler_state"], seed, begin)
-            if epoch.upcoming() == wanted and is_count(state.get("drawn")):
-                return epoch, int(state["drawn"])
-        epoch = self._again(state, state["start"].get("sampler"), seed, begin)
-        digest = 0
-        for k in range(step):
-            if epoch.draws.peek() is None:
-                raise StateError(
-                    f"cannot resume: the sampler gave {k} batches, of which {step} had been "
-                    "handed out; has the dataset or the sampler changed?"
-                )
-            digest = epoch.draws.deliver(digest)
-        if comparable and (digest != state.get("drawn") or epoch.upcoming() != wanted):
-            raise StateError(
-                f"cannot resume: {describe(self.sampler)['type']} gives other samples than when "
-                "the state was saved. A sampler must be deterministic, draw from torch's random "
-                "state or a torch.Generator in its attribute `generator`, or have state_dict() "
-                "and load_state_dict(); was it given another seed?"
-            )
-        return epoch, digest
+    def _load(self, sampler_state: Any) -> None:
+        kept = stateful_part(self.sampler)
+        if kept is not None and sampler_state is not None:
+            kept.load_state_dict(sampler_state)
 
     def _again(
         self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
@@ -206,13 +195,10 @@ class Sampling:
         then = None
         if random is not None:
             then = RandomStates.from_json(random, self.sampler, self.generator)
+            then.set_generators()
         elif seed is None:
             seed = state["drawn_seed"]
-        kept = stateful_part(self.sampler)
-        if then is not None:
-            then.set_generators()
-        if kept is not None and sampler_state is not None:
-            kept.load_state_dict(sampler_state)
+        self._load(sampler_state)
         if then is not None and begin and then.everywhere == self.now().everywhere:
             then = None  # else the next epoch would be this one again
         epoch = self.open(seed, then)

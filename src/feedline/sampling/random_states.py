@@ -11,7 +11,7 @@ import base64
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,50 +62,41 @@ class RandomStates:
         held = _generators(sampler, generator)
         try:
             everywhere = _state(said["global"])
-            states = [_state(text) for text in said["generators"]]
-            if len(states) != len(held):
-                raise StateError(
-                    f"cannot resume: {len(states)} generators were used for the order of the "
-                    f"samples, and there are {len(held)} now; pass generator= as before"
-                )
+            states = tuple(_state(text) for text in said["generators"])
             for state in (everywhere, *states):  # or it would fail in mid-epoch
                 torch.Generator().set_state(_tensor(state))
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
-            if isinstance(error, StateError):
-                raise
             raise StateError(f"cannot resume: damaged random state ({error})") from None
-        return cls(everywhere, tuple(states), held)
+        if len(states) != len(held):
+            raise StateError(
+                f"cannot resume: {len(states)} generators were used for the order of the "
+                f"samples, and there are {len(held)} now; pass generator= as before"
+            )
+        return cls(everywhere, states, held)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Make the global state what it was, and put it back at the end."""
-        with _for_a_while(self.everywhere):
+        here = torch.default_generator.get_state()
+        torch.default_generator.set_state(_tensor(self.everywhere))
+        try:
             yield
+        finally:
+            torch.default_generator.set_state(here)
 
     def replay(self, keys: Iterator[Any]) -> Iterator[Any]:
         """Draw with the global state as it was; between draws it is as it is."""
-        then = self.everywhere
+        then = self
         while True:
-            with _for_a_while(then):
+            with then.again():
                 drawn = next(keys, _END)
-                then = _bytes(torch.default_generator.get_state())
+                then = replace(then, everywhere=_bytes(torch.default_generator.get_state()))
             if drawn is _END:
                 return
             yield drawn
 
 
 _END = object()
-
-
-@contextmanager
-def _for_a_while(state: bytes) -> Iterator[None]:
-    """Set the global state, and put back what it was."""
-    here = torch.default_generator.get_state()
-    torch.default_generator.set_state(_tensor(state))
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(here)
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:

@@ -38,7 +38,7 @@ __all__ = ["SampledCursor"]
 
 
 class SampledCursor:
-    """The way of a loader that draws from samplers.
+    """The position of a loader that draws from samplers.
 
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
@@ -69,12 +69,12 @@ class SampledCursor:
         self._digest = 0
         self._early: set[int] = set()  # steps handed out before their turn: in_order=False
 
-    # The way
+    # Position
 
     def begin(self) -> bool:
         """An iteration begins: a new epoch, unless one was restored."""
         if self._begun:
-            self._next_epoch()
+            self._go_to(self.position.epoch + 1)
         self._under_way = True
         if self._restored is None:
             self._open = self._sampling.open(self._own_seed(self.position.epoch))
@@ -123,28 +123,27 @@ class SampledCursor:
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
-        self._next_epoch()
+        self._go_to(self.position.epoch + 1)
         self._under_way = False
 
-    def _next_epoch(self) -> None:
+    def _go_to(self, epoch: int) -> None:
+        """Stand at the beginning of an epoch that is not opened yet."""
         self._begun = False
         self._open = None
         self._restored = None
         self._digest = 0
         self._early.clear()
-        self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
+        self.position = replace(self.position, epoch=epoch, step=0)
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`; a restored position within it stays."""
         set_epoch(self._sampling.sampler, epoch)
         if not self._begun and epoch == self.position.epoch:
             return False
-        waits = self._under_way and not self._begun
-        self._next_epoch()
-        self._under_way = waits
-        self.position = replace(self.position, epoch=epoch)
-        if waits:  # an iteration has begun and given nothing: it is this epoch's
-            self._open = self._sampling.open(self._own_seed(self.position.epoch))
+        self._under_way = self._under_way and not self._begun
+        self._go_to(epoch)
+        if self._under_way:  # an iteration has begun and given nothing: it is this epoch's
+            self._open = self._sampling.open(self._own_seed(epoch))
         return True
 
     def set_image_size(self, size: int | None) -> bool:
@@ -203,11 +202,6 @@ class SampledCursor:
         """Draw the seeds of the next epochs from another generator."""
         self._sampling.generator = generator
 
-    @property
-    def sampler(self) -> Iterable[Any]:
-        """Gives the keys of one batch after another."""
-        return self._sampling.sampler
-
     def fork(self) -> SampledCursor | None:
         """A cursor for an iteration that goes on apart from this one; None if none is under way.
 
@@ -226,9 +220,6 @@ class SampledCursor:
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Where the loader stands: JSON-able where the sampler's own state is.
-
-        Args:
-            identity: what must be the same for the state to fit, JSON-able, by its name.
 
         Between two epochs it says from which random states the next will be drawn, and draws
         nothing.
@@ -279,7 +270,7 @@ class SampledCursor:
         check_same_run(state, self._mine(identity))
         position = position_in(state)
         early = state.get("early", [])
-        whole = isinstance(early, list) and all(is_count(each) for each in early)
+        whole = isinstance(early, list) and all(map(is_count, early))
         whole = whole and isinstance(state["start"], Mapping)
         opened = is_count(state.get("drawn_seed"))
         unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early

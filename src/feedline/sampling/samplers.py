@@ -31,9 +31,8 @@ def chain(sampler: object) -> Iterator[Any]:
 def stateful_part(sampler: object) -> Stateful | None:
     """The outermost of them that keeps a state of its own."""
     for part in chain(sampler):
-        if callable(getattr(part, "state_dict", None)) and callable(
-            getattr(part, "load_state_dict", None)
-        ):
+        methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
+        if all(map(callable, methods)):
             return part  # type: ignore[no-any-return]
     return None
 
