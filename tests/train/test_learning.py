@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -63,6 +63,7 @@ def test_what_a_model_excludes_does_not_decay() -> None:
 
 
 @settings(deadline=None)
+@example(total=4, warmup=0.25)  # a single step to rise in
 @given(total=st.integers(1, 300), warmup=st.floats(0, 0.99))
 def test_the_rate_is_one_cycle_that_rises_once_and_falls_once(total: int, warmup: float) -> None:
     recipe = Recipe(warmup=warmup, lr=0.5)

@@ -26,11 +26,13 @@ def create_rate(
         recipe: gives the peak rate and the share of warm-up.
         total_steps: steps of all phases together, at least 1.
     """
+    # With a single step of warm-up there is no rise, and torch would divide by its length, 0.
+    rises = recipe.warmup * total_steps > 1
     return OneCycleLR(
         optimizer,
         max_lr=recipe.peak_lr,
         total_steps=total_steps,
-        pct_start=recipe.warmup,
+        pct_start=recipe.warmup if rises else 0.0,
         cycle_momentum=False,
         anneal_strategy="cos",
     )
