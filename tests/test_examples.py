@@ -27,7 +27,7 @@ def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
 
 
-@pytest.mark.timeout(180)  # importing a framework may take most of it on a busy machine
+@pytest.mark.timeout(420)  # importing a framework may take most of it on a busy machine
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_example_resumes(name: str, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_an_example_resumes(name: str, tmp_path: Path) -> None:
         env=alone,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = r"\w+: went on after step \d+ with the \d+ batches that were left\n"

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sets import plain
 from torch.testing._internal.two_tensor import TwoTensor
 
 from feedline.dataset.codec import empty_in, lay, load
 from feedline.engine.space import Space
+from sets import plain
 
 DTYPES = [
     dtype
@@ -184,6 +184,35 @@ def test_what_torchvision_calls_an_image_and_its_boxes_come_back() -> None:
     image = tv_tensors.Image(torch.zeros(3, 4, 4, dtype=torch.uint8))
     boxes = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(5, 6))
     assert plain(through((image, boxes))) == plain((image, boxes))
+
+
+LAYOUTS = {
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((2, 2)),
+    "bsc": lambda t: t.to_sparse_bsc((2, 2)),
+    "coo": lambda t: t.to_sparse(),
+    "uncoalesced": lambda t: torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], t.shape),
+    "hybrid": lambda t: t.to_sparse(1),
+    "leaf": lambda t: t.to_sparse().requires_grad_(),
+    "none": lambda t: torch.zeros_like(t).to_sparse(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sparse_tensors_come_back_and_torch_keeps_none_of_them(name: str) -> None:
+    sparse = LAYOUTS[name](torch.diag(torch.arange(1.0, 5)))
+    back = through(sparse)
+    assert (back.layout, back.shape, back.dtype) == (sparse.layout, sparse.shape, sparse.dtype)
+    assert back.requires_grad == sparse.requires_grad
+    assert torch.equal(back.detach().to_dense(), sparse.detach().to_dense())
+    if back.layout is torch.sparse_coo:
+        assert back.is_coalesced() == sparse.is_coalesced()
+    gone = weakref.ref(back)
+    del back
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")

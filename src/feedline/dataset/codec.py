@@ -6,7 +6,7 @@ collated into the memory already stay where they are.
 
 Guarantees: `load(*lay(value))` has the structure, types, dtypes, shapes, strides and values of
 `value`; its tensors and arrays can be written to and keep the memory alive. What the codec has no
-way of its own for (sparse, nested, quantised, CUDA) goes by its own pickling, and so arrives.
+way of its own for (nested, quantised, CUDA) goes by its own pickling, and so arrives.
 """
 
 from __future__ import annotations
@@ -104,7 +104,11 @@ class _Pickler(pickle.Pickler):
         """A subclass of Tensor that pickles as Tensor does: the plain one, and what it adds.
 
         One that catches what is done to it may hold no bytes of its own: torch takes it apart.
+        A sparse tensor is its indices and values: torch's own way keeps each one that it rebuilds
+        until the next `torch.load`.
         """
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _INDICES:
+            return _sparse, _sparse_parts(obj)
         if (
             isinstance(obj, torch.Tensor)
             and type(obj) is not torch.Tensor
@@ -177,6 +181,41 @@ class _Unpickler(pickle.Unpickler):
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
             tensor = tensor.as_strided(shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
+
+
+_INDICES = {
+    torch.sparse_coo: ("_indices",),
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+"""The methods that give the indices of a sparse tensor, by its layout."""
+
+
+def _sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    bare, layout = tensor.detach(), tensor.layout
+    indices = [getattr(bare, name)() for name in _INDICES[layout]]
+    coo = layout is torch.sparse_coo
+    values = bare._values() if coo else bare.values()
+    coalesced = coo and bare.is_coalesced()
+    return layout, indices, values, tuple(tensor.shape), coalesced, tensor.requires_grad
+
+
+def _sparse(
+    layout: torch.layout,
+    indices: list[torch.Tensor],
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    coalesced: bool,
+    requires_grad: bool,
+) -> torch.Tensor:
+    make: Any = torch.sparse_compressed_tensor
+    form: dict[str, Any] = {"layout": layout}
+    if layout is torch.sparse_coo:
+        make, form = torch.sparse_coo_tensor, {"is_coalesced": coalesced}
+    made: torch.Tensor = make(*indices, values, size=shape, check_invariants=False, **form)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:
