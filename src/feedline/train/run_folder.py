@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
@@ -114,27 +114,19 @@ def occupied(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another run is in it.
     """
-    held = _lock(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it holds something
-            folder.rmdir()
-        if held is not None:
-            os.close(held)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder; None where the platform has no such locks."""
-    if sys.platform == "win32":
-        return None
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        # The kernel returns the lock when the process ends, however it ends.
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(held)
-        raise UsageError(
-            f"another run is writing to {folder}; wait for it, or name another --out"
-        ) from None
-    return held
+    with ExitStack() as stack:
+        if sys.platform != "win32":  # which has no such locks
+            held = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, held)
+            try:
+                # The kernel returns the lock when the process ends, however it ends.
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"another run is writing to {folder}; wait for it, or name another --out"
+                ) from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
