@@ -47,11 +47,7 @@ class Report(Protocol):
 
 
 def run_benchmark(settings: Settings, report: Report) -> Result:
-    """Measure.
-
-    Args:
-        settings: what.
-        report: is told how far it is.
+    """Measure what the settings ask for.
 
     Raises:
         UsageError: a folder or setting that cannot be used as asked, or torchvision is missing.

@@ -44,7 +44,7 @@ def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path
         resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
             `out` is given that of the model's newest run, and none where there is none.
         out: the run's folder, if the user named it.
-        model: the model's name.
+        model: whose runs are looked for.
 
     Raises:
         StateError: there is no such checkpoint.
@@ -85,11 +85,9 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
             newest = max((number for number, _ in _numbered(model)), default=0)
             for number in itertools.count(newest + 1):
                 out = _RUNS / f"{_stem(model)}{number}"
-                try:
+                with suppress(FileExistsError):  # another run took it a moment ago
                     out.mkdir(parents=True)
                     return out
-                except FileExistsError:  # another run took it a moment ago
-                    continue
         assert out is not None
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
