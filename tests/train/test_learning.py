@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from feedline.errors import ResourceError, UsageError
 from feedline.train.evaluate import evaluate
-from feedline.train.learner import Learner, create_learner
+from feedline.train.learner import Learner
 from feedline.train.optimizer import create_optimizer, parameter_groups
 from feedline.train.rate import create_rate
 from feedline.train.recipe import Recipe
-from feedline.train.runtime import Precision, choose_device, choose_precision
+from feedline.train.runtime import choose_device, choose_precision
 from feedline.train.step import train_step
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ def small_model(classes: int = 3) -> nn.Module:
 
 def small_learner(*, classes: int = 3, total_steps: int = 10, **recipe_of: object) -> Learner:
     recipe = Recipe(**recipe_of)  # type: ignore[arg-type]
-    return create_learner(
-        small_model(classes), recipe, total_steps=total_steps, device=CPU, precision=Precision()
+    return Learner(
+        small_model(classes), recipe, total_steps=total_steps, device=CPU, precision=torch.float32
     )
 
 
@@ -186,8 +186,8 @@ def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> N
 
 
 def test_a_cpu_computes_in_float32_unless_asked() -> None:
-    assert choose_precision("auto", CPU) == choose_precision("off", CPU) == Precision()
-    assert choose_precision("bf16", CPU).autocast is torch.bfloat16
+    assert choose_precision("auto", CPU) is choose_precision("off", CPU) is torch.float32
+    assert choose_precision("bf16", CPU) is torch.bfloat16
     with pytest.raises(UsageError, match="'fp16' needs a CUDA device"):
         choose_precision("fp16", CPU)
 
@@ -205,7 +205,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
 
 def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
     learner = small_learner()
-    learner.precision = Precision(autocast=torch.bfloat16)
+    learner.precision = torch.bfloat16
     loss = train_step(learner, *batch(8))
     assert loss.dtype is torch.float32
     assert math.isfinite(float(loss))

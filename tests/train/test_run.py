@@ -19,13 +19,13 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.train.checkpoint import load_checkpoint
-from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
 from feedline.train.run import run_training
 from feedline.train.run_folder import occupied
 
 MODEL = "test_resnet.r160_in1k"
+RECIPE = Recipe().as_dict()
 STEPS_PER_EPOCH = 5  # 40 images in batches of 8
 
 
@@ -34,9 +34,9 @@ def tiny_recipe(**settings: Any) -> Recipe:
 
 
 def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
-    place = {name: settings.pop(name) for name in list(settings) if name in Place.__slots__}
-    settled = {"root": root, "out": out, "device": "cpu", "workers": 0, **place}
-    return run_training(tiny_recipe(**settings), Place(**settled), report)
+    decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
+    place = {"root": root, "out": out, "device": "cpu", "workers": 0, **settings}
+    return run_training(tiny_recipe(**decisive), report, **place)
 
 
 def stop_with(signum: int) -> Callable[[], None]:
@@ -180,15 +180,13 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
 from feedline.train.run_folder import occupied
-from feedline.train.place import Place
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
 if __name__ == "__main__":
     recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
-    place = Place(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=1,
-                  checkpoint_every=3)
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    run_training(recipe, place, Recorder(after=8, do=kill))
+    run_training(recipe, Recorder(after=8, do=kill), root=Path(sys.argv[3]),
+                 out=Path(sys.argv[4]), device="cpu", workers=1, checkpoint_every=3)
 """
 
 

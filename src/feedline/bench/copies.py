@@ -138,6 +138,7 @@ def copies(
     Yields:
         The copies, in the survey's order, or why there are none.
     """
+    started, done, share = time.perf_counter(), itertools.count(1), len(pool)
     with contextlib.ExitStack() as stack:
         made: Copies | str
         try:
@@ -146,40 +147,32 @@ def copies(
                 made = f"no image has a shorter side above {side_px} px"
             if not made:
                 root = stack.enter_context(temporary_folder(parent))
-                made = _make_all(pool, folder, survey, side_px, root, advance)
+                (root / "images").mkdir()
+                numbers = list(enumerate(survey.numbers))
+                jobs = [(folder, numbers[k::share], side_px, root / "images") for k in range(share)]
+                files = list(
+                    itertools.chain(*pool.each(_make, jobs, lambda _: advance(next(done))))
+                )
+                made = _described(root, side_px, files, time.perf_counter() - started)
         except OSError as error:
             stack.close()
             made = f"they cannot be written: {error}; TMPDIR names another folder for them"
         yield made
 
 
-def _make_all(
-    pool: Pool,
-    folder: ImageFolder,
-    survey: Survey,
-    side_px: int,
-    root: Path,
-    advance: Callable[[int], None],
+def _described(
+    root: Path, side_px: int, files: Sequence[tuple[int, bool]], seconds: float
 ) -> Copies | str:
-    started = time.perf_counter()
-    target = root / "images"
-    target.mkdir()
-    share, done = len(pool), itertools.count(1)
-    numbers = list(enumerate(survey.numbers))
-    jobs = [(folder, numbers[k::share], side_px, target) for k in range(share)]
-    made = list(
-        itertools.chain.from_iterable(pool.each(_make, jobs, lambda _: advance(next(done))))
-    )
-    if not made:
+    """The copies, by their bytes and whether they are originals, or why there are none."""
+    if not files:
         return "not one original could be read again"
-    sizes = [size for size, _ in made]
     return Copies(
         root=root,
         side_px=side_px,
-        images=len(sizes),
-        as_they_are=sum(unchanged for _, unchanged in made),
-        file_bytes=sum(sizes) / len(sizes),
-        seconds=time.perf_counter() - started,
+        images=len(files),
+        as_they_are=sum(unchanged for _, unchanged in files),
+        file_bytes=sum(size for size, _ in files) / len(files),
+        seconds=seconds,
     )
 
 

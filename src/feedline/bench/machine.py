@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from feedline import __version__
 from feedline.system import usable_cores
 
 __all__ = ["cpu_model", "machine", "versions"]
-
-_MODULES = {"torch": "torch", "numpy": "numpy", "simplejpeg": "simplejpeg", "Pillow": "PIL"}
 
 
 def cpu_model() -> str:
@@ -41,19 +38,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
-    """The versions of what makes batches; None for what is not installed.
+def versions(*packages: str) -> dict[str, str | None]:
+    """The versions of feedline, Python, torch and more packages, which are not imported.
 
-    Args:
-        more: names of further packages; they are not imported.
+    It is None for a package that is not installed.
     """
-    found: dict[str, str | None] = {"feedline": __version__, "python": platform.python_version()}
-    for name, module in _MODULES.items():
-        try:
-            found[name] = str(importlib.import_module(module).__version__)
-        except ImportError:
-            found[name] = None
-    for name in more:
+    found: dict[str, str | None] = {
+        "feedline": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # the metadata may lack its "+cu130"
+    }
+    for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

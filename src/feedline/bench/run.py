@@ -31,6 +31,7 @@ from feedline.system import usable_cores
 
 __all__ = ["Report", "run_benchmark"]
 
+_PACKAGES = ("numpy", "simplejpeg", "Pillow")
 _PROCESS_BYTES = 300 << 20  # one of its own that imported torch, built for CUDA
 _SURVEY_SHARE, _STAGES_SHARE = 0.1, 0.05  # of the seconds, on top of them
 
@@ -46,11 +47,7 @@ class Report(Protocol):
 
 
 def run_benchmark(settings: Settings, report: Report) -> Result:
-    """Measure.
-
-    Args:
-        settings: what.
-        report: is told how far it is.
+    """Measure what the settings ask for.
 
     Raises:
         UsageError: a folder or setting that cannot be used as asked, or torchvision is missing.
@@ -119,7 +116,7 @@ def run_benchmark(settings: Settings, report: Report) -> Result:
         skipped=sorted(skipped),
         left_out=left_out,
         machine=machine(),
-        versions=versions([] if settings.against is None else ["torchvision"]),
+        versions=versions(*_PACKAGES, *([] if settings.against is None else ["torchvision"])),
         elapsed_s=time.perf_counter() - started,
     )
 

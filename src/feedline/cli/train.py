@@ -107,20 +107,20 @@ def train(
 
     from feedline.cli.progress import progress_bar
     from feedline.cli.train_progress import TrainProgress
-    from feedline.train.place import Place
     from feedline.train.run import run_training  # loads torch
 
-    place = Place(
-        root=folder,
-        val=val,
-        device=device.value,
-        workers=processes,
-        out=out,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-    )
     with progress_bar(TimeRemainingColumn()) as bar:
-        result = run_training(recipe, place, TrainProgress(bar))
+        result = run_training(
+            recipe,
+            TrainProgress(bar),
+            root=folder,
+            val=val,
+            device=device.value,
+            workers=processes,
+            out=out,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+        )
     write_json(json, result.as_dict())
     if result.skipped:
         _, reason = result.skipped[0]  # names the file

@@ -7,9 +7,12 @@ so any number of readers can each take the difference of two readings.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 __all__ = ["Split", "Timing", "Totals"]
+
+_values = operator.attrgetter("steps", "wait_ms", "copy_ms", "compute_ms")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +37,7 @@ class Split:
         return self.wait_ms + self.copy_ms + self.compute_ms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over some steps, in milliseconds. The parts are those of `Split`."""
 
@@ -44,21 +47,11 @@ class Totals:
     compute_ms: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            steps=self.steps + other.steps,
-            wait_ms=self.wait_ms + other.wait_ms,
-            copy_ms=self.copy_ms + other.copy_ms,
-            compute_ms=self.compute_ms + other.compute_ms,
-        )
+        return Totals(*map(operator.add, _values(self), _values(other)))
 
     def __sub__(self, earlier: Totals) -> Totals:
         """The steps since an earlier reading."""
-        return Totals(
-            steps=self.steps - earlier.steps,
-            wait_ms=self.wait_ms - earlier.wait_ms,
-            copy_ms=self.copy_ms - earlier.copy_ms,
-            compute_ms=self.compute_ms - earlier.compute_ms,
-        )
+        return Totals(*map(operator.sub, _values(self), _values(earlier)))
 
     def mean(self) -> Split:
         """The mean step."""

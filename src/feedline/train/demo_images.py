@@ -31,13 +31,6 @@ _SENSOR_NOISE = 5.0  # grey levels; with the quality above, this makes the files
 _SPLITS = {"train": 0, "val": 1}
 
 _Plane = NDArray[Any]  # float32, shape (height, width)
-_Texture = Callable[[_Plane, _Plane], _Plane]
-
-
-def _edge(distance: _Plane) -> _Plane:
-    """A soft step: 0 where `distance` is below 0, 1 above, over a twelfth of a period."""
-    soft: _Plane = np.clip(distance * 12.0 + 0.5, 0.0, 1.0)
-    return soft
 
 
 def _cell(u: _Plane) -> _Plane:
@@ -46,76 +39,40 @@ def _cell(u: _Plane) -> _Plane:
     return cell
 
 
-def _stripes(u: _Plane, v: _Plane) -> _Plane:
-    return _edge(np.abs(_cell(u)) - 0.25)
+def _band(u: _Plane) -> _Plane:
+    """The distance from a band that is half a period wide."""
+    band: _Plane = np.abs(_cell(u)) - 0.25
+    return band
 
 
-def _dots(u: _Plane, v: _Plane) -> _Plane:
-    return _edge(np.hypot(_cell(u), _cell(v)) - 0.3)
+def _offset(v: _Plane) -> _Plane:
+    """How far the cells of every other row are moved: by half a period."""
+    offset: _Plane = 0.5 * (np.floor(v) % 2)
+    return offset
 
 
-def _checks(u: _Plane, v: _Plane) -> _Plane:
-    return _edge(np.sin(np.pi * u) * np.sin(np.pi * v) * 0.5)
-
-
-def _rings(u: _Plane, v: _Plane) -> _Plane:
-    radius = np.hypot(_cell(u * 0.4), _cell(v * 0.4)) * 2.5
-    return _edge(np.abs(_cell(radius * 1.6)) - 0.25)
-
-
-def _zigzag(u: _Plane, v: _Plane) -> _Plane:
-    return _edge(np.abs(_cell(u + 1.5 * np.abs(_cell(v * 0.8)))) - 0.25)
-
-
-def _bricks(u: _Plane, v: _Plane) -> _Plane:
-    row = np.floor(v)
-    across = _cell(u * 0.5 + 0.5 * (row % 2))
-    return _edge(np.minimum((0.5 - np.abs(across)) * 2.0, 0.5 - np.abs(_cell(v))) - 0.1)
-
-
-def _crosses(u: _Plane, v: _Plane) -> _Plane:
-    x, y = np.abs(_cell(u)), np.abs(_cell(v))
-    return _edge(np.maximum(np.minimum(x, y) - 0.1, np.maximum(x, y) - 0.38))
-
-
-def _triangles(u: _Plane, v: _Plane) -> _Plane:
-    return _edge((_cell(u) + _cell(v)) * 0.7)
-
-
-def _weave(u: _Plane, v: _Plane) -> _Plane:
-    over = np.sin(np.pi * u * 0.5) * np.sin(np.pi * v * 0.5) > 0
-    return _edge(np.abs(_cell(np.where(over, u, v) * 2.0)) - 0.25)
-
-
-def _scales(u: _Plane, v: _Plane) -> _Plane:
-    row = np.floor(v)
-    x = _cell(u + 0.5 * (row % 2))
-    return _edge(np.abs(np.hypot(x, _cell(v) + 0.5) - 0.55) - 0.12)
-
-
-def _pinwheels(u: _Plane, v: _Plane) -> _Plane:
-    angle = np.arctan2(_cell(v * 0.5), _cell(u * 0.5))
-    return _edge(np.sin(6.0 * angle) * 0.3)
-
-
-def _grid(u: _Plane, v: _Plane) -> _Plane:
-    return _edge(0.38 - np.maximum(np.abs(_cell(u)), np.abs(_cell(v))))
-
-
+# Each texture gives the distance of a position (u, v) from its marks, in periods, below 0 within.
 # In this order `--classes N` takes the first N: the first few look least alike.
-_TEXTURES: dict[str, _Texture] = {
-    "stripes": _stripes,
-    "dots": _dots,
-    "checks": _checks,
-    "rings": _rings,
-    "zigzag": _zigzag,
-    "bricks": _bricks,
-    "crosses": _crosses,
-    "pinwheels": _pinwheels,
-    "scales": _scales,
-    "weave": _weave,
-    "triangles": _triangles,
-    "grid": _grid,
+_TEXTURES: dict[str, Callable[[_Plane, _Plane], _Plane]] = {
+    "stripes": lambda u, v: _band(u),
+    "dots": lambda u, v: np.hypot(_cell(u), _cell(v)) - 0.3,
+    "checks": lambda u, v: np.sin(np.pi * u) * np.sin(np.pi * v) * 0.5,
+    "rings": lambda u, v: _band(np.hypot(_cell(u * 0.4), _cell(v * 0.4)) * 2.5 * 1.6),
+    "zigzag": lambda u, v: _band(u + 1.5 * np.abs(_cell(v * 0.8))),
+    "bricks": lambda u, v: (
+        np.minimum((0.5 - np.abs(_cell(u * 0.5 + _offset(v)))) * 2.0, 0.5 - np.abs(_cell(v))) - 0.1
+    ),
+    "crosses": lambda u, v: np.maximum(
+        np.minimum(np.abs(_cell(u)), np.abs(_cell(v))) - 0.1,
+        np.maximum(np.abs(_cell(u)), np.abs(_cell(v))) - 0.38,
+    ),
+    "pinwheels": lambda u, v: np.sin(6.0 * np.arctan2(_cell(v * 0.5), _cell(u * 0.5))) * 0.3,
+    "scales": lambda u, v: np.abs(np.hypot(_cell(u + _offset(v)), _cell(v) + 0.5) - 0.55) - 0.12,
+    "weave": lambda u, v: _band(
+        np.where(np.sin(np.pi * u * 0.5) * np.sin(np.pi * v * 0.5) > 0, u, v) * 2.0
+    ),
+    "triangles": lambda u, v: (_cell(u) + _cell(v)) * 0.7,
+    "grid": lambda u, v: 0.38 - np.maximum(np.abs(_cell(u)), np.abs(_cell(v))),
 }
 CLASS_NAMES: tuple[str, ...] = tuple(_TEXTURES)
 
@@ -139,13 +96,8 @@ def _clouds(rng: np.random.Generator, height: int, width: int) -> NDArray[np.flo
     planes = np.fft.irfft2(noise.view(np.complex64)[..., 0] * falloff, s=(height, width))
     planes /= planes.std(axis=(1, 2), keepdims=True)
     light, warm, green = planes.astype(np.float32)
-    clouds = np.stack(
-        [
-            light + 0.5 * warm + 0.2 * green,
-            light - 0.2 * warm + 0.4 * green,
-            light - 0.3 * warm - 0.6 * green,
-        ]
-    )
+    mixed = ((0.5, 0.2), (-0.2, 0.4), (-0.3, -0.6))  # of red, green and blue
+    clouds = np.stack([light + a * warm + b * green for a, b in mixed])
     clouds /= clouds.std(axis=(1, 2), keepdims=True)
     return clouds
 
@@ -177,12 +129,13 @@ def demo_pixels(
     cos, sin = math.cos(angle) / period_px, math.sin(angle) / period_px
     u = x * cos + y * sin + rng.uniform(0, 8) + bend
     v = y * cos - x * sin + rng.uniform(0, 8) + bend
-    texture = _TEXTURES[class_name](u, v)
+    # A soft step at the marks' edges: 0 within, 1 outside, over a twelfth of a period.
+    texture = np.clip(_TEXTURES[class_name](u, v) * 12.0 + 0.5, 0.0, 1.0)
 
-    dark, light = rng.uniform(15, 110, 3), rng.uniform(145, 245, 3)
+    low, high = rng.uniform(15, 110, 3), rng.uniform(145, 245, 3)
     if rng.random() < 0.5:
-        dark, light = light, dark
-    colours = (dark.astype(np.float32), light.astype(np.float32))
+        low, high = high, low
+    low, high = low.astype(np.float32), high.astype(np.float32)
     base = rng.uniform(70, 185, 3).astype(np.float32)
 
     # The surface's outline: a rounded, uneven patch that leaves some background.
@@ -198,8 +151,8 @@ def demo_pixels(
 
     pixels = np.empty((height, width, 3), dtype=np.uint8)
     for channel in range(3):
-        low, high = colours[0][channel], colours[1][channel]
-        surface = low + (high - low) * texture + 8.0 * clouds[channel]
+        contrast = high[channel] - low[channel]
+        surface = low[channel] + contrast * texture + 8.0 * clouds[channel]
         backdrop = base[channel] + 38.0 * clouds[channel]
         value = (backdrop + (surface - backdrop) * inside) * lighting + grain
         pixels[..., channel] = np.clip(value, 0.0, 255.0)

@@ -60,16 +60,13 @@ class DemoSet:
         """Pictures in the set."""
         return self.classes * (self.train_per_class + self.val_per_class)
 
-    def pictures(self) -> Iterator[tuple[str, str, int]]:
-        """Split, class name and number of every picture."""
+    def pictures(self) -> Iterator[tuple[str, str, str, int]]:
+        """The path within the folder, split, class name and number of every picture."""
         for split, count in (("train", self.train_per_class), ("val", self.val_per_class)):
             for class_name in CLASS_NAMES[: self.classes]:
                 for number in range(count):
-                    yield split, class_name, number
-
-
-def _name(split: str, class_name: str, number: int) -> str:
-    return f"{split}/{class_name}/{class_name}-{number:05d}.jpg"
+                    path = f"{split}/{class_name}/{class_name}-{number:05d}.jpg"
+                    yield path, split, class_name, number
 
 
 def _found(folder: Path) -> tuple[DemoSet | None, bool]:
@@ -78,7 +75,7 @@ def _found(folder: Path) -> tuple[DemoSet | None, bool]:
     try:
         marker = json.loads((folder / MARKER).read_text())
         demo = DemoSet(**marker["set"])
-        size = sum((folder / _name(*picture)).stat().st_size for picture in demo.pictures())
+        size = sum((folder / name).stat().st_size for name, *_ in demo.pictures())
         return demo, (_VERSION, size) == (marker["version"], marker["bytes"])
     except (OSError, ValueError, TypeError, KeyError):
         return demo, False
@@ -88,7 +85,7 @@ def _stranger(folder: Path, demo: DemoSet | None) -> str | None:
     """Something in a folder that is not of the set it claims to hold."""
     if demo is None:
         return next((path.name for path in folder.iterdir()), None)
-    own = {MARKER, *(_name(*picture) for picture in demo.pictures())}
+    own = {MARKER, *(name for name, *_ in demo.pictures())}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if (path.is_symlink() or not path.is_dir()) and name not in own:
@@ -139,8 +136,8 @@ def write_demo_set(
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         size = 0
-        for done, (split, class_name, number) in enumerate(demo.pictures(), start=1):
-            path = partial / _name(split, class_name, number)
+        for done, (name, split, class_name, number) in enumerate(demo.pictures(), start=1):
+            path = partial / name
             if number == 0:
                 path.parent.mkdir(parents=True)
             data = demo_jpeg(class_name, number=number, split=split, seed=demo.seed)

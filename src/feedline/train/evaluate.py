@@ -61,7 +61,7 @@ def evaluate(
     table = None if labels_as is None else torch.tensor(labels_as, device=device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     hits = torch.zeros(2, dtype=torch.int64, device=device)
-    samples, best = 0, 1
+    samples = classes = 0
     training = learner.model.training
     learner.model.eval()
     try:
@@ -73,8 +73,8 @@ def evaluate(
                     logits = learner.model(images)
                 logits = logits.float()
                 loss_sum += functional.cross_entropy(logits, labels, reduction="sum").double()
-                best = min(5, logits.shape[1])
-                found = logits.topk(best, dim=1).indices == labels[:, None]
+                classes = logits.shape[1]
+                found = logits.topk(min(5, classes), dim=1).indices == labels[:, None]
                 hits += torch.stack([found[:, 0].sum(), found.any(dim=1).sum()])
                 samples += len(labels)
                 advance(len(labels))
@@ -85,7 +85,6 @@ def evaluate(
     if not samples:
         return None
     first, any_of_five = hits.tolist()
-    classes = logits.shape[1]
     return Evaluation(
         samples=samples,
         loss=loss_sum.item() / samples,

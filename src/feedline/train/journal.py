@@ -6,7 +6,7 @@ keeps its sums across the interruption. Reading the loss waits for the device; a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -144,7 +144,7 @@ class Journal:
             "running": {
                 **vars(running),
                 "loss_sum": float(running.loss_sum.item()),
-                "split": list(asdict(running.split).values()),
+                "split": list(astuple(running.split)),
             },
         }
 
@@ -152,10 +152,8 @@ class Journal:
     def from_state(cls, state: dict[str, Any], device: torch.device) -> Journal:
         """The journal that `state_dict` described."""
         saved = state["running"]
-        steps, wait_ms, copy_ms, compute_ms = saved["split"]
-        split = Totals(steps=int(steps), wait_ms=wait_ms, copy_ms=copy_ms, compute_ms=compute_ms)
         loss_sum = torch.tensor(saved["loss_sum"], dtype=torch.float64, device=device)
         return cls(
-            running=Running(**{**saved, "loss_sum": loss_sum, "split": split}),
+            running=Running(**{**saved, "loss_sum": loss_sum, "split": Totals(*saved["split"])}),
             records=[EpochRecord(**record) for record in state["records"]],
         )

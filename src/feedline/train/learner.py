@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
 
 from feedline.train.optimizer import create_optimizer
 from feedline.train.rate import create_rate
 from feedline.train.recipe import Recipe
-from feedline.train.runtime import Precision
 
-__all__ = ["Learner", "create_learner"]
+__all__ = ["Learner"]
 
 
-@dataclass(kw_only=True)
 class Learner:
     """A model in training.
 
     Args:
-        model: on `device`, in channels_last layout.
-        optimizer: over the model's parameters.
-        rate: the learning rate's curve.
-        scaler: scales the loss; switched off unless the precision asks for it.
-        precision: how a step computes.
-        device: where.
-        label_smoothing: of the training loss.
+        model: in channels_last layout; is moved to the device.
+        recipe: says which optimizer and rate.
         total_steps: steps of the whole schedule.
-        step: steps done so far.
+        device: where a step computes.
+        precision: what it computes in. With float16 the loss is scaled, for gradients underflow.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    rate: OneCycleLR
-    scaler: torch.amp.GradScaler
-    precision: Precision
-    device: torch.device
-    label_smoothing: float
-    total_steps: int
-    step: int = 0
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        total_steps: int,
+        device: torch.device,
+        precision: torch.dtype,
+    ) -> None:
+        self.model = model.to(device=device)
+        self.optimizer = create_optimizer(self.model, recipe)
+        self.rate = create_rate(self.optimizer, recipe, total_steps=total_steps)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
+        self.precision = precision
+        self.device = device
+        self.label_smoothing = recipe.label_smoothing
+        self.total_steps = total_steps
+        self.step = 0  # steps done so far
 
     @property
     def lr(self) -> float:
@@ -66,26 +67,3 @@ class Learner:
         if self.scaler.is_enabled() and state["scaler"]:  # empty where it was switched off
             self.scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])
-
-
-def create_learner(
-    model: nn.Module,
-    recipe: Recipe,
-    *,
-    total_steps: int,
-    device: torch.device,
-    precision: Precision,
-) -> Learner:
-    """Move a model to its device and put optimizer, rate and scaler around it."""
-    model = model.to(device=device)
-    optimizer = create_optimizer(model, recipe)
-    return Learner(
-        model=model,
-        optimizer=optimizer,
-        rate=create_rate(optimizer, recipe, total_steps=total_steps),
-        scaler=torch.amp.GradScaler(device.type, enabled=precision.scaled),
-        precision=precision,
-        device=device,
-        label_smoothing=recipe.label_smoothing,
-        total_steps=total_steps,
-    )

@@ -19,12 +19,8 @@ def create_rate(
 ) -> OneCycleLR:
     """Make the curve: up for `recipe.warmup` of the steps, then down along a cosine.
 
-    Smith and Topin, "Super-convergence", 2018. It starts at 1/25 of the peak and ends near 0.
-
-    Args:
-        optimizer: whose groups' rate is set, before each step.
-        recipe: gives the peak rate and the share of warm-up.
-        total_steps: steps of all phases together, at least 1.
+    Smith and Topin, "Super-convergence", 2018. It starts at 1/25 of the peak and ends near 0, over
+    `total_steps` of all phases together, at least 1.
     """
     # With a single step of warm-up there is no rise, and torch would divide by its length, 0.
     rises = recipe.warmup * total_steps > 1

@@ -16,16 +16,11 @@ from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 
 __all__ = ["Recipe", "differences"]
 
-_CHOICES = {
-    "optimizer": ("adamw", "sgd"),
-    "amp": ("auto", "off", "bf16", "fp16"),
-    "on_error": ("raise", "skip"),
-}
 # Peak rates of the one cycle. AdamW's does not follow the batch size; SGD's does, linearly, from
 # 0.1 at 256 rows (Goyal et al., "Accurate, large minibatch SGD", 2017).
 _ADAMW_LR = 0.002
 _SGD_LR_PER_ROW = 0.1 / 256
-_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-5}
+_ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # Settings that may differ when a run goes on: they change what is measured, not the weights.
 _FREE_ON_RESUME = ("val_size",)
 
@@ -72,34 +67,31 @@ class Recipe:
         if not parsed.sizes:
             raise UsageError(f"each phase of the schedule needs an image size, got {parsed}")
         self._fill("schedule", str(parsed))
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} must be {_either(choices)}, got {getattr(self, name)!r}")
+        for name, valid, expected in (
+            ("optimizer", self.optimizer in ("adamw", "sgd"), "'adamw' or 'sgd'"),
+            ("amp", self.amp in ("auto", "off", "bf16", "fp16"), "'auto', 'off', 'bf16' or 'fp16'"),
+            ("on_error", self.on_error in ("raise", "skip"), "'raise' or 'skip'"),
+            _whole("batch_size", self.batch_size, 1, 1 << 24),
+            _whole("val_size", 1 if self.val_size is None else self.val_size, 1, MAX_SIZE_PX),
+            _whole("seed", self.seed, 0, 2**63 - 1),
+            ("lr", self.lr is None or 0 < _number(self.lr) < math.inf, "above 0"),
+            (
+                "weight_decay",
+                self.weight_decay is None or 0 <= _number(self.weight_decay) < math.inf,
+                "0 or above",
+            ),
+            ("warmup", 0 <= _number(self.warmup) < 1, "from 0 to below 1"),
+            ("label_smoothing", 0 <= _number(self.label_smoothing) < 1, "from 0 to below 1"),
+        ):
+            if not valid:
+                raise UsageError(f"{name} must be {expected}, got {getattr(self, name)!r}")
+        adamw = self.optimizer == "adamw"
         if self.val_size is None:
             self._fill("val_size", parsed.sizes[-1])
-        for name, low, high in (
-            ("batch_size", 1, 1 << 24),
-            ("val_size", 1, MAX_SIZE_PX),
-            ("seed", 0, 2**63 - 1),
-        ):
-            whole = getattr(self, name)
-            if not isinstance(whole, int) or isinstance(whole, bool) or not low <= whole <= high:
-                raise UsageError(
-                    f"{name} must be a whole number from {low} to {high}, got {whole!r}"
-                )
         if self.lr is None:
-            sgd_lr = _SGD_LR_PER_ROW * self.batch_size
-            self._fill("lr", _ADAMW_LR if self.optimizer == "adamw" else sgd_lr)
+            self._fill("lr", _ADAMW_LR if adamw else _SGD_LR_PER_ROW * self.batch_size)
         if self.weight_decay is None:
-            self._fill("weight_decay", _WEIGHT_DECAY[self.optimizer])
-        if not (_is_finite(self.lr) and self.peak_lr > 0):
-            raise UsageError(f"lr must be above 0, got {self.lr!r}")
-        if not (_is_finite(self.weight_decay) and self.decay >= 0):
-            raise UsageError(f"weight_decay must be 0 or above, got {self.weight_decay!r}")
-        for name in ("warmup", "label_smoothing"):
-            share = getattr(self, name)
-            if not (_is_finite(share) and 0 <= share < 1):
-                raise UsageError(f"{name} must be from 0 to below 1, got {share!r}")
+            self._fill("weight_decay", _ADAMW_DECAY if adamw else _SGD_DECAY)
 
     def _fill(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -171,10 +163,12 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], was: str, is_:
     )
 
 
-def _is_finite(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)  # type: ignore[arg-type]
+def _whole(name: str, value: object, low: int, high: int) -> tuple[str, bool, str]:
+    """Whether a setting is a whole number from low to high, with its name and what it should be."""
+    valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return name, valid, f"a whole number from {low} to {high}"
 
 
-def _either(choices: tuple[str, ...]) -> str:
-    return ", ".join(repr(choice) for choice in choices[:-1]) + f" or {choices[-1]!r}"
+def _number(value: object) -> float:
+    """A number as it is, NaN for anything else."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -35,7 +35,7 @@ class Result:
     best_top1: float | None
     skipped: list[tuple[str, str]]
     machine: dict[str, Any]
-    versions: dict[str, str]
+    versions: dict[str, str | None]
 
     def as_dict(self) -> dict[str, Any]:
         """The result, JSON-able."""

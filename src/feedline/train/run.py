@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from feedline.bench.machine import versions
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
@@ -18,9 +20,8 @@ from feedline.loader import DataLoader
 from feedline.system import rank_and_world
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.journal import Journal, Running
-from feedline.train.learner import create_learner
+from feedline.train.learner import Learner
 from feedline.train.model import create_model
-from feedline.train.place import Place
 from feedline.train.recipe import Recipe, differences
 from feedline.train.result import Result
 from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
@@ -29,7 +30,6 @@ from feedline.train.runtime import (
     choose_precision,
     machine,
     prepare_process,
-    versions,
 )
 from feedline.train.splits import check_classes, find_splits, label_map
 from feedline.train.stop import StopRequest
@@ -38,16 +38,43 @@ from feedline.train.training import Report, Training
 __all__ = ["run_training"]
 
 
-def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
+def run_training(
+    recipe: Recipe,
+    report: Report,
+    *,
+    root: Path,
+    val: Path | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    out: Path | None = None,
+    resume: str | None = None,
+    checkpoint_every: int = 0,
+) -> Result:
     """Train, or go on training.
 
     Ctrl-C and SIGTERM end it after the step under way, with a checkpoint written.
 
+    Args:
+        recipe: all that decides the weights.
+        report: is told how it goes.
+        root: the dataset.
+        val: validation images, where they are not under `root`.
+        device: "auto", "cpu" or "cuda".
+        workers: "auto" or how many worker processes load images.
+        out: the run's folder; None takes `runs/MODEL-N`.
+        resume: a checkpoint, a run's folder, "auto", or None.
+        checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
+
     Raises:
-        UsageError: a folder, model, device or checkpoint that cannot be used as asked.
+        UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
+            used as asked.
         SampleError: an image cannot be decoded and the recipe says "raise".
         FeedlineError: the loss is not finite.
     """
+    if checkpoint_every < 0:
+        raise UsageError(f"checkpoint_every must be 0 or above, got {checkpoint_every}")
+    if workers != "auto" and workers < 0:
+        raise UsageError(f"workers must be 'auto' or 0 or above, got {workers}")
     rank, world_size = rank_and_world()
     if world_size > 1:
         raise UsageError(
@@ -55,10 +82,10 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
             "train on its share of the images alone. Start it without torchrun, or unset RANK and "
             "WORLD_SIZE"
         )
-    device = choose_device(place.device)
-    precision = choose_precision(recipe.amp, device)
-    splits = find_splits(place.root, val=place.val)
-    checkpoint = find_checkpoint(place.resume, out=place.out, model=recipe.model)
+    torch_device = choose_device(device)
+    precision = choose_precision(recipe.amp, torch_device)
+    splits = find_splits(root, val=val)
+    checkpoint = find_checkpoint(resume, out=out, model=recipe.model)
     saved = None if checkpoint is None else load_checkpoint(checkpoint)
     if saved is not None:
         recipe.check_resumable(saved["recipe"])
@@ -78,13 +105,14 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
             "was made with, with the same files in it, or start anew without --resume"
         )
 
-    prepare_process(seed=recipe.seed, device=device)
+    prepare_process(seed=recipe.seed, device=torch_device)
     model = create_model(recipe.model, classes=len(train_data.classes), sizes=recipe.sizes)
-    out = make_run_folder(place.out, checkpoint=checkpoint, model=recipe.model)
+    out = make_run_folder(out, checkpoint=checkpoint, model=recipe.model)
     report.note(
         f"{len(train_data)} images of {len(train_data.classes)} classes"
         + (f", {len(val_data)} to validate on" if val_data else "")
-        + f"; {recipe.model} in {precision} on {device.type}; writing to {out}/"
+        + f"; {recipe.model} in {str(precision).removeprefix('torch.')} on {torch_device.type}; "
+        f"writing to {out}/"
     )
     if splits.note:
         report.note(splits.note)
@@ -92,8 +120,8 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
     make_loader: partial[DataLoader[Any]] = partial(
         DataLoader,
         seed=recipe.seed,
-        num_workers=place.workers,
-        device=device.type,
+        num_workers=workers,
+        device=torch_device.type,
         on_error=recipe.on_error,
     )
     with (
@@ -119,12 +147,16 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
             loader=loader,
             val_loader=val_loader,
             labels_as=labels_as,
-            learner=create_learner(
-                model, recipe, total_steps=loader.total_steps, device=device, precision=precision
+            learner=Learner(
+                model,
+                recipe,
+                total_steps=loader.total_steps,
+                device=torch_device,
+                precision=precision,
             ),
-            journal=Journal(running=Running.begin(0, device)),
+            journal=Journal(running=Running.begin(0, torch_device)),
             out=out,
-            checkpoint_every=place.checkpoint_every,
+            checkpoint_every=checkpoint_every,
             stop=stop,
             report=report,
         )
@@ -145,6 +177,6 @@ def run_training(recipe: Recipe, place: Place, report: Report) -> Result:
         stopped_by=None if finished else stop.signum,
         best_top1=training.journal.best_top1,
         skipped=skipped,
-        machine=machine(device),
-        versions=versions(),
+        machine=machine(torch_device),
+        versions=versions("timm"),
     )

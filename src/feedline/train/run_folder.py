@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
@@ -44,7 +44,7 @@ def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path
         resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
             `out` is given that of the model's newest run, and none where there is none.
         out: the run's folder, if the user named it.
-        model: the model's name.
+        model: whose runs are looked for.
 
     Raises:
         StateError: there is no such checkpoint.
@@ -85,11 +85,9 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
             newest = max((number for number, _ in _numbered(model)), default=0)
             for number in itertools.count(newest + 1):
                 out = _RUNS / f"{_stem(model)}{number}"
-                try:
+                with suppress(FileExistsError):  # another run took it a moment ago
                     out.mkdir(parents=True)
                     return out
-                except FileExistsError:  # another run took it a moment ago
-                    continue
         assert out is not None
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,27 +112,19 @@ def occupied(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another run is in it.
     """
-    held = _lock(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it holds something
-            folder.rmdir()
-        if held is not None:
-            os.close(held)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder; None where the platform has no such locks."""
-    if sys.platform == "win32":
-        return None
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        # The kernel returns the lock when the process ends, however it ends.
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(held)
-        raise UsageError(
-            f"another run is writing to {folder}; wait for it, or name another --out"
-        ) from None
-    return held
+    with ExitStack() as stack:
+        if sys.platform != "win32":  # which has no such locks
+            held = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, held)
+            try:
+                # The kernel returns the lock when the process ends, however it ends.
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"another run is writing to {folder}; wait for it, or name another --out"
+                ) from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()

@@ -9,40 +9,20 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from feedline import __version__
 from feedline.errors import ResourceError, UsageError
 
 __all__ = [
-    "Precision",
     "choose_device",
     "choose_precision",
     "machine",
     "prepare_process",
     "random_state",
     "restore_random_state",
-    "versions",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Precision:
-    """How a step computes.
-
-    Args:
-        autocast: the dtype of autocast, or None for float32 throughout.
-        scaled: whether the loss is scaled; float16 needs it, for its gradients underflow.
-    """
-
-    autocast: torch.dtype | None = None
-    scaled: bool = False
-
-    def __str__(self) -> str:
-        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
 def choose_device(name: str) -> torch.device:
@@ -65,10 +45,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if there and name != "cpu" else "cpu")
 
 
-def choose_precision(amp: str, device: torch.device) -> Precision:
-    """The precision for "auto", "off", "bf16" or "fp16".
+def choose_precision(amp: str, device: torch.device) -> torch.dtype:
+    """What a step computes in, by "auto", "off", "bf16" or "fp16".
 
-    "auto" is bfloat16 on a GPU that has it, else float16 with a scaled loss; float32 on a CPU.
+    "auto" is bfloat16 on a GPU that has it, else float16; float32 on a CPU.
 
     Raises:
         UsageError: float16 was asked for on a CPU, where it gains nothing.
@@ -77,12 +57,10 @@ def choose_precision(amp: str, device: torch.device) -> Precision:
     if amp == "fp16" and not on_cuda:
         raise UsageError("amp 'fp16' needs a CUDA device; use 'bf16' or 'off' on a CPU")
     if amp == "off" or (amp == "auto" and not on_cuda):
-        return Precision()
+        return torch.float32
     # is_bf16_supported() also counts emulation; tensor cores have bfloat16 from compute 8.0 on.
     native = on_cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-    if amp == "bf16" or (amp == "auto" and native):
-        return Precision(autocast=torch.bfloat16)
-    return Precision(autocast=torch.float16, scaled=True)
+    return torch.bfloat16 if amp == "bf16" or (amp == "auto" and native) else torch.float16
 
 
 def prepare_process(*, seed: int, device: torch.device) -> None:
@@ -105,18 +83,6 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    import timm  # an extra: only a training run has it
-
-    return {
-        "feedline": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "timm": str(timm.__version__),
-    }
 
 
 def machine(device: torch.device) -> dict[str, Any]:

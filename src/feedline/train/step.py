@@ -19,7 +19,7 @@ __all__ = ["autocast", "train_step"]
 
 def autocast(learner: Learner) -> torch.autocast:
     """The context in which the learner's model computes."""
-    dtype = learner.precision.autocast
+    dtype = None if learner.precision is torch.float32 else learner.precision
     return torch.autocast(learner.device.type, dtype=dtype, enabled=dtype is not None)
 
 

@@ -184,11 +184,12 @@ class Training:
     def _finite_loss(self, size_px: int) -> float:
         """The epoch's mean loss so far; waits for the device."""
         running, learner = self.journal.running, self.learner
+        precision = str(learner.precision).removeprefix("torch.")
         loss = running.mean_loss()
         if not math.isfinite(loss):
             raise FeedlineError(
                 f"the loss became {loss} by step {learner.step} (epoch {running.epoch + 1}, "
-                f"{size_px} px, learning rate {learner.lr:.3g}, {learner.precision}). The learning "
+                f"{size_px} px, learning rate {learner.lr:.3g}, {precision}). The learning "
                 "rate is probably too high: try a third of it with --lr, or a longer --warmup; "
                 "with float16, --amp bf16 or off. The checkpoint before this is untouched"
             )
