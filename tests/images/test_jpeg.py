@@ -325,6 +325,15 @@ def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
 
 
 @compiled
+def test_damage_in_one_image_leaves_none_of_the_next_to_others():
+    decoder, data = compiled_decoder(), encoded()
+    short = data[: len(data) // 2] + b"\xff\xd9"
+    for _ in range(20):
+        assert read(decoder, short, (HEIGHT - 10, 0, 10, 10)) is None
+        assert np.array_equal(read(decoder, data, (3, 5, 60, 70)), whole(data)[3:63, 5:75])
+
+
+@compiled
 def test_an_opened_image_is_held_until_it_is_read():
     decoder = compiled_decoder()
     data = bytearray(encoded())
