@@ -165,6 +165,9 @@ def test_a_batch_of_the_largest_size_is_taken_and_one_of_no_known_size_not() -> 
     assert refused(data, rows=4) == ""
     assert "too large" in refused(data, rows=5)
     assert "not known how large" in refused(data, rows=0)
+    wide = TensorDataset(torch.zeros(4, MAX_BATCH_BYTES // 64, 2), torch.zeros(4))
+    assert refused(wide, rows=7) == ""
+    assert "1.0 MiB is too large" in refused(wide, rows=8)
     assert "collate_fn" in refused(data, list)
 
 

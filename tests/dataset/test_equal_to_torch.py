@@ -199,6 +199,28 @@ def test_a_batch_sampler_may_fill_the_same_list_again(workers: int) -> None:
     assert [x for batch in loader for x in batch.tolist()] == list(range(20))
 
 
+class FilledInPlace:
+    """Yields one array or tensor, filled again and again."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(20):
+            self.keys[index % 4] = index
+            if index % 4 == 3:
+                yield self.keys
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("keys", [np.zeros(4, int), torch.zeros(4, dtype=torch.int64)], ids=type)
+def test_a_batch_sampler_may_fill_the_same_array_again(keys: Any, workers: int) -> None:
+    loader = DataLoader(
+        DATA, batch_sampler=FilledInPlace(keys), num_workers=workers, collate_fn=as_it_is
+    )
+    assert [int(key) for batch in loader for key in batch] == list(range(20))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tensors_in_memory(workers: int) -> None:
     data = TensorDataset(

@@ -321,6 +321,22 @@ def test_samples_that_do_not_go_together_are_named() -> None:
         list(loader)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_sample_that_does_not_go_with_the_others_is_named_among_those_left(
+    workers: int,
+) -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index in (0, 2):
+            raise ValueError("bad")
+        return torch.ones(6 if index == 4 else 3)
+
+    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip"}
+    with DataLoader(Made(6, sample), 6, **options) as loader, pytest.raises(RuntimeError) as caught:
+        list(loader)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "Sample 4 is float32 [6], where the first is float32 [3] (sample 1)." in told
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
     data = Made(4, lambda index: index)

@@ -73,6 +73,13 @@ def closed_over() -> Callable[[Any], Any]:
     return lambda value: (value, state.rand())
 
 
+def by_name() -> Callable[[Any], Any]:
+    def draw(value: Any, *, rng: random.Random = random.Random(0)) -> Any:  # noqa: B008
+        return value, rng.random()
+
+    return draw
+
+
 class Photos(Dataset[Any]):
     """A sample is its index, transformed."""
 
@@ -113,6 +120,7 @@ DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
     "python": lambda: Photos(Slotted()),
     "torch": lambda: Photos(Layer()),
     "closure": lambda: Photos(closed_over()),
+    "keyword": lambda: Photos(by_name()),
     "class": lambda: Shared(Jitter()),
     "all": lambda: Photos(all_kinds()),
     "wrapped": lambda: Subset(
@@ -241,6 +249,7 @@ def test_what_was_found_is_described_by_its_path() -> None:
         f"{steps}[4].__closure__[state] (numpy RandomState)",
         f"{steps}[5].__defaults__[0]['rng'] (numpy Generator)",
     ]
+    assert describe(Photos(by_name())) == ["dataset.transform(rng=) (random.Random)"]
     assert describe(Photos(abs)) == []
 
 

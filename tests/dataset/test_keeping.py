@@ -13,7 +13,14 @@ import pytest
 import torch
 from sets import Made, as_it_is
 
+from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
+from feedline.dataset.worker_exception import WorkerException
+from feedline.engine.growing_slots import GrowingSlots
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.messages import Failure
 from feedline.loader import DataLoader
+from feedline.plan.batches import Plan
+from feedline.plan.schedule import Schedule
 
 LENGTH = 120
 
@@ -172,3 +179,17 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
         slots = source._session.backend.feed.slots  # type: ignore[attr-defined]
         list(source)
         assert slots.lent == 0, "the slot came back with the end of the loader that held it"
+
+
+def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
+    parcels = GrowingSlots(2)
+    carrier = WholeBatchCarrier(parcels, spare=1, pin=False)
+    batch = Plan(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
+    for _ in range(5):
+        slot = parcels.acquire()
+        assert slot is not None, "the workers have run out of slots"
+        failures = [Failure(1, "WorkerDied", "the worker died")]
+        carrier.send(InFlightBatch(0, batch, slot, failures=failures))
+        made = carrier.receive()
+        assert isinstance(made, WorkerException)
+        assert f"{batch.asked[1]!r} (epoch 0, step 1): the worker died" in made.message

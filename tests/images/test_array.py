@@ -108,6 +108,21 @@ def test_the_fingerprint_tells_pixels_labels_and_shapes_apart(images, labels, fi
     assert ImageArray(images[:10], labels[:10]).fingerprint() != print_
 
 
+@pytest.mark.parametrize("changed", [0, 199])
+def test_the_fingerprint_is_of_images_from_the_first_to_the_last(changed):
+    images, labels = np.zeros((200, 4, 4, 3), np.uint8), np.zeros(200, int)
+    before = ImageArray(images, labels).fingerprint()
+    images[changed] = 1
+    assert ImageArray(images, labels).fingerprint() != before
+
+
+def test_a_file_is_found_from_elsewhere(files, images, monkeypatch):
+    monkeypatch.chdir(files[0].parent)
+    data = ImageArray("images.npy", "labels.npy")
+    monkeypatch.chdir("/")
+    assert np.array_equal(pickle.loads(pickle.dumps(data)).images, images)
+
+
 def test_a_state_goes_on_in_the_middle_of_an_epoch(images, labels):
     data = ImageArray(images, labels)
     whole = batches(data)

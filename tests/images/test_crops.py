@@ -89,6 +89,14 @@ def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("flip", [0.0, 0.2, 1.0])
+def test_the_centre_of_such_an_image_is_mirrored_as_often_as_any(flip):
+    crop = TrainCrop(scale=(0.9, 1.0), flip=flip)
+    boxes = [crop.box(10, 1000, Stream(seed)) for seed in range(2000)]
+    assert {box[:4] for box in boxes} == {(0, 493, 10, 13)}
+    assert abs(sum(box.flip for box in boxes) / 2000 - flip) < 0.04
+
+
 @pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
 def test_strength_raises_the_smallest_area(strength):
     crop = TrainCrop()

@@ -222,6 +222,14 @@ def gif_frame_beyond_its_screen(width, height):
     return bytes(data)
 
 
+def test_a_gif_is_as_large_as_its_first_frame_reaches():
+    data = bytearray(WHOLE["gif"]())
+    struct.pack_into("<HH", data, data.index(b"\x2c", 13 + 768) + 1, 100, 30)
+    assert canvas(bytes(data), "GIF") == Image.open(io.BytesIO(data)).size == (161, 77)
+    with pytest.raises(ImageError, match="161 x 77 = 12397 pixels"):
+        silently(bytes(data), max_pixels=61 * 47)
+
+
 @pytest.mark.parametrize(
     "data",
     [png_of(60_000, 60_000), gif_frame_beyond_its_screen(60_000, 60_000)],
@@ -303,6 +311,25 @@ def test_the_orientation_is_found_in_either_byte_order():
     assert exif_orientation(b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x08\0\0") == 8
 
 
+@pytest.mark.parametrize("others", [(0x010F,), (0x010E, 0x010F), (0x010F, 0x0131, 0x0132)])
+def test_the_orientation_is_found_among_other_entries(others):
+    exif = Image.Exif()
+    for tag in others:
+        exif[tag] = "a camera"
+    exif[0x0112] = 8
+    assert exif_orientation(exif.tobytes()) == 8
+    assert jpeg_orientation(encoded(picture(), "JPEG", exif=exif)) == 8
+
+
+def test_the_orientation_of_a_jpeg_is_found_behind_other_segments():
+    data = oriented("JPEG", 6)
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
+    xmp = b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp
+    for before in (xmp, b"\xff", b"\xff\xff", b"\xff\x01", xmp + b"\xff" + xmp):
+        assert jpeg_orientation(data[:2] + before + data[2:]) == 6
+    assert jpeg_orientation(data[:2] + xmp + encoded(picture(), "JPEG")[2:]) == 1
+
+
 @pytest.mark.parametrize("by", [2, 4, 8])
 @pytest.mark.parametrize("size", [(61, 47), (64, 48), (500, 375), (9, 300), (1, 1)])
 def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
@@ -322,6 +349,14 @@ def test_size_and_part_are_those_of_the_upright_image():
         assert np.array_equal(decoder.read(part=(20, 5, 30, 40)), expected[20:50, 5:45])
     decoder.open(oriented("JPEG", 6))
     assert decoder.read(2).shape == (31, 24, 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG"])
+def test_the_size_is_that_of_the_upright_image(kind, orientation):
+    decoder = Decoder(exif=True)
+    data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
+    assert decoder.open(data) == ((47, 61) if orientation < 5 else (61, 47))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg cmyk"])

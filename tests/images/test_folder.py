@@ -195,6 +195,31 @@ def test_whatever_is_wrong_with_a_file_is_an_image_error_that_names_it(
     assert loaded(data, 1)[1] == 0
 
 
+def test_files_that_are_refused_keep_no_descriptor(root, tmp_path):
+    data = ImageFolder(root)
+    for kind in ("pipe", "folder", "huge", "text"):
+        path = data.path(0)
+        os.rename(path, tmp_path / "kept")
+        open(path, "wb").close()
+        broken(kind, path, tmp_path)
+        counts = set()
+        for _ in range(5):
+            with pytest.raises(ImageError):
+                loaded(data, 0)
+            counts.add(len(os.listdir("/dev/fd")))
+        assert len(counts) == 1
+        os.rmdir(path) if kind == "folder" else os.unlink(path)
+        os.rename(tmp_path / "kept", path)
+
+
+def test_images_are_found_from_elsewhere(root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    data = ImageFolder("pets")
+    monkeypatch.chdir("/")
+    assert data.path(0) == str(root / "cats" / "1.jpg")
+    assert np.array_equal(loaded(data, 0)[0], loaded(ImageFolder(root), 0)[0])
+
+
 def test_a_file_that_may_not_be_read_is_named(root, monkeypatch):
     data = ImageFolder(root)
 

@@ -92,6 +92,7 @@ def test_extensions_can_be_widened(tmp_path):
     root = make(tmp_path, "a/1.jpg", "a/2.GIF")
     assert len(scan_folder(root)) == 1
     assert len(scan_folder(root, (*IMAGE_EXTENSIONS, ".gif"))) == 2
+    assert len(scan_folder(root, (".GIF", ".Jpg"))) == 2
 
 
 @pytest.mark.parametrize("extensions", [".jpg", ("jpg",), (), (3,)])
@@ -211,6 +212,14 @@ def test_the_fingerprint_follows_the_names_and_not_the_place(tmp_path):
         }.items()
     }
     assert len(prints) == 5
+
+
+def test_the_fingerprint_tells_where_a_class_name_ends(tmp_path):
+    prints = {
+        scan_folder(make(tmp_path / str(k), *(f"{name}/1.jpg" for name in names))).fingerprint()
+        for k, names in enumerate([("a", "bc"), ("ab", "c")])
+    }
+    assert len(prints) == 2
 
 
 def test_the_index_needs_no_torch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import mmap
+import re
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,6 +121,12 @@ def fewer_scans(data, scans):
     return data[:at] + b"\xff\xd9"
 
 
+def without_scans_of(data, component):
+    """A progressive JPEG without the scans of one component alone: it has no more than its DC."""
+    begin = b"\xff\xda" + bytes((0, 8, 1, component))
+    return re.sub(re.escape(begin) + rb"(?:[^\xff]|\xff\0)*", b"", data)
+
+
 def room(height, width):
     """Bytes that a part may need."""
     rows, columns = jpeg.compiled.MARGINS
@@ -221,6 +228,23 @@ def test_a_part_of_a_progressive_image_without_its_last_scans_has_the_bytes_of_t
     assert left_to_others
 
 
+@compiled
+@pytest.mark.parametrize("library", libraries())
+@pytest.mark.parametrize("component", [1, 2, 3])
+def test_a_part_of_a_progressive_image_that_lacks_a_component_has_the_bytes_of_the_whole(
+    library, component
+):
+    decoder, data = decoder_by(library), by_pillow(progressive=True)
+    fewer = without_scans_of(data, component)
+    assert len(fewer) < len(data)
+    expected = whole(fewer)
+    assert not np.array_equal(expected, whole(data))
+    for part in some_parts(HEIGHT, WIDTH, 30):
+        found = read(decoder, fewer, part)
+        assert found is None or np.array_equal(found, cut_out(expected, part))
+        assert np.array_equal(wanted(fewer, part), cut_out(expected, part))
+
+
 class Fenced:
     """Memory that ends at a page which may not be touched."""
 
@@ -282,6 +306,9 @@ def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
     decoder.open(data)
     with pytest.raises(ValueError, match="too small"):
         decoder.read(np.empty(100, np.uint8), 1, 0, 0, 50, 50)
+    decoder.open(data)
+    with pytest.raises(ValueError, match="too small"):
+        decoder.read(np.empty(HEIGHT * WIDTH * 3 - 1, np.uint8), 1, 0, 0, HEIGHT, WIDTH)
     with pytest.raises(ValueError, match="no image is open"):  # it was closed
         decoder.read(memory, 1, 0, 0, 1, 1)
     frozen = np.empty(1 << 20, np.uint8)
@@ -295,6 +322,15 @@ def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
     decoder.open(data)
     decoder.open(data)  # one that was never read is let go of
     assert np.array_equal(read(decoder, data, (3, 4, 50, 60)), whole(data)[3:53, 4:64])
+
+
+@compiled
+def test_damage_in_one_image_leaves_none_of_the_next_to_others():
+    decoder, data = compiled_decoder(), encoded()
+    short = data[: len(data) // 2] + b"\xff\xd9"
+    for _ in range(20):
+        assert read(decoder, short, (HEIGHT - 10, 0, 10, 10)) is None
+        assert np.array_equal(read(decoder, data, (3, 5, 60, 70)), whole(data)[3:63, 5:75])
 
 
 @compiled

@@ -145,7 +145,9 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
 def test_what_it_does_not_take_is_left_as_it_was():
     image, row = noise(90, 90), np.full((11, 11, 3), 7, np.uint8)
     assert not resample(image, row, 11, 16, 0, 0, False)  # 8.2 : 1
+    assert not resample(image, row, 16, 11, 0, 0, False)
     assert not resample(image, row, 5000, 90, 0, 0, False)
+    assert not resample(image, row, 90, 5000, 0, 0, False)
     assert not resample(image[::-1], row, 90, 90, 0, 0, False)
     assert not resample(image[:, ::-1], row, 90, 90, 0, 0, False)
     assert not resample(image[..., ::-1], row, 90, 90, 0, 0, False)

@@ -75,6 +75,8 @@ FUNCTIONS = [
     (V1, Image, "open"),
     (V1, Image.Image, "convert"),
     (V1, Image.Image, "resize"),
+    (V1, Image.Image, "crop"),
+    (V1, Image.Image, "transpose"),
     (V1, functional, "resized_crop"),
     (V1, functional, "hflip"),
     (V1, functional, "to_tensor"),

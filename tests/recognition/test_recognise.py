@@ -240,6 +240,9 @@ def test_the_shares_ratios_and_chances_are_the_pipelines(root):
     steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
     _, recognition = recognised(root, *steps)
     assert recognition.pipeline.recognised.crop == WindowCrop(40, 32, False, True, 0.1, True)
+    steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.1), v1.ToTensor()]
+    _, recognition = recognised(root, *steps)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, 32, False, False, 0.1, False)
 
 
 def test_many_rows_are_distributed_as_torchvisions(root):

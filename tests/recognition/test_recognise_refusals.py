@@ -106,6 +106,10 @@ PIPELINES = {
         r"Resize\(.* resizes tensors without antialiasing",
     ),
     "resized floats": ([FLOATS, v1.Resize((32, 32))], r"Resize\(.*resizes floats.*put it before"),
+    "cropped unscaled floats": (
+        [v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(32)],
+        "RandomResizedCrop.*resizes floats",
+    ),
     "cropped floats": (
         [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomResizedCrop(32)],
         "RandomResizedCrop.*resizes floats",

@@ -197,6 +197,67 @@ def test_a_sampler_whose_draws_nobody_notes_is_refused() -> None:
         DataLoader(DATA, 4, sampler=Unrepeatable(23)).load_state_dict(state)
 
 
+def test_batches_that_are_divided_otherwise_are_refused() -> None:
+    batches = [[0, 1], [2, 3, 4], [5, 6], [7]]
+    first = DataLoader(DATA, batch_sampler=batches)
+    epoch = iter(first)
+    next(epoch), next(epoch)
+    state = first.state_dict()
+    DataLoader(DATA, batch_sampler=list(batches)).load_state_dict(state)
+    other = DataLoader(DATA, batch_sampler=[[0, 1, 2], [3, 4], *batches[2:]])
+    with pytest.raises(StateError, match="gives other samples"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_drawing_with_replacement_is_not_drawing_without(step: int) -> None:
+    def drawing(replacement: bool) -> DataLoader[Any]:
+        return DataLoader(
+            DATA, 4, sampler=RandomSampler(DATA, replacement, 23 if replacement else None)
+        )
+
+    for replacement in (False, True):
+        first = drawing(replacement)
+        if step:
+            next(iter(first))
+        state = through_json(first.state_dict())
+        drawing(replacement).load_state_dict(state)
+        with pytest.raises(StateError, match="sampler"):
+            drawing(not replacement).load_state_dict(state)
+
+
+class Lending(Stateful):
+    """Gives its state as it keeps it, and goes on to change it."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.kept: dict[str, Any] = {}
+        super().__init__(length, seed)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("given", "passes"):
+            self.kept[name] = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_may_give_its_state_as_it_keeps_it(workers: int) -> None:
+    with DataLoader(DATA, 4, sampler=Lending(23, 5), num_workers=workers) as first:
+        epoch = iter(first)
+        next(epoch)
+        state = first.state_dict()
+        said = through_json(state)
+        rest = [plain(batch) for batch in epoch]
+    assert through_json(state) == said
+    other = DataLoader(DATA, 4, sampler=Lending(23, 5))
+    other.load_state_dict(said)
+    assert said["sampler_state"]["given"] == 4
+    assert said["start"]["sampler"]["given"] == 0
+    assert one_epoch(other) == rest
+
+
 def places(state: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """All keys of a state, those within its mappings included."""
     found = []
@@ -303,6 +364,74 @@ def test_a_refused_state_leaves_the_samplers_as_they_were() -> None:
     with pytest.raises(StateError, match="gives other samples"):
         other.load_state_dict(state)
     assert torch.equal(other.generator.get_state(), before)
+
+
+def test_a_refused_state_leaves_a_sampler_where_it_stood() -> None:
+    sampler = Stateful(23, 5)
+    first = DataLoader(DATA, 4, sampler=Stateful(23, 5))
+    epoch = iter(first)
+    next(epoch), next(epoch)
+    state = {**first.state_dict(), "upcoming": 12345}
+    sampler.passes = 3
+    other = DataLoader(DATA, 4, sampler=sampler)
+    with pytest.raises(StateError, match="gives other samples"):
+        other.load_state_dict(state)
+    assert sampler.state_dict() == {"given": 0, "passes": 3}
+    assert [index for batch in other for index in batch[0].tolist()] == list(_pass(3))
+
+
+def _pass(passes: int) -> Iterator[int]:
+    sampler = Stateful(23, 5)
+    sampler.passes = passes
+    return iter(sampler)
+
+
+def test_a_refused_state_leaves_a_sampler_at_its_epoch() -> None:
+    def second_rank(epoch: int) -> tuple[DistributedSampler[Any], DataLoader[Any]]:
+        sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)
+        sampler.set_epoch(epoch)
+        return sampler, DataLoader(DATA, 4, sampler=sampler)
+
+    _, first = second_rank(7)
+    next(iter(first))
+    sampler, other = second_rank(2)
+    with pytest.raises(StateError, match="gives other samples"):
+        other.load_state_dict({**first.state_dict(), "upcoming": 12345})
+    assert sampler.epoch == 2
+
+
+class Turning:
+    """A sampler that draws from a generator, and turns what it drew by its epoch."""
+
+    def __init__(self) -> None:
+        self.generator = generator(4)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(23, generator=self.generator)
+        return iter(order.roll(self.epoch).tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(workers: int) -> None:
+    def seen(early: bool) -> list[Any]:
+        sampler, found = Turning(), []
+        with DataLoader(DATA, 4, sampler=sampler, num_workers=workers) as loader:
+            for epoch in (3, 4):
+                if early:
+                    sampler.set_epoch(epoch)
+                batches = iter(loader)
+                sampler.set_epoch(epoch)
+                found += [batch[0].tolist() for batch in batches]
+        return found
+
+    assert seen(early=False) == seen(early=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

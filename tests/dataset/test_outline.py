@@ -1,0 +1,37 @@
+"""What was set on a dataset is compared; what is deeper inside, or not set, is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset, Subset
+
+from feedline.dataset.outline import outline
+
+
+class Listed(Dataset[Any]):
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+
+def test_a_list_that_has_grown_in_place_differs_however_long_it_is() -> None:
+    for length in (0, 3, 1000, 1001, 50_000):
+        data = Listed([0.5] * length)
+        for seen in (data, Subset(data, [0])):
+            before = outline(seen)
+            assert outline(seen) == before
+            data.samples.append(0.5)
+            assert outline(seen) != before
+            data.samples.pop()
+            assert outline(seen) == before
+
+
+def test_another_part_of_a_short_list_or_dict_differs() -> None:
+    for samples in ([[1], [2]], {"a": [1], "b": [2]}):
+        data = Listed(samples)
+        before = outline(data)
+        key: Any = 1 if isinstance(samples, list) else "b"
+        kept, data.samples[key] = data.samples[key], [2]  # equal, and another
+        assert outline(data) != before
+        data.samples[key] = kept
+        assert outline(data) == before
