@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sets import plain
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
 from feedline.recognition.tensors import MAX_BATCH_BYTES, batched_tensors
+from sets import plain
 
 ROWS = 40
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from sets import Made, as_it_is, plain, worker_of, worker_of_batch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -25,6 +24,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from feedline.loader import DataLoader
 from processes import eventually
+from sets import Made, as_it_is, plain, worker_of, worker_of_batch
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sets import Made, as_it_is
 
 from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.dataset.worker_exception import WorkerException
@@ -21,6 +20,7 @@ from feedline.engine.messages import Failure
 from feedline.loader import DataLoader
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Schedule
+from sets import Made, as_it_is
 
 LENGTH = 120
 

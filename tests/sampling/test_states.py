@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from sets import Drawing, Drawn, Made, Stateful, Unrepeatable, plain, through_json
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -20,6 +19,7 @@ from torch.utils.data import (
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
+from sets import Drawing, Drawn, Made, Stateful, Unrepeatable, plain, through_json
 
 DATA = Drawing(23)
 
