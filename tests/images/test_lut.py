@@ -72,6 +72,7 @@ UNFIT = {
     "tables of another dtype of that size": lambda i, t, r: (i, t.view(np.int32), r),
     "turned tables": lambda i, t, r: (i, np.asfortranarray(t), r),
     "a target too small": lambda i, t, r: (i, t, r[:, :5].copy()),
+    "a target too wide": lambda i, t, r: (i, t, np.zeros((3, 6, 7), np.float32)),
     "a turned target": lambda i, t, r: (i, t, np.zeros((3, 5, 6), np.float32)),
     "a target in another order": lambda i, t, r: (i, t, np.asfortranarray(r)),
     "two channels of target": lambda i, t, r: (i, t, r[:2]),
