@@ -177,6 +177,8 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
             compile_parts(root)
     if status is None:
         outcome, detail = "seen", f"the tests did not end within {_LIMIT_S:.0f} s"
+    elif status < 0:
+        outcome, detail = "seen", f"the tests were ended by {signal.Signals(-status).name}"
     elif status == _TESTS_FAILED:
         outcome, detail = "seen", first_failure(output)
     elif status == _TESTS_PASSED:

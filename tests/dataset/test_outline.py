@@ -35,3 +35,12 @@ def test_another_part_of_a_short_list_or_dict_differs() -> None:
         assert outline(data) != before
         data.samples[key] = kept
         assert outline(data) == before
+
+
+def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
+    data = Listed({"cat": 0})
+    before = outline(data)
+    data.samples["ant"] = data.samples.pop("cat")
+    assert outline(data) != before
+    data.samples["cat"] = data.samples.pop("ant")
+    assert outline(data) == before

@@ -78,6 +78,8 @@ def _add(thing: Any, values: list[object], seen: set[int]) -> None:
         values.append(len(thing))
         if len(thing) <= _MOST_PARTS:
             seen.add(id(thing))
+            if kind is dict:
+                values.extend(thing)  # the keys
             for part in thing.values() if kind is dict else thing:
                 _add(part, values, seen)
     elif issubclass(kind, Dataset) or kind.__module__.startswith("torchvision."):
