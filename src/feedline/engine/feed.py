@@ -39,7 +39,7 @@ _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
 class Feed:
-    """Batches through a ring, made by a crew.
+    """Batches through slots, made by a crew.
 
     Args:
         tasks: how batches are asked for, and the slots they are made in.

@@ -49,7 +49,7 @@ class Session:
     def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
         self.settings = settings
         self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
-        self.timing = Timing() if engine is None else engine.timing
+        self.timing = Timing()
         self.batch: Batch | None = None
         self.backend: Backend | None = engine  # None where no workers are, or have ended
         self._decision: Decision | None = None
