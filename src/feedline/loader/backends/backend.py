@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from feedline.dataset.worker_exception import SkippedBatch
 from feedline.plan.batches import Batch
 
-__all__ = ["Backend", "Skipped"]
+__all__ = ["IDLE", "Backend", "Skipped"]
 
 Skipped: TypeAlias = tuple[str, str]
 """A sample that was left out: its name, and why."""
@@ -77,3 +77,7 @@ class Backend:
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid."""
+
+
+IDLE = Backend()
+"""Stands where no backend was built yet, or where its workers have ended."""

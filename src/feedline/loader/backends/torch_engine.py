@@ -238,9 +238,7 @@ def _received(iterator: Any) -> int | None:
 def _order_changed(iterator: Any, before: int | None) -> bool:
     """Whether what was raised stands for a batch: after a timeout the same batch is still to come.
 
-    Args:
-        iterator: torch's.
-        before: what `_received` said before.
+    `before` is what `_received` said of the iterator before.
     """
     in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
     return before is None or not in_order or iterator._rcvd_idx != before
