@@ -11,7 +11,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import Failure
 from feedline.engine.slots import Slots
 from feedline.errors import SampleError
-from feedline.loader.failure_policy import FailurePolicy
+from feedline.loader.failure_policy import samples_to_skip
 from feedline.plan.batches import Batch
 from feedline.plan.schedule import Phase
 from sources import Rows
@@ -37,7 +37,7 @@ def in_flight(rows: list[int], slot: int) -> InFlightBatch:
 def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
     came: list[int], count: int
 ) -> None:
-    skipped = FailurePolicy(Rows(60), Slots(1), "skip")(in_flight(came[:count], 0))
+    skipped = samples_to_skip(Rows(60), Slots(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
         (f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad")
         for row in sorted(came[:count])
@@ -54,5 +54,5 @@ def test_an_error_names_the_first_sample_of_the_batch_and_gives_the_slot_back(
     first = min(rows)
     named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 1, step 2"
     with pytest.raises(SampleError, match=named):
-        FailurePolicy(Rows(60), slots, on_error)(in_flight(rows, slot))
+        samples_to_skip(Rows(60), slots, on_error, in_flight(rows, slot))
     assert slots.acquire() == slot

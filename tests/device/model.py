@@ -144,7 +144,7 @@ class ModelDevice:
     Args:
         schedule: decides what is done before anybody waits for it; None: nothing.
         copy_ms: how long each copy takes.
-        lasting: host memory that is there for good, such as the ring's.
+        lasting: host memory that is there for good, such as that of the slots.
     """
 
     device = torch.device("cpu")

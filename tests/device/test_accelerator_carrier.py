@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from model import ModelDevice
 from model_normalise import ModelNormalise
-from ring import Made, WatchedSlots, make
+from watched_slots import Made, WatchedSlots, make
 
 from feedline.device.accelerator_carrier import AcceleratorCarrier
 
@@ -21,7 +21,7 @@ Read = tuple[Made, list[Callable[[], torch.Tensor]]]
 
 
 class Registered:
-    """Stands for the registered ring: says when it is let go."""
+    """Stands for the registered memory: says when it is let go."""
 
     def __init__(self, device: ModelDevice) -> None:
         self._device = device
@@ -41,14 +41,14 @@ class CarrierMachine(RuleBasedStateMachine):
         dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     )
     def begin(self, seed: int | None, slots: int, dtype: torch.dtype) -> None:
-        self.ring = WatchedSlots(slots)
+        self.slots = WatchedSlots(slots)
         schedule = None if seed is None else random.Random(seed)
-        self.device = ModelDevice(schedule, lasting=self.ring.block)
+        self.device = ModelDevice(schedule, lasting=self.slots.block)
         self.users = [self.device.default, self.device.stream()]
         self.normalise = ModelNormalise(self.device, dtype=dtype)
         self.registered = Registered(self.device)
         self.carrier = AcceleratorCarrier(
-            self.ring,
+            self.slots,
             self.normalise,
             self.device,
             self.registered,  # type: ignore[arg-type]
@@ -59,11 +59,11 @@ class CarrierMachine(RuleBasedStateMachine):
         self.reads: list[Read] = []
 
     def free(self) -> bool:
-        return len(self.ring.out) < self.ring.slots
+        return len(self.slots.out) < self.slots.slots
 
     def send_one(self, rows: int, size: int, failed: set[int]) -> None:
         failed = {row for row in failed if row < rows - 1}  # a batch has at least one row
-        flight, made = make(self.ring, self.number, rows, size, failed, self.normalise)
+        flight, made = make(self.slots, self.number, rows, size, failed, self.normalise)
         self.number += 1
         self.carrier.send(flight)
         self.sent.append(made)
@@ -125,7 +125,7 @@ class CarrierMachine(RuleBasedStateMachine):
     def drop(self) -> None:
         self.carrier.drop()
         self.sent.clear()
-        assert not self.ring.out
+        assert not self.slots.out
         assert not self.device.reading
 
     @rule()
@@ -140,7 +140,7 @@ class CarrierMachine(RuleBasedStateMachine):
         if not hasattr(self, "carrier"):
             return
         self.carrier.close()
-        assert not self.ring.out
+        assert not self.slots.out
         assert self.registered.released == 1
         for made, tensors, user in self.kept:
             with self.device.on(self.users[user]):
@@ -162,14 +162,14 @@ class Trainer:
     """A loader's calls and a step, by the clock of a device that does nothing before it must."""
 
     def __init__(self, slots: int = 8) -> None:
-        self.ring = WatchedSlots(slots)
-        self.device = ModelDevice(copy_ms=4.0, lasting=self.ring.block)  # a batch is two copies
+        self.slots = WatchedSlots(slots)
+        self.device = ModelDevice(copy_ms=4.0, lasting=self.slots.block)  # a batch is two copies
         self.normalise = ModelNormalise(self.device, takes_ms=2.0)
-        self.carrier = AcceleratorCarrier(self.ring, self.normalise, self.device)
+        self.carrier = AcceleratorCarrier(self.slots, self.normalise, self.device)
         self.number = 0
 
     def send(self) -> Made:
-        flight, made = make(self.ring, self.number, 2, 4, set(), self.normalise)
+        flight, made = make(self.slots, self.number, 2, 4, set(), self.normalise)
         self.number += 1
         self.carrier.send(flight)
         return made

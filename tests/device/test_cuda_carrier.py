@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ring import Made, WatchedSlots, make
+from watched_slots import Made, WatchedSlots, make
 
 from feedline.device.accelerator import TorchAccelerator
 from feedline.device.accelerator_carrier import AcceleratorCarrier
@@ -25,17 +25,17 @@ CYCLES = 20_000_000
 
 
 class Bench:
-    """A carrier, its ring, and a stream of its own that can be held up."""
+    """A carrier, its slots, and a stream of its own that can be held up."""
 
     def __init__(self, *, neutral: bool, slots: int = 2) -> None:
-        self.ring = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: Memfd.create(nbytes).array)
+        self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: Memfd.create(nbytes).array)
         accelerator = TorchAccelerator(torch.device("cuda", torch.cuda.current_device()))
         if neutral and not accelerator._neutral:
             pytest.skip("this release of torch has no device-neutral streams")
         accelerator._neutral = neutral
         self.normalise = Normalise(dtype=torch.bfloat16)
-        pinned = Pinned(self.ring.block)
-        self.carrier = AcceleratorCarrier(self.ring, self.normalise, accelerator, pinned)
+        pinned = Pinned(self.slots.block)
+        self.carrier = AcceleratorCarrier(self.slots, self.normalise, accelerator, pinned)
         self.sent: deque[Made] = deque()
         self.number = 0
 
@@ -44,7 +44,7 @@ class Bench:
             torch.cuda._sleep(CYCLES)
 
     def send(self, failed: set[int] | None = None, size: int = SIZE) -> None:
-        flight, made = make(self.ring, self.number, ROWS, size, failed or set(), self.normalise)
+        flight, made = make(self.slots, self.number, ROWS, size, failed or set(), self.normalise)
         self.number += 1
         self.carrier.send(flight)
         self.sent.append(made)
@@ -73,10 +73,10 @@ def test_a_full_ring_comes_free_as_copies_are_done(bench: Bench) -> None:
         bench.send()
         bench.send({1, 6})
         bench.send()
-        while bench.ring.out:
-            before = len(bench.ring.out)
+        while bench.slots.out:
+            before = len(bench.slots.out)
             bench.carrier.reclaim(wait=True)
-            assert len(bench.ring.out) < before
+            assert len(bench.slots.out) < before
         for _ in range(3):
             assert_same(*bench.receive())
 
@@ -88,7 +88,7 @@ def test_a_drop_in_the_middle_of_copies_frees_their_slots(bench: Bench) -> None:
         bench.send()
         bench.carrier.drop()
         bench.sent.clear()
-        assert not bench.ring.out
+        assert not bench.slots.out
         bench.send()
         assert_same(*bench.receive())
 
@@ -102,8 +102,8 @@ def test_closing_in_the_middle_of_copies_unpins_the_ring_after_them(bench: Bench
     kept.append(bench.receive())
     bench.send()
     bench.carrier.close()
-    assert not bench.ring.out
-    assert not torch.from_numpy(bench.ring.block).is_pinned()
+    assert not bench.slots.out
+    assert not torch.from_numpy(bench.slots.block).is_pinned()
     for tensors, made in kept:
         assert_same(tensors, made)
 
@@ -116,7 +116,7 @@ def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> 
     for _ in range(150):
         call = drawn.choice(["send", "send", "step", "step", "hold", "sleep", "reclaim", "drop"])
         user = drawn.choice(users)
-        if call == "send" and len(bench.ring.out) < bench.ring.slots:
+        if call == "send" and len(bench.slots.out) < bench.slots.slots:
             bench.send(drawn.choice([None, {2}]), drawn.choice([SIZE, SIZE // 2]))
         elif call == "step" and bench.sent:
             with torch.cuda.stream(user):
@@ -131,7 +131,7 @@ def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> 
             with torch.cuda.stream(user):
                 torch.cuda._sleep(CYCLES)
         elif call == "reclaim":
-            bench.carrier.reclaim(wait=len(bench.ring.out) == bench.ring.slots)
+            bench.carrier.reclaim(wait=len(bench.slots.out) == bench.slots.slots)
         elif call == "drop" and drawn.random() < 0.3:
             bench.carrier.drop()
             bench.sent.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ring import Made, WatchedSlots, make
+from watched_slots import Made, WatchedSlots, make
 
 from feedline.device.carrier import Tensors
 from feedline.device.host import HostCarrier
@@ -20,11 +20,11 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def carried(
-    carrier: HostCarrier, ring: WatchedSlots, number: int, failed: set[int]
+    carrier: HostCarrier, slots: WatchedSlots, number: int, failed: set[int]
 ) -> tuple[Tensors, Made]:
     """A batch that was handed out, and the bytes that it must hold."""
-    flight, _ = make(ring, number, 4, 5, failed, Normalise())
-    images, labels = ring.view(flight.slot, flight.fields, 4)
+    flight, _ = make(slots, number, 4, 5, failed, Normalise())
+    images, labels = slots.view(flight.slot, flight.fields, 4)
     keep = [row for row in range(4) if row not in failed]
     pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
     made = pixels, torch.from_numpy(labels[keep])
@@ -36,21 +36,21 @@ def carried(
 @pytest.mark.usefixtures("unpinned")
 def test_a_pinned_batch_is_no_slot(failed: set[int]) -> None:
     """The device may read it long after it is garbage, when workers write to its slot."""
-    ring = WatchedSlots(8)
-    carrier = HostCarrier(ring, None, pin=True)
-    kept = [carried(carrier, ring, number, failed) for number in range(10)]
-    assert not ring.out
+    slots = WatchedSlots(8)
+    carrier = HostCarrier(slots, None, pin=True)
+    kept = [carried(carrier, slots, number, failed) for number in range(10)]
+    assert not slots.out
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))
         assert tensors[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_slots_are_lent_while_workers_have_enough_and_copied_then() -> None:
-    ring = WatchedSlots(4)
-    carrier = HostCarrier(ring, None)
-    kept = [carried(carrier, ring, number, set()) for number in range(6)]
-    assert ring.lent == 2
+    slots = WatchedSlots(4)
+    carrier = HostCarrier(slots, None)
+    kept = [carried(carrier, slots, number, set()) for number in range(6)]
+    assert slots.lent == 2
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))
     del kept, tensors
-    assert not ring.lent
+    assert not slots.lent

@@ -43,9 +43,9 @@ def feed_on(
     crew: Crew, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
 ) -> Feed:
     """A feed on a crew that has memory for so many slots."""
-    ring = FixedSlots(crew.block, slot_bytes(source, batch_size), slots)
+    fixed = FixedSlots(crew.block, slot_bytes(source, batch_size), slots)
     usual = {"timeout_s": inf, **options}
-    return Feed(PieceTasks(ring, source.fields), crew, LiveSettings(workers=workers), **usual)
+    return Feed(PieceTasks(fixed, source.fields), crew, LiveSettings(workers=workers), **usual)
 
 
 @contextmanager

@@ -79,20 +79,20 @@ def test_a_loan_that_children_held_is_still_its_users() -> None:
 
 def whole_batches(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
     """Slots, their carrier, and what makes a whole batch in the next slot."""
-    parcels = GrowingSlots(slots)
+    growing = GrowingSlots(slots)
     batches = planned(PLAN)
 
     def make() -> InFlightBatch:
-        slot = parcels.acquire()
+        slot = growing.acquire()
         assert slot is not None, "the workers have run out of slots"
         batch, space = next(batches), Space(np.empty(0, np.uint8))
         shell = lay(torch.tensor(batch.samples.tolist()), space)
         memory = Memfd.create(4096)
         space.move(lambda nbytes: memory.array[:nbytes])
-        parcels.adopt(slot, memory)
+        growing.adopt(slot, memory)
         return InFlightBatch(batch.step, batch, slot, used=space.used, shell=shell)
 
-    return parcels, WholeBatchCarrier(parcels, spare=spare, pin=False), make
+    return growing, WholeBatchCarrier(growing, spare=spare, pin=False), make
 
 
 def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
@@ -100,25 +100,25 @@ def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[]
     assert spare == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)
-    ring = FixedSlots(np.zeros(BOARD_BYTES + slots * nbytes, np.uint8), nbytes, slots)
+    fixed = FixedSlots(np.zeros(BOARD_BYTES + slots * nbytes, np.uint8), nbytes, slots)
     batches = planned(PLAN)
 
     def make() -> InFlightBatch:
-        slot = ring.acquire()
+        slot = fixed.acquire()
         assert slot is not None, "the workers have run out of slots"
         batch = next(batches)
-        ring.view(slot, fields, 8)[0][...] = batch.samples
+        fixed.view(slot, fields, 8)[0][...] = batch.samples
         return InFlightBatch(batch.step, batch, slot, fields)
 
-    return ring, HostCarrier(ring, None), make
+    return fixed, HostCarrier(fixed, None), make
 
 
 @pytest.mark.parametrize("spare", [1, 2, 3])
-@pytest.mark.parametrize("ring", [whole_batches, batches_of_rows])
+@pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
 def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
-    ring: Callable[..., Any], spare: int
+    setup: Callable[..., Any], spare: int
 ) -> None:
-    slots, carrier, make = ring(spare + 2, spare)
+    slots, carrier, make = setup(spare + 2, spare)
     kept = []
     for k in range(10):
         flight = make()

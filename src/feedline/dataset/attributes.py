@@ -7,18 +7,8 @@ does not store in these places, such as the fields of an object of a C extension
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-)
 from typing import Any
 
 import numpy as np
@@ -40,13 +30,13 @@ _OPAQUE = (
     np.generic,
     torch.Tensor,
     type,
-    ModuleType,
-    CodeType,
-    FrameType,
-    GeneratorType,
+    types.ModuleType,
+    types.CodeType,
+    types.FrameType,
+    types.GeneratorType,
     type(None),
 )
-_NO_VALUES = {FunctionType, property, staticmethod, classmethod, GetSetDescriptorType}
+_NO_VALUES = {types.FunctionType, property, staticmethod, classmethod, types.GetSetDescriptorType}
 """What a class has besides attributes that its objects share."""
 _USERS = 1 << 9
 """Of the flags of a class: it was not compiled in. CPython's Py_TPFLAGS_HEAPTYPE."""
@@ -72,10 +62,10 @@ def parts(thing: Any) -> Iterator[tuple[str, Any]]:
     elif class_of_any(thing, (dict,)):
         if dict.__len__(thing) <= MAX_ENTRIES:
             yield from ((f"[{_said(key)}]", part) for key, part in list(dict.items(thing)))
-    elif type(thing) is FunctionType:
+    elif type(thing) is types.FunctionType:
         yield from _bound(thing)
         return
-    elif type(thing) is BuiltinFunctionType:  # a method of an object that is written in C
+    elif type(thing) is types.BuiltinFunctionType:  # a method of an object that is written in C
         yield ".__self__", thing.__self__
         return
     if type(thing) not in (list, tuple, dict):
@@ -86,9 +76,9 @@ def _said(key: object) -> str:
     return repr(key) if type(key) in (str, int) else f"a {type(key).__name__}"
 
 
-def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _bound(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """What a function has of its own; not the globals it names, which other code shares."""
-    cells: tuple[CellType, ...] = function.__closure__ or ()
+    cells: tuple[types.CellType, ...] = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
             yield f".__closure__[{name}]", cell.cell_contents
@@ -104,7 +94,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
     known: dict[str, Any] = {}
-    if type(own) is GetSetDescriptorType:  # else it is a property of the user's
+    if type(own) is types.GetSetDescriptorType:  # else it is a property of the user's
         known = own.__get__(thing)
         yield from list(known.items())
     for base in bases:
@@ -112,7 +102,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
         for name, member in list(_members(base).items()):
             if name in known:
                 continue
-            if type(member) is MemberDescriptorType:  # a slot, or what a partial holds
+            if type(member) is types.MemberDescriptorType:  # a slot, or what a partial holds
                 try:
                     yield name, member.__get__(thing)
                 except AttributeError:  # it was never set

@@ -87,7 +87,7 @@ class DatasetFetcher:
             self._seeds_itself = fingerprint() != before
             self._look()
         except (Exception, SystemExit) as error:
-            self._broken = WorkerException.of(error, self._place, opening=True)
+            self._broken = WorkerException.of(error, self._place)
 
     def _look(self) -> list[OwnGenerator]:
         """The generators to be seeded for each batch; looked for once."""

@@ -81,7 +81,8 @@ def find(dataset: object, collate_fn: object = None) -> list[OwnGenerator]:
     )
     while ahead and len(known) < _MOST:
         depth, path, thing = ahead.popleft()
-        thing = _unit(thing)
+        if type(thing) is np.random.Generator:
+            thing = thing.bit_generator  # all its state, which several Generators may share
         if id(thing) in known:
             continue
         known.add(id(thing))
@@ -118,11 +119,6 @@ def _global_states() -> tuple[object, ...]:
     """Generators that are seeded in any case."""
     python = random.seed.__self__  # type: ignore[attr-defined]
     return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
-
-
-def _unit(thing: Any) -> Any:
-    """What counts once: Generators may share a BitGenerator, which is all their state."""
-    return thing.bit_generator if type(thing) is np.random.Generator else thing
 
 
 def _kind_of(thing: Any) -> _Kind | None:

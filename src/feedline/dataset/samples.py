@@ -26,10 +26,7 @@ class Samples(Protocol):
     """Makes single samples. Called from one thread."""
 
     def sample(self, item: Item) -> Any:
-        """What the dataset itself gives for a sample, for one of its random draws.
-
-        Args:
-            item: which sample, at which size, with which seed; it depends on these alone.
+        """What the dataset itself gives for a sample, with the random draws of the item's seed.
 
         Raises:
             Exception: any; it comes home with the sample's index.

@@ -25,40 +25,30 @@ class WholeBatchCarrier(CpuCarrier):
     """Carries whole batches to the CPU.
 
     Args:
-        parcels: where they come from.
+        slots: where they come from.
         spare: how many slots a user may keep without the workers missing them.
         pin: page-lock their tensors, as torch's DataLoader does; where there is no accelerator
             nothing is.
     """
 
-    def __init__(self, parcels: GrowingSlots, *, spare: int, pin: bool) -> None:
-        super().__init__(parcels)
-        self._parcels = parcels
+    _slots: GrowingSlots
+
+    def __init__(self, slots: GrowingSlots, *, spare: int, pin: bool) -> None:
+        super().__init__(slots)
         self._spare = spare
         self._pin = pins(pin)
 
     def _made(self, flight: InFlightBatch) -> Any:
         if flight.failures:
-            self._parcels.release(flight.slot)
+            self._slots.release(flight.slot)
             return _failed(flight)
-        if self._parcels.lent >= self._spare:
-            memory = self._parcels.view(flight.slot, flight.used).copy()
-            self._parcels.release(flight.slot)
+        if self._slots.lent >= self._spare:
+            memory = self._slots.view(flight.slot, flight.used).copy()
+            self._slots.release(flight.slot)
         else:
-            memory = self._parcels.lend(flight.slot, flight.used)
+            memory = self._slots.lend(flight.slot, flight.used)
         batch = load(memory, flight.shell)
         return pin_memory(batch) if self._pin else batch
-
-    def look(self, flight: InFlightBatch) -> None:
-        """Raise what a worker raised when it began, if that is all that came of a batch.
-
-        Raises:
-            Exception: a user's own, of `worker_init_fn`.
-        """
-        if flight.shell and flight.used == flight.shell:  # no tensor in it
-            found = load(self._parcels.view(flight.slot, flight.used).copy(), flight.shell)
-            if isinstance(found, WorkerException) and found.opening:
-                raise found.error()
 
 
 def _failed(flight: InFlightBatch) -> WorkerException:

@@ -28,15 +28,13 @@ class WorkerException:
     Args:
         kind: its class; RuntimeError for one that cannot be sent.
         message: what it shall say: where it was caught, the notes on it, the traceback there.
-        opening: it was raised when the worker began, not by a sample.
     """
 
     kind: type[BaseException]
     message: str
-    opening: bool = False
 
     @classmethod
-    def of(cls, error: BaseException, place: str, *, opening: bool = False) -> WorkerException:
+    def of(cls, error: BaseException, place: str) -> WorkerException:
         """Catch an exception; `place` says where, as in "in DataLoader worker process 0"."""
         # These two would end the program, or the epoch, without a word.
         unfit = isinstance(error, (SystemExit, StopIteration))
@@ -50,7 +48,7 @@ class WorkerException:
             pickle.loads(pickle.dumps(kind))
         except Exception:
             kind = RuntimeError  # its class is known in the worker only
-        return cls(kind, message, opening)
+        return cls(kind, message)
 
     def error(self) -> BaseException:
         """The exception to raise here."""

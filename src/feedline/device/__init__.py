@@ -2,5 +2,5 @@
 
 `carrier` is what the loader asks for, `host` and `accelerator_carrier` are the two ways,
 `normalise` the arithmetic they share, `accelerator` the calls of a device, `pinning` makes the
-ring's own memory a source for asynchronous copies.
+slots' own memory a source for asynchronous copies.
 """

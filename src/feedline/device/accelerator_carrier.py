@@ -4,7 +4,7 @@ Guarantees: the tensors handed out are ordered after their copy on the stream th
 when they are received, and their memory is not reused while that stream may read them; a slot
 is free again once its copy has been done, not before. The host waits for the device only for
 a free slot, or where it would run so far ahead that batches pile up in device memory.
-Relies on: the ring being pinned, without which copies hold up the host but stay correct; where
+Relies on: the slots being pinned, without which copies hold up the host but stay correct; where
 the device is not CUDA's or ROCm's, it is not. On a device with one stream copies are in line with
 the step.
 """
@@ -14,19 +14,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feedline.device.accelerator import TorchAccelerator
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
-from feedline.device.pinning import Pinned, registered
+from feedline.device.pinning import Pinned
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.trace.split import Timing
 
-__all__ = ["AcceleratorCarrier", "accelerator_carrier"]
+__all__ = ["AcceleratorCarrier"]
 
 _MOST_STEPS_AHEAD = 4
 
@@ -55,22 +53,22 @@ class AcceleratorCarrier:
     """Carries batches to an accelerator.
 
     Args:
-        ring: where batches come from.
+        slots: where batches come from.
         normalise: makes floats of pixels, on the device.
         accelerator: the device.
-        pinned: the ring's memory, where it is registered; released by `close`.
+        pinned: the slots' memory, where it is registered; released by `close`.
     """
 
     ahead = True
 
     def __init__(
         self,
-        ring: FixedSlots,
+        slots: FixedSlots,
         normalise: Normalise,
         accelerator: TorchAccelerator,
         pinned: Pinned | None = None,
     ) -> None:
-        self._ring = ring
+        self._slots = slots
         self._normalise = normalise
         self._accelerator = accelerator
         self._pinned = pinned
@@ -102,10 +100,10 @@ class AcceleratorCarrier:
         """Queue copy and normalisation on the side stream. Takes over the batch's slot."""
         slot: int | None = None
         if flight.failures:
-            arrays = good_rows(self._ring, flight)
+            arrays = good_rows(self._slots, flight)
         else:
             slot = flight.slot
-            arrays = self._ring.view(slot, flight.fields, flight.batch.rows)
+            arrays = self._slots.view(slot, flight.fields, flight.batch.rows)
         host = tuple(to_tensor(a, f) for a, f in zip(arrays, flight.fields, strict=True))
         with self._accelerator.on(self._stream):
             started = self._mark(self._stream)
@@ -148,7 +146,7 @@ class AcceleratorCarrier:
             sent.copied.synchronize()
             sent.host = ()
             assert sent.slot is not None
-            self._ring.release(sent.slot)
+            self._slots.release(sent.slot)
             wait = False
 
     def drop(self) -> None:
@@ -178,23 +176,8 @@ class AcceleratorCarrier:
             )
 
     def close(self) -> None:
-        """Finish all copies and unpin the ring."""
+        """Finish all copies and unpin the slots."""
         self.drop()
         self._steps.clear()
         if self._pinned is not None:
             self._pinned.release()
-
-
-def accelerator_carrier(
-    ring: FixedSlots, memory: NDArray[np.uint8], normalise: Normalise, device: torch.device
-) -> AcceleratorCarrier:
-    """A carrier to a device, with the ring's memory pinned where the device can read it then.
-
-    Args:
-        ring: where batches come from.
-        memory: the block that the ring lies in.
-        normalise: makes floats of pixels, on the device.
-        device: not the CPU.
-    """
-    pinned = registered(memory, device)
-    return AcceleratorCarrier(ring, normalise, TorchAccelerator(device), pinned)

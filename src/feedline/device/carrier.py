@@ -54,7 +54,7 @@ class Carrier(Protocol):
         """Give up what was sent and not received; no slot is being read afterwards."""
 
     def close(self) -> None:
-        """Finish all copies and let go of the ring."""
+        """Finish all copies and let go of the slots."""
 
 
 def is_image(field: Field) -> bool:
@@ -72,10 +72,10 @@ def in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 
-def good_rows(ring: FixedSlots, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
+def good_rows(slots: FixedSlots, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
     """Copies of the rows of a batch that could be made, in order; frees the slot."""
     rows = flight.batch.rows
     keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])
-    arrays = tuple(array[keep] for array in ring.view(flight.slot, flight.fields, rows))
-    ring.release(flight.slot)
+    arrays = tuple(array[keep] for array in slots.view(flight.slot, flight.fields, rows))
+    slots.release(flight.slot)
     return arrays

@@ -96,22 +96,23 @@ class HostCarrier(CpuCarrier):
     """Carries batches of rows to CPU tensors.
 
     Args:
-        ring: where batches come from.
+        slots: where batches come from.
         normalise: makes floats of pixels; None hands rows out as they are.
         form: what the tensors of a batch are put into.
         pin: page-lock what is handed out.
     """
 
+    _slots: FixedSlots
+
     def __init__(
         self,
-        ring: FixedSlots,
+        slots: FixedSlots,
         normalise: Normalise | None,
         form: Callable[[Tensors], Any] = tuple,
         pin: bool = False,
     ) -> None:
-        super().__init__(ring)
+        super().__init__(slots)
         self._pin = pin
-        self._ring = ring
         self._normalise = normalise
         self._form = form
         self._constants = normalise.constants(torch.device("cpu")) if normalise else None
@@ -120,15 +121,15 @@ class HostCarrier(CpuCarrier):
         return self._form(self._tensors(flight))
 
     def _tensors(self, flight: InFlightBatch) -> Tensors:
-        ring, slot, fields, rows = self._ring, flight.slot, flight.fields, flight.batch.rows
+        slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
-            return self._copies(good_rows(ring, flight), flight)
+            return self._copies(good_rows(slots, flight), flight)
         lends = self._normalise is None and not self._pin
-        if lends and ring.lent < ring.slots - _SLOTS_FOR_WORKERS:
-            lent = ring.lend(slot, fields, rows)
+        if lends and slots.lent < slots.slots - _SLOTS_FOR_WORKERS:
+            lent = slots.lend(slot, fields, rows)
             return tuple(to_tensor(a, f) for a, f in zip(lent, fields, strict=True))
-        copies = self._copies(ring.view(slot, fields, rows), flight)
-        ring.release(slot)
+        copies = self._copies(slots.view(slot, fields, rows), flight)
+        slots.release(slot)
         return copies
 
     def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: InFlightBatch) -> Tensors:

@@ -1,4 +1,4 @@
-"""Page-locked memory: the ring registered as such, and copies in torch's own.
+"""Page-locked memory: that of the slots registered as such, and copies in torch's own.
 
 Guarantees: memory that was registered is unregistered before it is unmapped. Where CUDA refuses
 (a container's limit on locked memory, say), copies still work, only not asynchronously.

@@ -81,10 +81,10 @@ class CrewSockets:
                 report.memory = memory
                 yield report
 
-    def order(self, **order: object) -> None:
+    def command(self, **command: object) -> None:
         """Tell the fork server what to do."""
         with contextlib.suppress(OSError):  # a dead server shows in `news`
-            self._control.send(json.dumps(order).encode())
+            self._control.send(json.dumps(command).encode())
 
     def news(self) -> Iterator[dict[str, Any]]:
         """What the fork server has told.

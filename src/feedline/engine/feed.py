@@ -39,7 +39,7 @@ _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
 class Feed:
-    """Batches through a ring, made by a crew.
+    """Batches through slots, made by a crew.
 
     Args:
         tasks: how batches are asked for, and the slots they are made in.
@@ -140,17 +140,6 @@ class Feed:
         Raises:
             WorkerError: the batch did not come before the deadline, or workers cannot be had.
         """
-        flight = self.wait()
-        if flight is not None:
-            self._flights.remove(flight)
-            if self._instrument is not None:
-                for trace in flight.traces(time.monotonic_ns()):
-                    self._instrument.task(trace)
-            self._pump()
-        return flight
-
-    def wait(self) -> InFlightBatch | None:
-        """Wait for what `take` would give, and leave it to be taken. Raises as `take` does."""
         self._pump()
         while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
@@ -169,6 +158,11 @@ class Feed:
                     f"DataLoader timed out after {self._deadline_s:g} seconds: that long no batch "
                     "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
                 )
+        self._flights.remove(flight)
+        if self._instrument is not None:
+            for trace in flight.traces(time.monotonic_ns()):
+                self._instrument.task(trace)
+        self._pump()
         return flight
 
     def close(self) -> None:
@@ -212,11 +206,10 @@ class Feed:
             flight, span = self._outstanding[id]
             heapq.heappush(self._pending, (flight.number, span[0], id))
 
-    def _forget(self, id: int) -> InFlightBatch:
-        flight = self._outstanding.pop(id)[0]
+    def _forget(self, id: int) -> None:
+        flight, _ = self._outstanding.pop(id)
         flight.unmade -= 1
         self._free_if_done(flight)
-        return flight
 
     def _free_if_done(self, flight: InFlightBatch) -> None:
         if flight.cancelled and not flight.unmade:

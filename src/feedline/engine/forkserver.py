@@ -170,10 +170,10 @@ class _Server:
             self._crews.remove(crew)
             crew.close()
             return
-        order = json.loads(message)
-        seat = order["seat"]
-        if order["do"] == "fork":
-            self._fork(crew, seat, order["workers"])
+        command = json.loads(message)
+        seat = command["seat"]
+        if command["do"] == "fork":
+            self._fork(crew, seat, command["workers"])
         elif seat in crew.pids:
             os.kill(crew.pids[seat], signal.SIGKILL)
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from feedline.plan.row import Field
 
-__all__ = ["PAGE_BYTES", "align", "arrays", "batch_bytes"]
+__all__ = ["LINE_BYTES", "PAGE_BYTES", "align", "arrays", "batch_bytes"]
 
 PAGE_BYTES = 4096
-_LINE_BYTES = 64
+LINE_BYTES = 64
 
 
 def align(offset: int, to: int) -> int:
@@ -29,7 +29,7 @@ def _field_bytes(field: Field, rows: int) -> int:
 
 def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
     """Bytes that a batch of `rows` rows takes, a whole number of pages."""
-    return align(sum(align(_field_bytes(f, rows), _LINE_BYTES) for f in fields), PAGE_BYTES)
+    return align(sum(align(_field_bytes(f, rows), LINE_BYTES) for f in fields), PAGE_BYTES)
 
 
 def arrays(
@@ -42,5 +42,5 @@ def arrays(
         nbytes = _field_bytes(field, rows)
         view = slot[offset : offset + nbytes].view(field.dtype).reshape(rows, *field.shape)
         views.append(view)
-        offset += align(nbytes, _LINE_BYTES)
+        offset += align(nbytes, LINE_BYTES)
     return tuple(views)

@@ -134,8 +134,7 @@ Task: TypeAlias = Piece | BatchTask
 
 def task_id(message: bytes) -> int:
     """The id of the task in a message; negative asks the worker to leave."""
-    id: int = _ID.unpack_from(message)[0]
-    return id
+    return int(_ID.unpack_from(message)[0])
 
 
 def leave(id: int = -1) -> BatchTask:

@@ -73,7 +73,7 @@ class PipeCrew(ProcessCrew):
         self._shipment = Named(None, shipment.size_bytes(parts))
         shipment.lay(parts, self._shipment.array)
         # multiprocessing's own locks, values and queues pickle as arguments of a process only.
-        self._parcel = source if self._refused else (self._shipment.name, self._shipment.nbytes)
+        self._shipped = source if self._refused else (self._shipment.name, self._shipment.nbytes)
         self._workers: dict[int, _Worker] = {}
 
     @property
@@ -101,7 +101,7 @@ class PipeCrew(ProcessCrew):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=pipe_worker.run,
-                args=(theirs, self._block_name, self._parcel, seat, self._target),
+                args=(theirs, self._block_name, self._shipped, seat, self._target),
                 daemon=True,
                 name=WORKER_NAME,
             )

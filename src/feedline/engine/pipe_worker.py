@@ -26,7 +26,7 @@ __all__ = ["run"]
 def run(
     pipe: Connection,
     block: tuple[str, int],
-    parcel: tuple[str, int] | AnySource,
+    shipped: tuple[str, int] | AnySource,
     seat: int,
     workers: int,
 ) -> None:
@@ -35,7 +35,7 @@ def run(
     Args:
         pipe: tasks come; reports go, and behind a report its batch, if it has one.
         block: name and size in bytes of the memory for batches.
-        parcel: name and size in bytes of the shipped source, or the source itself.
+        shipped: name and size in bytes of the shipped source, or the source itself.
         seat: this worker's number.
         workers: how many there are to be.
     """
@@ -44,9 +44,11 @@ def run(
     memory = Named(*block)
     line = board_of(memory.array)[seat]
     try:
-        source = _shipped(*parcel) if isinstance(parcel, tuple) else parcel
+        if isinstance(shipped, tuple):
+            # A private copy: Python cannot map named memory copy-on-write.
+            shipped = shipment.unpack(Named(*shipped).array.copy())
         limit_threads()  # of whatever came with the source
-        work = work_for(source, memory.array, line, PrivateMemory(), seat, workers)
+        work = work_for(shipped, memory.array, line, PrivateMemory(), seat, workers)
     except BaseException as error:
         pipe.send_bytes(Report.start_failure(seat, error).pack())
         return
@@ -64,11 +66,6 @@ def run(
             line[PIECE] = 0
     except (EOFError, ConnectionError):
         return  # the trainer is gone
-
-
-def _shipped(name: str, nbytes: int) -> AnySource:
-    # A private copy: named memory cannot be mapped copy-on-write through Python's interface.
-    return shipment.unpack(Named(name, nbytes).array.copy())
 
 
 def _end_with_parent() -> None:

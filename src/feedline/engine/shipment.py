@@ -24,14 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.culprit import culprit_in
-from feedline.engine.layout import align
+from feedline.engine.layout import LINE_BYTES, align
 from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
 __all__ = ["lay", "main_module", "pack", "search_path", "size_bytes", "unpack"]
 
 _COUNT = struct.Struct("<q")
-_LINE_BYTES = 64
 
 
 def pack(source: AnySource) -> list[memoryview | bytes]:
@@ -58,7 +57,7 @@ def pack(source: AnySource) -> list[memoryview | bytes]:
 def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
     """Bytes that a shipment takes."""
     head = _COUNT.size * (1 + len(parts))
-    return align(head, _LINE_BYTES) + sum(align(len(part), _LINE_BYTES) for part in parts)
+    return align(head, LINE_BYTES) + sum(align(len(part), LINE_BYTES) for part in parts)
 
 
 def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
@@ -67,7 +66,7 @@ def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
     offset = 0
     for part in (head, *parts):
         block[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-        offset += align(len(part), _LINE_BYTES)
+        offset += align(len(part), LINE_BYTES)
 
 
 def unpack(block: NDArray[np.uint8]) -> AnySource:
@@ -75,11 +74,11 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
     data = block.data
     (count,) = _COUNT.unpack_from(data)
     sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
-    offset = align(_COUNT.size * (1 + count), _LINE_BYTES)
+    offset = align(_COUNT.size * (1 + count), LINE_BYTES)
     parts = []
     for size in sizes:
         parts.append(data[offset : offset + size])
-        offset += align(size, _LINE_BYTES)
+        offset += align(size, LINE_BYTES)
     home = pickle.loads(parts[0])
     with contextlib.suppress(OSError):  # one that has been removed: the worker stays where it is
         os.chdir(home.pop("dir", "."))

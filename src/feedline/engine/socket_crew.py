@@ -112,7 +112,7 @@ class SocketCrew(ProcessCrew):
                 return  # those that leave still sit there: each that goes brings us here again
             self._board[seat] = 0
             self._workers[seat] = 0
-            self._sockets.order(do="fork", seat=seat, workers=self._target)
+            self._sockets.command(do="fork", seat=seat, workers=self._target)
 
     def submit(self, task: Task) -> bool:
         """Queue a task; False where there is no room now. Never blocks."""
@@ -202,7 +202,7 @@ class SocketCrew(ProcessCrew):
     def kill(self, seat: int, why: str) -> None:
         """Kill a worker; its `Death` will say why."""
         self._killed[seat] = why
-        self._sockets.order(do="kill", seat=seat)
+        self._sockets.command(do="kill", seat=seat)
 
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""

@@ -65,7 +65,7 @@ class BatchSource(Protocol):
 
         Args:
             keys: which samples, as the trainer wrote them.
-            order: size, seed and strength.
+            task: at which size and strength, with which seeds.
             space: where the batch goes, its parts first, then how they are put together.
             at: to be told which of the samples, counted from 0, is being made.
 

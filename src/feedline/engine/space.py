@@ -11,11 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.layout import PAGE_BYTES, align
+from feedline.engine.layout import LINE_BYTES, PAGE_BYTES, align
 
 __all__ = ["Space"]
 
-_LINE_BYTES = 64
 _HEADROOM = 8  # batches that vary in size get an eighth more, so that few of them must move
 
 
@@ -33,7 +32,7 @@ class Space:
 
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """So many bytes, on cache lines of their own: where they begin, and the bytes."""
-        start = align(self.used, _LINE_BYTES)
+        start = align(self.used, LINE_BYTES)
         self.used = start + nbytes
         if self.used <= len(self._memory):
             return start, self._memory[start : self.used]

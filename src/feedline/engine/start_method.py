@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import cast
 
@@ -32,7 +32,7 @@ _METHODS = ("fork", "forkserver", "spawn")
 _taking = ContextVar("_taking", default=False)
 
 
-@contextmanager
+@contextlib.contextmanager
 def taking_arguments() -> Iterator[None]:
     """What begins within comes with the arguments of a new process, not with its script's import.
 
@@ -101,18 +101,16 @@ def start_crew(
         if beginning and process.name == WORKER_NAME:
             os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers
         raise UsageError(UNGUARDED)
-    crew: Crew
+    crew: Crew | None = None
     if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
         from feedline.engine.socket_crew import SocketCrew
 
-        try:
+        # What holds multiprocessing's locks or queues can only be sent by its own means.
+        with contextlib.suppress(UsageError):
             crew = SocketCrew(source, slots_bytes, preload, forked=method == "fork")
-        except UsageError:
-            # What holds multiprocessing's locks or queues can only be sent by its own means.
-            crew = PipeCrew(source, slots_bytes, method)
-    else:
-        crew = PipeCrew(source, slots_bytes)
+    if crew is None:
+        crew = PipeCrew(source, slots_bytes, method)
     try:
         crew.resize(workers)
     except BaseException:

@@ -39,16 +39,18 @@ class PieceTasks:
     """Pieces of rows.
 
     Args:
-        ring: the slots.
+        slots: where they are made.
         fields: the arrays of a row at an image size.
     """
 
-    def __init__(self, ring: FixedSlots, fields: Callable[[int | None], tuple[Field, ...]]) -> None:
-        self.slots = ring
+    def __init__(
+        self, slots: FixedSlots, fields: Callable[[int | None], tuple[Field, ...]]
+    ) -> None:
+        self.slots = slots
         self._fields = fields
 
     def resize(self, workers: int) -> None:
-        """The ring stays: its memory is allocated once, and all workers share each batch."""
+        """The slots stay: their memory is allocated once, and all workers share each batch."""
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """As many pieces as `rows_per_piece` finds right.
@@ -110,15 +112,15 @@ class BatchTasks:
     """Whole batches, one task for each.
 
     Args:
-        parcels: the slots.
+        slots: where they are made.
         wanted: how many slots so many workers need.
         shares_memory: whether workers can read and write them; else all goes by messages.
     """
 
     def __init__(
-        self, parcels: GrowingSlots, wanted: Callable[[int], int], *, shares_memory: bool
+        self, slots: GrowingSlots, wanted: Callable[[int], int], *, shares_memory: bool
     ) -> None:
-        self.slots = parcels
+        self.slots = slots
         self._wanted = wanted
         self._shares_memory = shares_memory
 

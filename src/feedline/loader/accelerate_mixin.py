@@ -79,11 +79,8 @@ class Accelerated:
         try:
             for batch in batches:
                 self.end_of_dataloader = left() == 0
-                yield (
-                    batch
-                    if self.device or target.type == "cpu"
-                    else send.send_to_device(batch, target)
-                )
+                there = self.device or target.type == "cpu"
+                yield batch if there else send.send_to_device(batch, target)
         finally:
             self._gradients._remove_dataloader(self)
 

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.schedule import MAX_SIZE_PX
+from feedline.plan.state import is_size
 from feedline.system import usable_cores
 
 __all__ = ["check_arguments", "check_size", "is_native", "usable_device", "worker_count"]
@@ -154,8 +155,7 @@ def check_size(name: str, size: object) -> None:
     Raises:
         UsageError: it is none.
     """
-    whole = isinstance(size, int) and not isinstance(size, bool)
-    if not (whole and 1 <= size <= MAX_SIZE_PX):  # type: ignore[operator]
+    if not is_size(size):
         raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
 
 

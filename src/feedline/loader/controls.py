@@ -20,6 +20,7 @@ from feedline.loader.session import Session
 from feedline.loader.settings import Asked, Settings, settings_of
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.schedule import Phase
+from feedline.plan.state import is_count
 from feedline.sampling.samplers import share_of
 from feedline.trace.split import Timing
 
@@ -95,7 +96,7 @@ class Controls:
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
         self._check_usable()
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if not is_count(epoch):
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
         self._session.set_epoch(epoch)
 
@@ -174,7 +175,7 @@ class Controls:
                 "build a new one"
             )
         if wanted != had:
-            self._session.apply(workers=wanted)
+            self._session.backend.apply(workers=wanted)
             self.__dict__["num_workers"] = self._arguments["num_workers"] = wanted
 
     @property
@@ -186,7 +187,7 @@ class Controls:
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return self._session.backend.pids if self._session.backend else []
+        return self._session.backend.pids
 
     @property
     def worker_deaths(self) -> list[str]:
@@ -205,12 +206,12 @@ class Controls:
 
     def explain(self) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now."""
-        return explain(self._settings(), self._session)
+        return explain(self._settings(), self._session.decision(), self.memory_bytes)
 
     @property
     def memory_bytes(self) -> int:
         """What is allocated for batches now: by rows all there will be, else what they needed."""
-        return self._session.backend.memory_bytes if self._session.backend else 0
+        return self._session.backend.memory_bytes
 
     # Life
 

@@ -141,11 +141,10 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         added_before = set(vars(self))  # by a subclass
         asked = Asked.resolve(given)  # before torch's own checks: these say more
         plan = plan_of(asked, given)
-        order = None if plan is None else PlannedSampler(plan, dataset, self)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
-        if plan is not None and order is not None:
-            batches = PublicBatchSampler(order, plan.batch_size, drop_last)
-            samplers = {"batch_sampler": batches}
+        if plan is not None:
+            sampler = PlannedSampler(plan, dataset, self)
+            samplers = {"batch_sampler": PublicBatchSampler(sampler, plan.batch_size, drop_last)}
         if _TORCH_KNOWS_IN_ORDER:
             samplers["in_order"] = in_order
         super().__init__(
@@ -168,7 +167,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.in_order = in_order
         if plan is not None:
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
-            self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=order)
+            self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch = max_image_size, prefetch

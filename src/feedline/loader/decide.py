@@ -49,7 +49,6 @@ class Decision:
         reasons: why no more was recognised, sentences.
         max_image_size: the largest size in pixels that there is memory for; None for any.
         slot_bytes: memory of a batch of rows; 0 for any other kind.
-        phases: the phases that rows are laid out for.
         runs_user_code: code of the user's runs in the workers.
         pixels: what decides the pixels, in words; "" where only the user's code knows.
     """

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
 from feedline.sampling.samplers import describe
-
-if TYPE_CHECKING:
-    from feedline.loader.session import Session
 
 __all__ = ["explain"]
 
@@ -18,14 +13,14 @@ _LONGEST = 300
 _MOST_GENERATORS = 5
 
 
-def explain(settings: Settings, session: Session) -> str:
+def explain(settings: Settings, decision: Decision, memory_bytes: int) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
     Args:
         settings: of the loader, as they are now.
-        session: decides, and has what is at work.
+        decision: whose code makes the batches.
+        memory_bytes: what is allocated for batches now.
     """
-    decision = session.decision()
     facts = {
         "samples": _samples(settings),
         "engine": str(decision).partition(" (")[0],
@@ -38,7 +33,7 @@ def explain(settings: Settings, session: Session) -> str:
         "generators": _generators(settings, decision),
         "workers": _workers(settings, decision),
         "prefetch": _prefetch(settings, decision),
-        "memory": _memory(settings, decision, session),
+        "memory": _memory(settings, decision, memory_bytes),
         "batches": _batches(settings, decision),
         "bad samples": settings.on_error,
     }
@@ -49,12 +44,9 @@ def _samples(settings: Settings) -> str:
     dataset = settings.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
     if settings.asked.native:
-        return f"{count}{_short(repr(dataset))}"
+        text = repr(dataset)
+        return count + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _size(settings: Settings, decision: Decision) -> str:
@@ -103,11 +95,9 @@ def _generators(settings: Settings, decision: Decision) -> str:
     if decision.kind not in ("dataset", "samples"):
         return ""
     found = generators.describe(settings.dataset, settings.collate_fn)
-    if not found:
-        return ""
     more = len(found) - _MOST_GENERATORS
     shown = ", ".join(found[:_MOST_GENERATORS]) + (f" and {more} more" if more > 0 else "")
-    return f"seeded for each batch: {shown}"
+    return f"seeded for each batch: {shown}" if found else ""
 
 
 def _prefetch(settings: Settings, decision: Decision) -> str:
@@ -118,11 +108,10 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
     return f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"
 
 
-def _memory(settings: Settings, decision: Decision, session: Session) -> str:
+def _memory(settings: Settings, decision: Decision, used: int) -> str:
     slots = settings.asked.prefetch + 1
     if decision.rows is not None:
         return f"{slots * decision.slot_bytes / 2**20:.0f} MiB in {slots} batches"
-    used = session.backend.memory_bytes if session.backend else 0
     return f"{used / 2**20:.0f} MiB by now" if used else ""
 
 

@@ -20,7 +20,7 @@ class _Session(Protocol):
     """What an iteration asks for its batches: `session.Session`."""
 
     @property
-    def backend(self) -> Backend | None: ...
+    def backend(self) -> Backend: ...
 
     def next(self, iteration: Any) -> Any: ...
 
@@ -80,8 +80,6 @@ class Iteration:
     def _started(self) -> list[int] | None:
         """Process ids of the workers, once all have started."""
         backend = self.session.backend
-        if backend is None:
-            return []
         return backend.pids if len(backend.pids) >= backend.workers else None
 
 

@@ -41,25 +41,23 @@ class PlannedSampler(DistributedSampler[Any]):
             drop_last=plan.drop_last,
         )
         self._first_plan = plan
-        self._loader: weakref.ref[Any] | None = weakref.ref(loader)
-
-    @property
-    def _owner(self) -> Any:
-        return None if self._loader is None else self._loader()
+        self._loader: weakref.ref[Any] = weakref.ref(loader)
 
     @property
     def _plan(self) -> Plan:
         """The loader's plan as it is now; as it was at first where the loader is gone."""
-        return getattr(self._owner, "plan", None) or self._first_plan
+        return getattr(self._loader(), "plan", None) or self._first_plan
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the loader's next iteration runs."""
         super().set_epoch(epoch)
-        if self._owner is not None:
-            self._owner.set_epoch(epoch)
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
 
     def _now(self) -> int:
-        return self.epoch if self._owner is None else self._owner.epoch
+        loader = self._loader()
+        return self.epoch if loader is None else loader.epoch
 
     def __iter__(self) -> Iterator[int]:
         """The sample numbers of this rank's part of the epoch, in order."""

@@ -18,14 +18,13 @@ from typing import Any
 
 from feedline.dataset.outline import Outline, outline
 from feedline.errors import UsageError
-from feedline.loader.backends.backend import Backend, Skipped
+from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.cursor import BatchCursor, identity_of, open_cursor
+from feedline.loader.cursor import BatchCursor, open_cursor
 from feedline.loader.decide import Decision, decide, workers_live_on
-from feedline.loader.fingerprint import fingerprint_of
+from feedline.loader.identity import compare_made_by, fingerprint_of, identity_of, made_by
 from feedline.loader.iteration import Iteration
-from feedline.loader.made_by import compare_made_by, made_by
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.plan.planned_cursor import PlannedCursor
@@ -49,9 +48,9 @@ class Session:
     def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
         self.settings = settings
         self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
-        self.timing = Timing() if engine is None else engine.timing
+        self.timing = Timing()
         self.batch: Batch | None = None
-        self.backend: Backend | None = engine  # None where no workers are, or have ended
+        self.backend: Backend = IDLE if engine is None else engine
         self._decision: Decision | None = None
         self._outline: Outline | None = None
         self._fingerprint = ""  # of the dataset, once a state asked for it
@@ -93,7 +92,7 @@ class Session:
     # Iteration
 
     def open(self) -> None:
-        """Start the workers ahead of the first iteration."""
+        """Start the workers, ahead of the first iteration or of an iteration's first batch."""
         self._start(self.decision())
 
     def begin(self, iteration: Iteration, settings: Settings) -> None:
@@ -106,7 +105,7 @@ class Session:
             self._end_workers()
         self.given = False
         restart = self.cursor.begin()
-        if self.backend is None:
+        if self.backend is IDLE:
             self._start(decision)
         elif not engine:
             self.backend.begin(restart)
@@ -117,11 +116,7 @@ class Session:
         end.atexit = False
 
     def next(self, iteration: Iteration) -> Any:
-        """The next batch of an iteration of this session's.
-
-        Raises:
-            StopIteration: the epoch has none left.
-        """
+        """The next batch of an iteration of this session's; raises as a backend's `next` does."""
         if self._current is None or self._current() is not iteration:
             self.begin(iteration, self.settings)  # it was overtaken before it gave anything
         return self.step()
@@ -129,9 +124,8 @@ class Session:
     def step(self) -> Any:
         """The next batch at the cursor."""
         self.given = True
-        if self.backend is None:  # this session was forked
-            self._start(self.decision())
-        assert self.backend is not None
+        if self.backend is IDLE:  # this session was forked
+            self.open()
         try:
             return self.backend.next()
         except StopIteration:
@@ -140,7 +134,7 @@ class Session:
                 self._end_workers()
             raise
         finally:
-            if self.backend is not None:
+            if self.backend is not IDLE:
                 self.batch = self.backend.batch
 
     def _start(self, decision: Decision) -> None:
@@ -150,21 +144,24 @@ class Session:
         else:
             self.backend = self.cursor
 
+    def _unfinished(self) -> Iteration | None:
+        """The current iteration, unless it has ended or is garbage."""
+        current = None if self._current is None else self._current()
+        return None if current is None or current.ended else current
+
     def _detach(self) -> None:
         """Let the current iteration go on by itself: the cursor is about to move."""
-        current = None if self._current is None else self._current()
-        self._current = None
-        if current is not None and not current.ended:
-            cursor = self.cursor.fork()
-            if cursor is not None:
-                self._go_on_apart(current, cursor)
+        current, self._current = self._unfinished(), None
+        cursor = None if current is None else self.cursor.fork()
+        if current is not None and cursor is not None:
+            self._go_on_apart(current, cursor)
 
     def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
         """Give an iteration a session of its own, whose workers start when it is next asked."""
         other = Session.__new__(Session)
         other.__dict__.update(vars(self))
         other.cursor, other.timing = cursor, Timing()
-        other.backend = other._at_work = None
+        other.backend, other._at_work = IDLE, None
         iteration.session = other
         end = weakref.finalize(iteration, other.close)
         end.atexit = False
@@ -199,7 +196,7 @@ class Session:
                 )
             if plan != old:
                 self.cursor.replan(plan)
-                self._restart_prefetch()
+                self.backend.restart_prefetch()
         elif isinstance(self.cursor, SampledCursor):
             self.cursor.set_generator(settings.generator)
         if settings.sampler is not before.sampler and not isinstance(self.cursor, TorchBackend):
@@ -210,28 +207,19 @@ class Session:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
-        current = self._current
+        iteration = self._unfinished()
         fork = self.cursor.fork() if self.given else None
         if self.cursor.set_epoch(epoch):
-            iteration = None if current is None else current()
-            if fork is not None and iteration is not None and not iteration.ended:
+            if fork is not None and iteration is not None:
                 self._go_on_apart(iteration, fork)
                 self._current, self.given = None, False
-            self._restart_prefetch()
+            self.backend.restart_prefetch()
 
     def set_image_size(self, size: int | None) -> None:
-        """Make the next batch handed out, and all after it, of this size in pixels.
-
-        Raises:
-            UsageError: nothing makes images of a size, or there is no memory for this one.
-        """
+        """Make the next batch handed out, and all after it, of a size that `check_size` allows."""
         if size is not None:
             self.decision().check_size(size, "image size")
         if self.cursor.set_image_size(size):
-            self._restart_prefetch()
-
-    def _restart_prefetch(self) -> None:
-        if self.backend is not None:
             self.backend.restart_prefetch()
 
     # State
@@ -261,7 +249,7 @@ class Session:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._restart_prefetch()
+        self.backend.restart_prefetch()
 
     def _identity(self) -> dict[str, Any]:
         self.decision()  # sees whether the dataset is another
@@ -274,24 +262,18 @@ class Session:
     @property
     def skipped(self) -> list[Skipped]:
         """Samples left out so far: their names and why."""
-        return [*self._skipped, *(self.backend.skipped if self.backend else ())]
+        return [*self._skipped, *self.backend.skipped]
 
     @property
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        return [*self._deaths, *(self.backend.deaths if self.backend else ())]
-
-    def apply(self, **changes: int) -> None:
-        """Change what may change while the loader works: fields of `LiveSettings`."""
-        if self.backend is not None:
-            self.backend.apply(**changes)
+        return [*self._deaths, *self.backend.deaths]
 
     def _end_workers(self) -> None:
-        old, self.backend = self.backend, None
-        if old is not None:
-            self._skipped += old.skipped
-            self._deaths += old.deaths
-            old.close()
+        old, self.backend = self.backend, IDLE
+        self._skipped += old.skipped
+        self._deaths += old.deaths
+        old.close()
 
     def close(self) -> None:
         """End the workers and let go of all memory; not in a forked child of their process."""

@@ -89,8 +89,8 @@ class Asked:
             workers = "auto" if training else 0
         normalise = None
         if given["device"] is not None:
-            options = {name: given[name] for name in ("mean", "std", "dtype")}
-            normalise = Normalise(**{k: v for k, v in options.items() if v is not None})
+            names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
+            normalise = Normalise(**{name: given[name] for name in names})
         return cls(
             native=native,
             iterable=iterable,

@@ -111,19 +111,20 @@ class Plan:
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
             )
         for phase in self.schedule.phases:
-            rows = self._global_batch(phase)
+            rows = self.global_batch_of(phase)
             if self.drop_last and rows > self.length:
                 raise UsageError(
                     f"drop_last=True with a global batch of {rows} leaves nothing of "
                     f"{self.length} samples; use a smaller batch or drop_last=False"
                 )
 
-    def _global_batch(self, phase: Phase) -> int:
+    def global_batch_of(self, phase: Phase) -> int:
+        """Rows of a full batch of a phase over all ranks."""
         return (phase.batch_size or self.batch_size) * self.world_size
 
     def global_batch(self, epoch: int) -> int:
         """Rows of a full batch over all ranks."""
-        return self._global_batch(self.schedule.phase_at(epoch))
+        return self.global_batch_of(self.schedule.phase_at(epoch))
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch; the same on every rank."""
@@ -142,7 +143,7 @@ class Plan:
     def batch(self, epoch: int, step: int) -> Batch:
         """Batch `step` of an epoch. `step` must be below steps(epoch)."""
         phase = self.schedule.phase_at(epoch)
-        rows = self._global_batch(phase)
+        rows = self.global_batch_of(phase)
         start, stop = step * rows, min((step + 1) * rows, self.length)
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
@@ -154,13 +155,8 @@ class Plan:
             phase=phase,
             image_size=phase.size,
             samples=share(samples, start, stop, self.rank, self.world_size),
-            # Padding rows stand at the end of the dealt-out rows: the last ranks have them.
-            padding=_padding_of(self.rank, stop - start, missing, self.world_size),
+            # Fewer rows are missing than there are ranks: each of the last ranks pads one.
+            padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
         )
-
-
-def _padding_of(rank: int, rows: int, missing: int, world_size: int) -> int:
-    positions = range(rank, rows + missing, world_size)
-    return sum(position >= rows for position in positions[-2:]) if missing else 0

@@ -48,7 +48,7 @@ class PlannedCursor:
         """An iteration begins. Whether what lies ahead is other than was given out."""
         cut_short = self._begun and not self.at_end()
         if self._begun:
-            self._next_epoch()
+            self.finish()
         return cut_short or not (self._endless or self.position.epoch < self._horizon)
 
     def order_changed(self) -> bool:
@@ -66,10 +66,7 @@ class PlannedCursor:
         self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
 
     def finish(self) -> None:
-        """The epoch's last batch was handed out and the iteration ended."""
-        self._next_epoch()
-
-    def _next_epoch(self) -> None:
+        """The iteration is over, at the epoch's end or before it: the next epoch comes."""
         self._begun = False
         self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
 
@@ -110,19 +107,11 @@ class PlannedCursor:
         return self._plan.steps(epoch)
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the loader stands: small, JSON-able, the same on every rank.
-
-        Args:
-            identity: "dataset" is the fingerprint of what the plan is for.
-        """
+        """Where the loader stands; `identity["dataset"]` is the fingerprint of the dataset."""
         return snapshot(self._plan, self.position, identity["dataset"])
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go to where a state says.
-
-        Raises:
-            StateError: it is of another dataset, seed, order or schedule.
-        """
+        """Go to where a state says; raises as `resume` does."""
         self.restore(resume(state, self._plan, identity["dataset"]))
 
     def fork(self) -> PlannedCursor | None:

@@ -58,7 +58,7 @@ def _identity(plan: Plan, dataset: str) -> dict[str, Any]:
             {
                 "size": phase.size,
                 "epochs": phase.epochs,
-                "global_batch": (phase.batch_size or plan.batch_size) * plan.world_size,
+                "global_batch": plan.global_batch_of(phase),
                 "strength": phase.strength,
             }
             for phase in plan.schedule.phases
@@ -155,13 +155,13 @@ def position_in(state: Mapping[str, Any]) -> Position:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value read from a state is a whole number of at least 0."""
+    """Whether a value is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_size(value: object) -> TypeGuard[int]:
-    """Whether a value read from a state is a side of images in pixels."""
-    return isinstance(value, int) and is_count(value) and 1 <= value <= MAX_SIZE_PX
+    """Whether a value is a side of images in pixels."""
+    return is_count(value) and 1 <= value <= MAX_SIZE_PX
 
 
 def _differs(found: object, mine: object) -> bool:

@@ -1,4 +1,4 @@
 """Who makes the batches: worker processes, this process, or torch's own engine.
 
-All keep the protocol in `backend`.
+All derive from the class in `backend`.
 """

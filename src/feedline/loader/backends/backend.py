@@ -1,6 +1,6 @@
 """What makes a loader's batches: what the session asks for, whichever engine answers.
 
-Three backends keep this protocol:
+Three backends derive from this class:
     WorkerBackend     the engine: rows or whole batches by workers
     InProcessBackend  no workers: in this process, when asked
     TorchBackend      torch's own engine, for IterableDataset
@@ -8,69 +8,76 @@ Three backends keep this protocol:
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+from feedline.dataset.worker_exception import SkippedBatch
 from feedline.plan.batches import Batch
 
-__all__ = ["Backend", "Skipped"]
+__all__ = ["IDLE", "Backend", "Skipped"]
 
 Skipped: TypeAlias = tuple[str, str]
 """A sample that was left out: its name, and why."""
 
 
-class Backend(Protocol):
-    """Makes batches in the order of a cursor, and moves its position."""
+class Backend:
+    """Makes batches in the order of a cursor, and moves its position.
 
-    @property
-    def batch(self) -> Batch | None:
-        """What was planned for the batch handed out last."""
-        ...
+    What is defined here holds for a backend that has no workers and makes no batch ahead.
+    """
 
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Samples left out so far."""
-        ...
+    def __init__(self) -> None:
+        self.batch: Batch | None = None  # what was planned for the batch handed out last
+        self.skipped: list[Skipped] = []  # samples left out so far
 
     @property
     def memory_bytes(self) -> int:
         """What is allocated for batches."""
-        ...
+        return 0
 
     @property
     def workers(self) -> int:
         """How many worker processes there are to be."""
-        ...
+        return 0
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        ...
+        return []
 
     @property
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        ...
+        return []
 
     def begin(self, restart: bool) -> object:
         """An iteration has begun at the cursor. `restart`: other batches come than were ahead."""
-        ...
 
     def next(self) -> Any:
         """Hand out the batch at the position.
 
         Raises:
             StopIteration: the epoch has none left.
+            SampleError: a sample of it could not be loaded, and may not be skipped.
+            Exception: whatever a user's dataset raises.
         """
-        ...
+        raise NotImplementedError
+
+    def without_skipped(self, made: Any) -> Any:
+        """What was made, with the samples that were left out of it noted."""
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        return made
 
     def restart_prefetch(self) -> None:
         """Go on from the position: it is not where it was."""
-        ...
 
     def apply(self, **changes: int) -> None:
         """Change what may change while the loader works: fields of `engine.LiveSettings`."""
-        ...
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid."""
-        ...
+
+
+IDLE = Backend()
+"""Stands where no backend was built yet, or where its workers have ended."""

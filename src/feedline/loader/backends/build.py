@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from feedline.dataset.fetcher import DatasetFetcher
 from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.dataset.worker_init import RowsWithInit, WorkerInit
-from feedline.device.accelerator_carrier import accelerator_carrier
+from feedline.device.accelerator import TorchAccelerator
+from feedline.device.accelerator_carrier import AcceleratorCarrier
 from feedline.device.carrier import Carrier
 from feedline.device.host import HostCarrier
-from feedline.device.pinning import pins
+from feedline.device.pinning import pins, registered
 from feedline.engine.feed import Feed
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.growing_slots import GrowingSlots
@@ -27,7 +29,7 @@ from feedline.loader.backends.in_process import InProcessBackend
 from feedline.loader.backends.workers import WorkerBackend
 from feedline.loader.cursor import BatchCursor
 from feedline.loader.decide import Decision
-from feedline.loader.failure_policy import FailurePolicy
+from feedline.loader.failure_policy import samples_to_skip
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.recognition.tensors import batched_tensors
@@ -95,17 +97,17 @@ def _rows_backend(
     if settings.worker_init_fn is not None:
         init = WorkerInit(source, settings.worker_init_fn, asked.seed or 0)
         source = RowsWithInit(source, init)
-    slots = asked.prefetch + 1
+    count = asked.prefetch + 1
     crew = start_crew(
         source,
-        slots_bytes=slots * decision.slot_bytes,
+        slots_bytes=count * decision.slot_bytes,
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD,
     )
-    ring = FixedSlots(crew.block, decision.slot_bytes, slots)
+    slots = FixedSlots(crew.block, decision.slot_bytes, count)
     feed = Feed(
-        PieceTasks(ring, source.fields),
+        PieceTasks(slots, source.fields),
         crew,
         LiveSettings(workers=settings.workers),
         timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
@@ -114,19 +116,19 @@ def _rows_backend(
     carrier: Carrier
     if asked.device is not None and asked.device.type != "cpu":
         assert asked.normalise is not None, "batches on a device are normalised"
-        carrier = accelerator_carrier(ring, crew.block, asked.normalise, asked.device)
+        carrier = AcceleratorCarrier(
+            slots,
+            asked.normalise,
+            TorchAccelerator(asked.device),
+            registered(crew.block, asked.device),
+        )
     else:
         # torch's default collate makes lists of tuples.
         form = tuple if native else list
-        carrier = HostCarrier(ring, asked.normalise, form, pins(settings.pin))
+        carrier = HostCarrier(slots, asked.normalise, form, pins(settings.pin))
     carrier.timing = timing
-    return WorkerBackend(
-        feed,
-        carrier,
-        cursor,
-        FailurePolicy(source, ring, settings.on_error),
-        skip_after_error=not native,
-    )
+    policy = partial(samples_to_skip, source, slots, settings.on_error)
+    return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)
 
 
 def _whole_batches(
@@ -141,19 +143,19 @@ def _whole_batches(
         preload=_PRELOAD_WHOLE,
     )
 
-    def slots(workers: int) -> int:
+    def wanted(workers: int) -> int:
         return max(1, settings.prefetch_factor) * workers + _KEPT_BY_USER
 
-    growing = GrowingSlots(slots(settings.workers))
+    slots = GrowingSlots(wanted(settings.workers))
     feed = Feed(
-        BatchTasks(growing, slots, shares_memory=crew.shares_memory),
+        BatchTasks(slots, wanted, shares_memory=crew.shares_memory),
         crew,
         LiveSettings(workers=settings.workers),
         timeout_s=inf,  # a user's sample may take as long as it likes
         deadline_s=settings.timeout_s or inf,
         in_order=settings.in_order,
     )
-    carrier = WholeBatchCarrier(growing, spare=_KEPT_BY_USER, pin=settings.pin)
+    carrier = WholeBatchCarrier(slots, spare=_KEPT_BY_USER, pin=settings.pin)
     carrier.timing = timing
     return WorkerBackend(feed, carrier, cursor, lambda flight: [])
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from feedline.dataset.worker_exception import SkippedBatch, say_notes
-from feedline.loader.backends.backend import Skipped
+from feedline.dataset.worker_exception import say_notes
+from feedline.loader.backends.backend import Backend
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
 from feedline.trace.split import Timing
@@ -20,7 +20,7 @@ from feedline.trace.split import Timing
 __all__ = ["InProcessBackend"]
 
 
-class InProcessBackend:
+class InProcessBackend(Backend):
     """No workers.
 
     Args:
@@ -30,29 +30,18 @@ class InProcessBackend:
     """
 
     def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor, timing: Timing) -> None:
+        super().__init__()
         self._make = make
         self._cursor = cursor
-        self.skipped: list[Skipped] = []
-        self.batch: Batch | None = None
         self._timing = timing
         self._handed_out_s = 0.0
-
-    pids: list[int] = []  # noqa: RUF012  # there is never one in it
-    deaths: list[str] = []  # noqa: RUF012
-    workers: int = 0
-    memory_bytes: int = 0
 
     def begin(self, restart: bool) -> None:
         """An iteration has begun at the cursor."""
         self._handed_out_s = 0.0
 
     def next(self) -> Any:
-        """Make the batch at the position.
-
-        Raises:
-            StopIteration: the epoch has none left.
-            Exception: whatever a user's dataset raises.
-        """
+        """Make the batch at the position."""
         asked_s = time.perf_counter()
         self._cursor.order_changed()
         if self._cursor.at_end():
@@ -79,16 +68,4 @@ class InProcessBackend:
             waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
             self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
         self._handed_out_s = now_s
-        if isinstance(made, SkippedBatch):
-            self.skipped += made.skipped
-            return made.batch
-        return made
-
-    def restart_prefetch(self) -> None:
-        """Nothing was made ahead."""
-
-    def apply(self, **changes: int) -> None:
-        """Nothing is made ahead, by no worker."""
-
-    def close(self) -> None:
-        """There is nothing to end."""
+        return self.without_skipped(made)

@@ -18,8 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.backends.backend import Skipped
-from feedline.plan.batches import Batch
+from feedline.loader.backends.backend import Backend
 from feedline.plan.schedule import Phase
 from feedline.plan.state import (
     STATE_VERSION,
@@ -30,7 +29,6 @@ from feedline.plan.state import (
     position_in,
 )
 from feedline.sampling.random_states import RandomStates
-from feedline.trace.split import Timing
 
 __all__ = ["TorchBackend"]
 
@@ -38,23 +36,18 @@ _END = object()
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Cursor and maker in one: torch knows neither without the other.
 
     Args:
         loader: the loader whose attributes torch's engine reads; not kept alive.
     """
 
-    batch: Batch | None = None
-    memory_bytes: int = 0
-
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        super().__init__()
         self._of = weakref.ref(loader)
         self.position = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
-        self.skipped: list[Skipped] = []
-        self.deaths: list[str] = []
-        self.timing = Timing()
         self._iterator: Any = None
         self._start: RandomStates | None = None
         self._restored: Mapping[str, Any] | None = None
@@ -83,17 +76,14 @@ class TorchBackend:
     def begin(self, restart: bool = False) -> bool:
         """An iteration begins."""
         if self._restored is None and self._iterator is not None and self.position.step:
-            self._next_epoch()
+            self._go_to(self.position.epoch + 1)
         self._open()
         return True
-
-    def _now(self) -> RandomStates:
-        return RandomStates.now(None, self._loader.generator)
 
     def _open(self) -> None:
         restored = self._restored
         if restored is None:
-            self._start = self._now()
+            self._start = RandomStates.now(None, self._loader.generator)
             self._iterator = TorchDataLoader.__iter__(self._loader)
             return
         dataset: Any = self._loader.dataset
@@ -124,14 +114,14 @@ class TorchBackend:
 
     def next(self) -> Any:
         """Hand out the next batch."""
-        # There is none open after `set_epoch`, which may come between `begin` and here.
+        # None is open after `set_epoch` or `load`, which may come between `begin` and here.
         if self._restored is not None or self._iterator is None:
             self._open()
         before = _received(self._iterator)
         try:
             made = next(self._iterator)
         except StopIteration:
-            self._next_epoch()
+            self._go_to(self.position.epoch + 1)
             raise
         except Exception:
             if _order_changed(self._iterator, before):
@@ -141,14 +131,11 @@ class TorchBackend:
         self.position = self.position.at(self.position.step + 1)
         return made
 
-    def _next_epoch(self) -> None:
-        self._iterator = None
-        self._start = None
+    def _go_to(self, epoch: int) -> None:
+        """Stand at the beginning of an epoch that is not opened yet."""
+        self._iterator = self._start = self._restored = None
         self._raised = []
-        self.position = Position(epoch=self.position.epoch + 1)
-
-    def restart_prefetch(self) -> None:
-        """Whatever was restored or set is opened when the next batch is asked for."""
+        self.position = Position(epoch=epoch)
 
     def fork(self) -> TorchBackend | None:
         """The iteration under way, to go on apart from the next; None if there is none."""
@@ -158,7 +145,7 @@ class TorchBackend:
         """Where the loader stands."""
         if self._restored is not None:
             return dict(self._restored)
-        start = self._start or self._now()
+        start = self._start or RandomStates.now(None, self._loader.generator)
         state: dict[str, Any] = {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
@@ -187,11 +174,7 @@ class TorchBackend:
         }
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go on as a state says, with the next batch.
-
-        Raises:
-            StateError: it does not fit.
-        """
+        """Go on as a state says, with the next batch."""
         check_state(state)
         check_same_run(
             state,
@@ -221,28 +204,18 @@ class TorchBackend:
             tell(epoch)
         if epoch == self.position.epoch:
             return False
-        self._iterator = self._start = self._restored = None
-        self._raised = []
-        self.position = Position(epoch=epoch)
+        self._go_to(epoch)
         return True
 
     def set_image_size(self, size: int | None) -> bool:
-        """Batches come from torch's workers, which know of no size.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: batches come from torch's workers, which know of no size."""
         raise UsageError(
             "an IterableDataset cannot be given an image size: torch's engine makes its batches "
             "ahead, without one. A map-style Dataset can"
         )
 
     def apply(self, **changes: int) -> None:
-        """The number of workers decides how the dataset is shared out.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: the number of workers decides how the dataset is shared out."""
         raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
 
     def close(self) -> None:
@@ -265,9 +238,7 @@ def _received(iterator: Any) -> int | None:
 def _order_changed(iterator: Any, before: int | None) -> bool:
     """Whether what was raised stands for a batch: after a timeout the same batch is still to come.
 
-    Args:
-        iterator: torch's.
-        before: what `_received` said before.
+    `before` is what `_received` said of the iterator before.
     """
     in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
     return before is None or not in_order or iterator._rcvd_idx != before

@@ -14,19 +14,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from feedline.dataset.worker_exception import SkippedBatch, WorkerException
+from feedline.dataset.worker_exception import WorkerException
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
 from feedline.errors import SampleError
-from feedline.loader.backends.backend import Skipped
+from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
 
 __all__ = ["WorkerBackend"]
 
 
-class WorkerBackend:
+class WorkerBackend(Backend):
     """A feed and a carrier, at a cursor.
 
     Args:
@@ -46,6 +46,7 @@ class WorkerBackend:
         *,
         skip_after_error: bool = False,
     ) -> None:
+        super().__init__()
         self._skip_after_error = skip_after_error
         self.feed = feed
         self.carrier = carrier
@@ -53,8 +54,6 @@ class WorkerBackend:
         self._policy = policy
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
         self._disturbed = False
-        self.skipped: list[Skipped] = []
-        self.batch: Batch | None = None
 
     @property
     def workers(self) -> int:
@@ -83,13 +82,7 @@ class WorkerBackend:
         self.carrier.pause()
 
     def next(self) -> Any:
-        """Hand out the batch at the position.
-
-        Raises:
-            StopIteration: the epoch has none left.
-            SampleError: a sample of it could not be loaded, and may not be skipped.
-            Exception: a user's own, from a worker.
-        """
+        """Hand out the batch at the position."""
         if self._cursor.order_changed():
             self.restart_prefetch()
         if self._cursor.at_end():
@@ -111,15 +104,9 @@ class WorkerBackend:
             self.restart_prefetch()
             raise
         self._disturbed = False
-        return self._unwrapped(made)
-
-    def _unwrapped(self, made: Any) -> Any:
-        if isinstance(made, SkippedBatch):
-            self.skipped += made.skipped
-            return made.batch
         if isinstance(made, WorkerException):
             raise made.error()
-        return made
+        return self.without_skipped(made)
 
     def restart_prefetch(self) -> None:
         """Make the workers go on from the position: it is not where it was."""

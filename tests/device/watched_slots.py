@@ -1,4 +1,4 @@
-"""A ring for carriers: its batches, what must come of them, and slots that notice misuse."""
+"""Slots for carriers: their batches, what must come of them, and slots that notice misuse."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class WatchedSlots(FixedSlots):
 
 
 def make(
-    ring: FixedSlots, number: int, rows: int, size: int, failed: set[int], normalise: Normalise
+    slots: FixedSlots, number: int, rows: int, size: int, failed: set[int], normalise: Normalise
 ) -> tuple[InFlightBatch, Made]:
     """Fill a free slot as workers would; rows that failed hold anything."""
-    slot = ring.acquire()
+    slot = slots.acquire()
     assert slot is not None, "there is no free slot"
     fields = Field("image", "uint8", (size, size, 3)), Field("label", "int64", ())
-    images, labels = ring.view(slot, fields, rows)
+    images, labels = slots.view(slot, fields, rows)
     images[:] = np.random.default_rng(number).integers(0, 256, images.shape)
     labels[:] = 100 * number + np.arange(rows)
     batch = Batch(0, number, Phase(size=size, epochs=1), size, labels.copy(), 0, 0)

@@ -1,0 +1,78 @@
+"""What a state says of the dataset, the order and the maker of its batches, and the comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from feedline.errors import StateError
+from feedline.loader.decide import Decision
+from feedline.loader.settings import Settings
+from feedline.sampling.samplers import share_of
+
+__all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by"]
+
+
+def fingerprint_of(dataset: object) -> str:
+    """A short text that differs where the samples do.
+
+    It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
+    else the dataset's class.
+    """
+    own = getattr(dataset, "fingerprint", None)
+    if callable(own) and not isinstance(dataset, IterableDataset):
+        return str(own())
+    if "torchvision" in sys.modules:
+        from feedline.recognition.samples import folder_fingerprint  # loads decoders
+
+        folder = folder_fingerprint(dataset)
+        if folder is not None:
+            return folder
+    kind = type(dataset)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
+    """What a state and the loader that goes on from it must have in common, JSON-able.
+
+    A plan's own values are added by `plan.state`.
+
+    Args:
+        settings: of the loader.
+        dataset: the fingerprint of its dataset.
+    """
+    if settings.plan is not None or settings.asked.iterable:
+        return {"dataset": dataset}
+    _, ranks = share_of(settings.sampler)
+    phases = settings.asked.phases
+    return {
+        "dataset": dataset,
+        "length": len(settings.dataset) if hasattr(settings.dataset, "__len__") else None,
+        "global_batch": None if settings.batch_size is None else settings.batch_size * ranks,
+        "drop_last": settings.drop_last,
+        "schedule": str(phases) if phases.sizes or settings.asked.schedule else None,
+    }
+
+
+def made_by(decision: Decision) -> dict[str, str]:
+    """What decides the pixels, in words, and whose code makes them: for a state."""
+    ours = decision.kind in ("native", "rows", "samples")
+    return {"pixels": decision.pixels, "engine": "feedline" if ours else "dataset"}
+
+
+def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
+    """What a state says was made in another way than now, one difference a text.
+
+    Raises:
+        StateError: the state is damaged.
+    """
+    now = made_by(decision)
+    saved = state.get("made_by", now)
+    known = isinstance(saved, Mapping) and saved.keys() == now.keys()
+    if not known or not all(isinstance(text, str) for text in saved.values()):
+        raise StateError("cannot resume: the state is damaged: made_by")
+    different = [name for name in now if saved[name] != now[name]]
+    return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
