@@ -15,7 +15,7 @@ from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import ImageError
 from feedline.images.array_store import ArrayStore
 from feedline.images.file_store import FileStore
-from feedline.images.paths import LabelledPaths, starts_of
+from feedline.images.path_table import LabelledPaths, starts_of
 from feedline.images.rows import RowPipeline, without_addresses
 from feedline.plan.row import Field, Item
 

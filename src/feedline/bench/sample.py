@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline.images.folder import ImageFolder
 from feedline.images.index import FolderIndex
-from feedline.images.paths import starts_of
+from feedline.images.path_table import starts_of
 from feedline.plan.row import Field, Item
 
 __all__ = ["Sample", "draw"]

@@ -12,7 +12,6 @@ Relies on: a crew that hands every piece back exactly once.
 from __future__ import annotations
 
 import heapq
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -31,7 +30,6 @@ from feedline.trace.instrument import Instrument
 
 __all__ = ["Feed"]
 
-_log = logging.getLogger("feedline")
 
 _DEATHS_PER_ROW = 2
 _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
@@ -238,7 +236,6 @@ class Feed:
     def _on_death(self, death: Death) -> None:
         """Queue again what a dead worker held; what kills again and again is given up."""
         self.deaths.append(death.how)
-        _log.warning("%s; another worker does its work again", death.how)
         for id in death.lost:
             flight, span = self._outstanding[id]
             if not flight.cancelled:

@@ -18,7 +18,7 @@ from feedline.engine.messages import Report, task_id
 from feedline.engine.pack import PrivateMemory
 from feedline.engine.process import limit_threads, settle
 from feedline.engine.source import AnySource
-from feedline.engine.work import work_for
+from feedline.engine.worker_dispatch import work_for
 
 __all__ = ["run"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Collection, Mapping
 
@@ -15,6 +16,8 @@ from feedline.engine.messages import Report
 from feedline.errors import StartError, UsageError, WorkerError
 
 __all__ = ["ProcessCrew"]
+
+_log = logging.getLogger("feedline")
 
 MAX_FRUITLESS_DEATHS = 8
 
@@ -76,6 +79,7 @@ class ProcessCrew:
         return Death(how, tuple(lost), piece if piece in lost else 0, row)
 
     def _count_death(self, how: str) -> None:
+        _log.warning("%s; another worker does its work again", how)
         self._fruitless_deaths += 1
         if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
             raise WorkerError(

@@ -28,7 +28,7 @@ from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, task_id
 from feedline.engine.pack import MappedMemory
 from feedline.engine.process import limit_threads
 from feedline.engine.source import AnySource
-from feedline.engine.work import work_for
+from feedline.engine.worker_dispatch import work_for
 
 __all__ = ["claim_lock", "run"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from feedline.images.array_store import ArrayStore
 from feedline.images.crops import Pixels, Transform, checked_transform
 from feedline.images.rows import RowPipeline
-from feedline.images.words import without_addresses
+from feedline.images.stable_repr import without_addresses
 
 __all__ = ["ImageArray"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from feedline.images.files import read_file
-from feedline.images.paths import LabelledPaths
+from feedline.images.path_table import LabelledPaths
+from feedline.images.read_file import read_file
 from feedline.plan.row import Field
 
 Paths = TypeVar("Paths", bound=LabelledPaths)

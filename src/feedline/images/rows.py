@@ -17,8 +17,8 @@ from feedline.errors import ImageError
 from feedline.images.crops import Pixels, Placement, Transform, cut
 from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.resize import fill
+from feedline.images.stable_repr import without_addresses
 from feedline.images.store import SampleStore
-from feedline.images.words import without_addresses
 from feedline.plan.row import Field, Item
 
 Store = TypeVar("Store", bound=SampleStore)

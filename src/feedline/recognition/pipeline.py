@@ -17,10 +17,10 @@ import numpy as np
 
 from feedline.images.crops import Pixels
 from feedline.images.file_store import FileStore
-from feedline.images.paths import LabelledPaths
+from feedline.images.path_table import LabelledPaths
 from feedline.images.resize_mode import fill_as
 from feedline.images.rows import RowPipeline
-from feedline.images.words import without_addresses
+from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from feedline.images.file_store import FileStore
-from feedline.images.paths import LabelledPaths, starts_of
+from feedline.images.path_table import LabelledPaths, starts_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.steps import NotRecognised
 from feedline.recognition.subsets import unwrapped

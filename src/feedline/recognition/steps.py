@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from feedline.images.words import without_addresses
+from feedline.images.stable_repr import without_addresses
 from feedline.recognition.originals import Originals
 
 __all__ = [
