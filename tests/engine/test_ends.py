@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
+from faulty import Steady
 
-from processes import eventually, gone, running, start_script
+from feedline.engine import server
+from feedline.loader import DataLoader
+from feedline.loader.backends import build
+from processes import descendants, eventually, gone, running, start_script
 
 TRAIN = """
 import sys, time
@@ -122,3 +127,28 @@ with DataLoader(Steady(64), 16, num_workers=1, image_size=8) as loader:
     script = start_script(body, tmp_path, cwd=folder)
     out, err = script.communicate(timeout=60)
     assert (out.strip(), script.returncode) == ("64", 0), err
+
+
+def test_a_fork_server_never_hears_ctrl_c_not_even_while_it_starts() -> None:
+    started = server._started(())
+    try:
+        status = Path(f"/proc/{started._process.pid}/status").read_text()
+        masks = [re.search(rf"{name}:\s*(\w+)", status) for name in ("SigBlk", "SigIgn")]
+        deaf_to = [int(mask[1], 16) for mask in masks if mask]
+        assert any(mask >> signal.SIGINT - 1 & 1 for mask in deaf_to)
+    finally:
+        started.stop()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_end_where_what_brings_their_batches_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no memory could be page-locked")
+
+    monkeypatch.setattr(build, "HostCarrier", broken)
+    before = {child.pid for child in descendants(os.getpid())}
+    with pytest.raises(MemoryError, match="page-locked"):
+        DataLoader(Steady(64), 16, num_workers=2, image_size=8)
+    assert eventually(lambda: gone([p for p in descendants(os.getpid()) if p.pid not in before]))

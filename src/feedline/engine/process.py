@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 __all__ = [
     "UNGUARDED_STATUS",
@@ -19,6 +20,7 @@ __all__ = [
     "end_with_parent",
     "importing_script",
     "in_worker",
+    "interrupt_held",
     "limit_threads",
     "settle",
 ]
@@ -81,6 +83,16 @@ def settle() -> None:
     _in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def interrupt_held() -> Iterator[None]:
+    """Hold Ctrl-C back for a `with`; a child that starts within it has it blocked at first."""
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 def limit_threads() -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 
 from feedline.engine.forkserver import serve
-from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.process import WORKER_ENVIRONMENT, interrupt_held
 from feedline.engine.shipment import search_path
 from feedline.engine.slots import OwnFork
 from feedline.engine.source import AnySource
@@ -95,12 +95,13 @@ def _started(preload: Sequence[str]) -> ForkServer:
             "preload": list(preload),
             "tied": _is_main_thread(),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(start), *search_path()],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **WORKER_ENVIRONMENT},
-        )
+        with interrupt_held():  # until `serve` ignores it
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(start), *search_path()],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **WORKER_ENVIRONMENT},
+            )
     return ForkServer(connection, process)
 
 
@@ -117,9 +118,10 @@ def forked(source: AnySource) -> ForkServer:
     trainer, tied = os.getpid(), _is_main_thread()
     sys.stdout.flush()  # or what is buffered would be written by each process
     sys.stderr.flush()
-    process = _Fork()
-    if process.pid == 0:
-        _become_server(theirs, trainer, tied, source)
+    with interrupt_held():  # until `serve` ignores it
+        process = _Fork()
+        if process.pid == 0:
+            _become_server(theirs, trainer, tied, source)
     theirs.close()
     return ForkServer(connection, process)
 

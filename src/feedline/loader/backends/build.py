@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 from typing import Any
@@ -17,6 +18,7 @@ from feedline.device.accelerator_carrier import AcceleratorCarrier
 from feedline.device.carrier import Carrier
 from feedline.device.host import HostCarrier
 from feedline.device.pinning import pins, registered
+from feedline.engine.crew import Crew
 from feedline.engine.feed import Feed
 from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.growing_slots import GrowingSlots
@@ -78,13 +80,19 @@ def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: T
 
 
 def _started(backend: WorkerBackend) -> WorkerBackend:
-    """Set a backend to work, or close it."""
-    try:
+    """Set a backend to work."""
+    with _closed_on_error(backend):
         backend.restart_prefetch()
-    except BaseException:
-        backend.close()
-        raise
     return backend
+
+
+@contextlib.contextmanager
+def _closed_on_error(thing: Crew | WorkerBackend) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        thing.close()
+        raise
 
 
 def _rows_backend(
@@ -105,30 +113,31 @@ def _rows_backend(
         method=settings.start_method,
         preload=_PRELOAD,
     )
-    slots = FixedSlots(crew.block, decision.slot_bytes, count)
-    feed = Feed(
-        PieceTasks(slots, source.fields),
-        crew,
-        LiveSettings(workers=settings.workers),
-        timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
-        deadline_s=inf if native else settings.timeout_s or inf,
-    )
-    carrier: Carrier
-    if asked.device is not None and asked.device.type != "cpu":
-        assert asked.normalise is not None, "batches on a device are normalised"
-        carrier = AcceleratorCarrier(
-            slots,
-            asked.normalise,
-            TorchAccelerator(asked.device),
-            registered(crew.block, asked.device),
+    with _closed_on_error(crew):
+        slots = FixedSlots(crew.block, decision.slot_bytes, count)
+        feed = Feed(
+            PieceTasks(slots, source.fields),
+            crew,
+            LiveSettings(workers=settings.workers),
+            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
+            deadline_s=inf if native else settings.timeout_s or inf,
         )
-    else:
-        # torch's default collate makes lists of tuples.
-        form = tuple if native else list
-        carrier = HostCarrier(slots, asked.normalise, form, pins(settings.pin))
-    carrier.timing = timing
-    policy = partial(samples_to_skip, source, slots, settings.on_error)
-    return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)
+        carrier: Carrier
+        if asked.device is not None and asked.device.type != "cpu":
+            assert asked.normalise is not None, "batches on a device are normalised"
+            carrier = AcceleratorCarrier(
+                slots,
+                asked.normalise,
+                TorchAccelerator(asked.device),
+                registered(crew.block, asked.device),
+            )
+        else:
+            # torch's default collate makes lists of tuples.
+            form = tuple if native else list
+            carrier = HostCarrier(slots, asked.normalise, form, pins(settings.pin))
+        carrier.timing = timing
+        policy = partial(samples_to_skip, source, slots, settings.on_error)
+        return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)
 
 
 def _whole_batches(
