@@ -17,6 +17,7 @@ import numpy as np
 import project_config
 import torch
 from project_config import Limits
+
 from sets import Kept
 
 OFFSET = 10

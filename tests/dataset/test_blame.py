@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sets import Made
 
 from feedline.dataset.fetcher import DatasetFetcher
 from feedline.dataset.worker_init import WorkerInit
 from feedline.engine.messages import BatchTask
 from feedline.loader import DataLoader
+from sets import Made
 
 KEYS = [40, 10, 30, 20, 50]
 TASK = BatchTask(id=1)

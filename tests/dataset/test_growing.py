@@ -6,9 +6,9 @@ import multiprocessing
 from typing import Any
 
 import pytest
-from sets import Made
 
 from feedline.loader import DataLoader
+from sets import Made
 
 
 @pytest.mark.parametrize("counts", [[4], [2, 1, 4]])

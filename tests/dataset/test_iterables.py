@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sets import through_json
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
 from processes import eventually
+from sets import through_json
 
 
 class Faulty:

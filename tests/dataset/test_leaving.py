@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from sets import Closed, Kept, Made, Slow, as_it_is
 
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, running, start_script
+from sets import Closed, Kept, Made, Slow, as_it_is
 
 TRAIN = """
 import os, sys

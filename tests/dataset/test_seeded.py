@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sets import Drawing, Made, Sized, plain, through_json
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
 from feedline.request import image_size
+from sets import Drawing, Made, Sized, plain, through_json
 
 SCHEDULE = "8x1@4,12x2@6"
 
