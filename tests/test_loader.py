@@ -583,3 +583,23 @@ def test_explain_says_what_will_run() -> None:
     assert "epochs without end at 8 px, batch 4" in plain.explain()
     assert "sequential" in plain.explain()
     assert "normalised floats, channels_last, on cpu" in plain.explain()
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 3), (2, 3)])
+def test_the_sampler_that_is_shown_is_as_long_as_what_it_gives(rank: int, world_size: int) -> None:
+    options: dict[str, Any] = {"image_size": 8, "seed": 0, "num_workers": 0}
+    with DataLoader(Rows(11), 4, rank=rank, world_size=world_size, **options) as loader:
+        sampler: Any = loader.sampler
+        assert len(sampler) == len(list(sampler)) == (11 if world_size == 1 else 4)
+
+
+def test_the_workers_of_an_earlier_iteration_end_with_it() -> None:
+    with DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+        assert first.session.backend.pids
+        assert [labels.tolist() for _, labels in first] == [[8, 9, 10, 11]]
+        assert not first.session.backend.pids
+        assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]

@@ -514,3 +514,19 @@ def test_what_it_was_built_with_can_be_read_and_builds_it_again() -> None:
         made.batch_size = 4
     made.sampler.set_epoch(4)  # type: ignore[union-attr]
     assert made.epoch == 4
+
+
+def test_a_state_is_refused_over_other_files_of_as_many_samples(folder: Path) -> None:
+    with loader(ImageFolder(folder, EVAL)) as made:
+        next(iter(made))
+        state = made.state_dict()
+    first = Path(ImageFolder(folder).samples[0][0])
+    renamed = first.rename(first.with_stem(f"{first.stem}-renamed"))
+    try:
+        with (
+            loader(ImageFolder(folder, EVAL)) as made,
+            pytest.raises(StateError, match="dataset was"),
+        ):
+            made.load_state_dict(state)
+    finally:
+        renamed.rename(first)
