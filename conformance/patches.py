@@ -132,25 +132,6 @@ _WHOLE = Patch(
 )
 
 
-def _read_only(attribute: str) -> Patch:
-    return Patch(
-        "test_dataloader.py",
-        f"let WorkerInfo refuse {attribute!r} as torch does today: a frozen dataclass with slots",
-        f"""\
-        worker_info.{attribute}
-    except RuntimeError as e:
-        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
-""",
-        f"""\
-        worker_info.{attribute}
-    except (AttributeError, TypeError):  # TypeError up to Python 3.11
-        pass
-    except RuntimeError as e:
-        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
-""",
-    )
-
-
 def patches(heals: bool) -> list[Patch]:
     """All patches, in order.
 
@@ -158,7 +139,6 @@ def patches(heals: bool) -> list[Patch]:
         heals: whether a killed worker is to be replaced; else the loader is to raise.
     """
     always = [_LOADER_KILL, _WORKER_KILL, _MARK, _NONE_LEFT]
-    always += [_read_only("id = 3999"), _read_only("a = 3")]
     return [*always, _HEALS, _KEEP, _WHOLE] if heals else always
 
 

@@ -226,7 +226,8 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands, of which dataset and order, and what made its pixels."""
-        return self.cursor.state(self._identity()) | {"made_by": made_by(self.decision())}
+        decision = self.decision()  # first: it sees whether the dataset is another
+        return self.cursor.state(self._identity()) | {"made_by": made_by(decision)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on as a state says, or change nothing.
@@ -252,8 +253,7 @@ class Session:
         self.backend.restart_prefetch()
 
     def _identity(self) -> dict[str, Any]:
-        self.decision()  # sees whether the dataset is another
-        # Kept: hashing the paths of a million files takes a second.
+        # Kept until the decision is taken anew: hashing a million paths takes a second.
         self._fingerprint = self._fingerprint or fingerprint_of(self.settings.dataset)
         return identity_of(self.settings, self._fingerprint)
 

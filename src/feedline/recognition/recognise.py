@@ -46,7 +46,7 @@ def recognise(dataset: object) -> Recognition:
     """Recognise a torchvision ImageFolder or DatasetFolder, or a Subset of one."""
     try:
         originals = Originals()
-        folder, subsets = unwrapped(dataset, originals)
+        folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
         _check(folder, originals)
         transform = read(folder.transform, originals)
         pipeline = ImagePipeline(store_of(folder, subsets), transform, PillowSettings.now())

@@ -15,7 +15,7 @@ import numpy as np
 from feedline.images.file_store import FileStore
 from feedline.images.path_table import LabelledPaths, starts_of
 from feedline.recognition.originals import Originals
-from feedline.recognition.steps import NotRecognised
+from feedline.recognition.steps import NotRecognised, altered
 from feedline.recognition.subsets import unwrapped
 
 __all__ = ["folder_fingerprint", "store_of"]
@@ -31,7 +31,8 @@ def folder_fingerprint(dataset: object) -> str | None:
         None for any other dataset, and where samples are not (path, int).
     """
     try:
-        folder, subsets = unwrapped(dataset, Originals())
+        originals = Originals()
+        folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
         module: Any = sys.modules.get("torchvision.datasets.folder")
         if module is None or not isinstance(folder, module.DatasetFolder):
             return None

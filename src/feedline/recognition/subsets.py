@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Subset
 
-from feedline.recognition.originals import Originals
-from feedline.recognition.steps import NotRecognised, altered
+from feedline.recognition.steps import NotRecognised
 
 __all__ = ["unwrapped"]
 
 _DEEPEST = 100  # subsets of subsets
 
 
-def unwrapped(dataset: Any, originals: Originals) -> tuple[Any, list[Any]]:
-    """The dataset within any unaltered subsets, and those, the outer one first."""
+def unwrapped(dataset: Any, altered: Callable[[Any], object]) -> tuple[Any, list[Any]]:
+    """The dataset within any unaltered subsets, and those, the outer one first.
+
+    Args:
+        dataset: any.
+        altered: says of a Subset whether something was put into it; then it stays wrapped.
+    """
     subsets: list[Any] = []
-    while type(dataset) is Subset and not altered(dataset, originals):
+    while type(dataset) is Subset and not altered(dataset):
         if len(subsets) == _DEEPEST:
             raise NotRecognised(f"The Subset is one of more than {_DEEPEST}, one in another.")
         subsets.append(dataset)

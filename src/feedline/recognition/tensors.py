@@ -27,6 +27,7 @@ from torch.utils.data import dataset as torch_dataset
 from torch.utils.data._utils import collate as torch_collate
 
 from feedline.recognition.steps import NotRecognised, said
+from feedline.recognition.subsets import unwrapped
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
@@ -39,7 +40,6 @@ Gather: TypeAlias = Callable[[Any], Any]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Take: TypeAlias = Callable[[_Numbers], torch.Tensor]
 
-_DEEPEST = 100  # subsets of subsets
 _MAPS = Path("/proc/self/maps")
 _IN_MEMORY = (b"/dev/", b"/memfd:", b"/SYSV", b"/anon_hugepage")
 """How the paths of mappings begin that no disk is behind."""
@@ -68,7 +68,8 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
         rows: of the largest batch; 0 where that is unknown.
     """
     try:
-        data, subsets = _unwrapped(dataset)
+        data, subsets = unwrapped(dataset, _altered)
+        _check(data, subsets)
         if collate_fn is not default_collate or not _collates_as_torch():
             raise NotRecognised("A collate_fn of its own wants single samples.")
         _check_size(data.tensors, rows)
@@ -88,31 +89,25 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
     return BatchedTensors(gather)
 
 
-def _unwrapped(dataset: Any) -> tuple[TensorDataset, list[Any]]:
-    """The TensorDataset within any subsets, and those, the outer one first."""
-    subsets: list[Any] = []
-    while type(dataset) is Subset and len(subsets) < _DEEPEST:
-        if type(dataset.indices) not in (list, range, np.ndarray, torch.Tensor):
-            raise NotRecognised("The indices of the Subset are of a class that may do anything.")
-        _check_unaltered(dataset)
-        subsets.append(dataset)
-        dataset = dataset.dataset
-    if type(dataset) is not TensorDataset:
-        raise NotRecognised(f"{type(dataset).__name__} is not torch's TensorDataset.")
-    _check_unaltered(dataset)
+def _check(dataset: Any, subsets: list[Any]) -> None:
+    kind = type(dataset)
+    if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
+        raise NotRecognised("The indices of the Subset are of a class that may do anything.")
+    if kind in (Subset, TensorDataset) and _altered(dataset):
+        raise NotRecognised(f"A method of {kind.__name__} was replaced.")
+    if kind is not TensorDataset:
+        raise NotRecognised(f"{kind.__name__} is not torch's TensorDataset.")
     if type(dataset.tensors) not in (tuple, list) or not dataset.tensors:
         raise NotRecognised("The TensorDataset has no tensors.")
-    return dataset, subsets
 
 
-def _check_unaltered(dataset: Any) -> None:
-    """Look for methods that were replaced: quickly, as each batch is looked at anew."""
+def _altered(dataset: Any) -> bool:
+    """Whether a method was replaced. A quick look, as it is taken for each batch."""
     kind = type(dataset)
     members = [member for base in (kind, Dataset) for member in vars(base).values()]
     replaced = any(callable(member) and not _is_torchs(member) for member in members)
     # Loaders ask an object itself for `__getitems__`, which not every class has.
-    if replaced or any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset)):
-        raise NotRecognised(f"A method of {kind.__name__} was replaced.")
+    return replaced or any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
 
 
 def _is_torchs(function: Any) -> bool:
