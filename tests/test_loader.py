@@ -17,7 +17,7 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.plan.schedule import Phase
 from loader_reading import planned, planned_epoch, read, seen
-from processes import eventually, gone, whole_crew
+from processes import gone, whole_crew
 from sources import Breaking, Rows
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
@@ -337,19 +337,18 @@ def test_an_iteration_within_the_loop_of_another_is_the_next_epoch(shared: DataL
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_earlier_iteration_that_is_dropped_leaves_no_worker(workers: int) -> None:
-    before = set(psutil.Process().children(recursive=True))
     options: dict[str, Any] = {"image_size": 8, "seed": 0, "num_workers": workers}
     with DataLoader(Rows(23), 4, **options) as loader:
         first, second = iter(loader), iter(loader)
         assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[0, 1, 2, 3]] * 2
         assert next(first)[1].tolist() == [4, 5, 6, 7]
+        its_workers = [psutil.Process(worker.pid) for worker in first._workers]
         del first
         gc.collect()
+        assert len(its_workers) == workers
+        assert gone(its_workers)
         assert next(second)[1].tolist() == [4, 5, 6, 7]
-        assert len(loader.worker_pids) == workers
-    assert eventually(
-        lambda: gone([p for p in psutil.Process().children(recursive=True) if p not in before])
-    )
+        assert len(second._workers) == workers
 
 
 def test_an_iteration_that_ended_stays_ended(shared: DataLoader) -> None:
@@ -603,3 +602,18 @@ def test_the_workers_of_an_earlier_iteration_end_with_it() -> None:
         assert [labels.tolist() for _, labels in first] == [[8, 9, 10, 11]]
         assert not first.session.backend.pids
         assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_closing_a_loader_ends_the_workers_of_earlier_iterations_too() -> None:
+    loader = DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(first)
+    pids = [worker.pid for iteration in (first, second) for worker in iteration._workers]
+    loader.close()
+    assert len(pids) == 2
+    assert gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+    for iteration in (first, second):
+        with pytest.raises(ClosedError):
+            next(iteration)

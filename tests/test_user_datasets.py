@@ -231,6 +231,17 @@ def test_a_broken_file_is_named_and_the_next_batch_comes(folder: Path, tmp_path:
         assert len(list(batches)) == len(made) - 2
 
 
+def test_the_workers_of_an_iteration_can_be_asked_for_when_it_and_they_have_ended() -> None:
+    with loader(list(range(8)), num_workers=1, batch_size=2) as made:
+        batches: Any = iter(made)
+        pids = [worker.pid for worker in batches._workers]
+        assert len(pids) == 1
+        assert len(list(batches)) == 4
+        assert made.worker_pids == []
+        assert [worker.pid for worker in batches._workers] == pids
+        assert not any(worker.is_alive() for worker in batches._workers)
+
+
 # Tensors in memory
 
 

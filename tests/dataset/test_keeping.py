@@ -14,9 +14,9 @@ import torch
 
 from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.dataset.worker_exception import WorkerException
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import Failure
+from feedline.engine.slots import GrowingSlots
 from feedline.loader import DataLoader
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Schedule

@@ -22,9 +22,9 @@ from feedline.dataset.fetcher import DatasetFetcher
 from feedline.dataset.samples import Samples
 from feedline.dataset.worker_exception import WorkerException
 from feedline.dataset.worker_init import WorkerInit
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import BatchTask
+from feedline.engine.slots import GrowingSlots
 from feedline.engine.space import Space
 from feedline.engine.tasks import BatchTasks
 from feedline.errors import UsageError

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from feedline.device.normalise import Normalise
 from feedline.engine.board import BOARD_BYTES
-from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import PAGE_BYTES
 from feedline.engine.messages import Failure
+from feedline.engine.slots import FixedSlots
 from feedline.plan.batches import Batch
 from feedline.plan.row import Field
 from feedline.plan.schedule import Phase

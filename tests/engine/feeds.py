@@ -10,9 +10,9 @@ from typing import Any
 
 from feedline.engine.crew import Crew
 from feedline.engine.feed import Feed
-from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.layout import batch_bytes
 from feedline.engine.live_settings import LiveSettings
+from feedline.engine.slots import FixedSlots
 from feedline.engine.source import Source
 from feedline.engine.start_method import start_crew
 from feedline.engine.tasks import PieceTasks

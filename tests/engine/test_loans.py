@@ -17,12 +17,10 @@ from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.device.carrier import Carrier
 from feedline.device.host import HostCarrier
 from feedline.engine.board import BOARD_BYTES
-from feedline.engine.fixed_slots import FixedSlots
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import Memfd
-from feedline.engine.slots import OwnFork, Slots
+from feedline.engine.slots import FixedSlots, GrowingSlots, OwnFork, Slots
 from feedline.engine.space import Space
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Schedule

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from feedline.engine.board import ROW
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import BatchTask
 from feedline.engine.pack import MappedMemory, pack
+from feedline.engine.slots import GrowingSlots
 from feedline.engine.space import Space
 
 

@@ -14,8 +14,8 @@ from feedline.dataset.codec import load
 from feedline.dataset.worker_exception import WorkerException
 from feedline.device.host import CpuCarrier
 from feedline.device.pinning import pins
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.slots import GrowingSlots
 from feedline.errors import SampleError
 
 __all__ = ["WholeBatchCarrier"]

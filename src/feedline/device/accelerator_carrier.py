@@ -20,8 +20,8 @@ from feedline.device.accelerator import TorchAccelerator
 from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import Pinned
-from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.slots import FixedSlots
 from feedline.trace.split import Timing
 
 __all__ = ["AcceleratorCarrier"]

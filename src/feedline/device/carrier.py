@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.slots import FixedSlots
 from feedline.plan.row import Field
 from feedline.trace.split import Timing
 

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from feedline.device.carrier import Tensors, good_rows, in_layout, is_image, to_tensor
 from feedline.device.normalise import Normalise
 from feedline.device.pinning import pinned_copy
-from feedline.engine.fixed_slots import FixedSlots
 from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.slots import Slots
+from feedline.engine.slots import FixedSlots, Slots
 from feedline.trace.split import Timing
 
 __all__ = ["CpuCarrier", "HostCarrier"]

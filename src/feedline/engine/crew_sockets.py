@@ -16,8 +16,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from feedline.engine import wire
-from feedline.engine.messages import MAX_MESSAGE_BYTES, BatchTask, Report, Task, task_id
+from feedline.engine.messages import (
+    MAX_MESSAGE_BYTES,
+    BatchTask,
+    Report,
+    Task,
+    receive,
+    send,
+    task_id,
+)
 from feedline.engine.server import ForkServer
 from feedline.errors import WorkerError
 
@@ -56,7 +63,7 @@ class CrewSockets:
             BlockingIOError: the queue has no room now.
         """
         memory = task.memory if isinstance(task, BatchTask) else -1
-        wire.send(self._tasks, task.pack(), memory, wait=False)
+        send(self._tasks, task.pack(), memory, wait=False)
 
     def drain(self) -> list[int]:
         """Empty the queue; the ids of the tasks that were in it, in order."""
@@ -74,7 +81,7 @@ class CrewSockets:
         """The reports that have come."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                message, memory = wire.receive(self._results, MAX_MESSAGE_BYTES)
+                message, memory = receive(self._results, MAX_MESSAGE_BYTES)
                 if not message:
                     return
                 report = Report.unpack(message)

@@ -67,6 +67,7 @@ class Feed:
         self._crew = crew
         self.slots = tasks.slots
         self.settings = settings
+        self._depth = settings.depth(self.slots.slots)
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[InFlightBatch] = deque()
         self._number = 0
@@ -75,6 +76,8 @@ class Feed:
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._patience = Patience(crew, timeout_s)
+        self._unchecked_s = 0.0  # for how long the workers were waited for unseen
+        self._reported = False  # meanwhile
         self.deaths: list[str] = []
 
     @property
@@ -116,13 +119,14 @@ class Feed:
         self._crew.resize(settings.workers)
         self._tasks.resize(settings.workers)
         self.settings = settings
+        self._depth = settings.depth(self.slots.slots)
         self._pump()
 
     def ready(self) -> bool:
         """Whether `take` would not block."""
         self._pump()
         if self._flights and self._made() is None:
-            self._poll(0.0)
+            self.poll(0.0)
         return self._made() is not None
 
     def _made(self) -> InFlightBatch | None:
@@ -141,14 +145,14 @@ class Feed:
         self._pump()
         while not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
-            self._poll(CHECK_S)
+            self.poll(CHECK_S)
             self._pump()
         if not self._flights:
             return None
         patience_s = self._deadline_s
         while (flight := self._made()) is None:
             before = time.monotonic()
-            self._poll(min(CHECK_S, patience_s))
+            self.poll(min(CHECK_S, patience_s))
             self._pump()
             patience_s -= time.monotonic() - before
             if patience_s <= 0 and self._made() is None:
@@ -163,6 +167,20 @@ class Feed:
         self._pump()
         return flight
 
+    def poll(self, timeout_s: float) -> None:
+        """Take in what the workers have told; wait for it if there is nothing yet."""
+        before = time.monotonic()
+        for news in self._crew.wait(timeout_s):
+            if isinstance(news, Report):
+                self._on_report(news)
+            else:
+                self._on_death(news)
+        # Time in which the whole program was stopped or asleep counts against no worker.
+        self._unchecked_s += min(time.monotonic() - before, 2 * CHECK_S)
+        if self._unchecked_s >= CHECK_S:
+            self._patience.check(self._unchecked_s, self._reported)
+            self._unchecked_s, self._reported = 0.0, False
+
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
         self._batches = iter(())
@@ -172,7 +190,7 @@ class Feed:
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self.settings.depth(self.slots.slots):
+        while len(self._flights) < self._depth:
             slot = self.slots.acquire()
             if slot is None:
                 break
@@ -213,17 +231,8 @@ class Feed:
         if flight.cancelled and not flight.unmade:
             self.slots.release(flight.slot)
 
-    def _poll(self, timeout_s: float) -> None:
-        before = time.monotonic()
-        for news in self._crew.wait(timeout_s):
-            if isinstance(news, Report):
-                self._on_report(news)
-            else:
-                self._on_death(news)
-        self._patience.wait(time.monotonic() - before)
-
     def _on_report(self, report: Report) -> None:
-        self._patience.reported()
+        self._reported = True
         flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)

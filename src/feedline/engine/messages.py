@@ -2,12 +2,14 @@
 
 A piece is a fixed head and its sample numbers; a batch task is a fixed head and keys that only the
 source understands; a report is a fixed head and, where rows failed, JSON. All stay far below the
-size that one message may have: what is longer goes through memory.
+size that one message may have: what is longer goes through memory, whose descriptor is sent along.
 """
 
 from __future__ import annotations
 
+import array
 import json
+import socket
 import struct
 import traceback
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from feedline.errors import ResourceError
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -25,7 +29,9 @@ __all__ = [
     "Report",
     "Task",
     "leave",
+    "receive",
     "said",
+    "send",
     "task_id",
 ]
 
@@ -39,6 +45,7 @@ _PIECE = struct.Struct("<qqqiiiQ?d")
 _BATCH_TASK = struct.Struct("<qiiQQ?dq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
+_FD_BYTES = array.array("i").itemsize
 
 
 def said(error: BaseException) -> str:
@@ -214,3 +221,40 @@ class Report:
         text = message[_REPORT.size :]
         failures = tuple(Failure(*row) for row in json.loads(text)) if text else ()
         return cls(seat, id, started_ns, ended_ns, failures, used, shell)
+
+
+def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
+    """Send a message, and a descriptor along with it unless it is -1.
+
+    Python's `socket.send_fds` and `recv_fds` do the same but leave the flags out.
+
+    Raises:
+        BlockingIOError: there is no room now, and it was not to `wait` for some.
+    """
+    flags = 0 if wait else socket.MSG_DONTWAIT
+    if fd < 0:
+        connection.send(message, flags)
+    else:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+        connection.sendmsg([message], [rights], flags)
+
+
+def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
+    """A message, empty at the end, and the descriptor that came along, -1 for none. Never waits.
+
+    Raises:
+        BlockingIOError: there is no message now.
+        ResourceError: this process has no room for the descriptor; the kernel has closed it.
+    """
+    message, extras, flags, _ = connection.recvmsg(
+        max_bytes, socket.CMSG_LEN(_FD_BYTES), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, data in extras:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            return message, array.array("i", data[:_FD_BYTES])[0]
+    if flags & socket.MSG_CTRUNC:
+        raise ResourceError(
+            "this process has no file descriptors left for batches; raise the limit (ulimit -n) or "
+            "use fewer num_workers or a smaller prefetch_factor"
+        )
+    return message, -1

@@ -29,30 +29,24 @@ class Patience:
     def forget(self) -> None:
         """Begin anew, with workers that are new."""
         self._rows: dict[int, tuple[tuple[int, int], float]] = {}  # by seat: its row, for how long
-        self._unchecked_s = 0.0
         self._idle_s = 0.0
 
-    def reported(self) -> None:
-        """Note that a worker has finished something."""
-        self._idle_s = 0.0
+    def check(self, waited_s: float, reported: bool) -> None:
+        """Look at the workers, as is to be done every `CHECK_S`.
 
-    def wait(self, waited_s: float) -> None:
-        """Note that time has passed, and look at the workers from time to time.
+        Args:
+            waited_s: for how long they were waited for since the last look.
+            reported: one of them has finished something since.
 
         Raises:
             WorkerError: no worker has begun or finished a row for very long.
         """
-        # Time in which the whole program was stopped or asleep counts against no worker.
-        self._unchecked_s += min(waited_s, 2 * CHECK_S)
-        if self._unchecked_s >= CHECK_S:
-            self._check(self._unchecked_s)
-            self._unchecked_s = 0.0
-
-    def _check(self, elapsed_s: float) -> None:
         was, self._rows = self._rows, {}
         busy = self._crew.busy()
-        moved = any(seat not in was or was[seat][0] != row for seat, row in busy.items())
-        self._idle_s = 0.0 if moved else self._idle_s + elapsed_s
+        moved = reported or any(
+            seat not in was or was[seat][0] != row for seat, row in busy.items()
+        )
+        self._idle_s = 0.0 if moved else self._idle_s + waited_s
         if self._idle_s >= self._timeout_s + _OPEN_S:
             idle_s, self._idle_s = self._idle_s, 0.0
             raise WorkerError(
@@ -61,9 +55,9 @@ class Patience:
                 f"stopped? Workers: {self._crew.pids}"
             )
         for seat, row in busy.items():
-            before, waited_s = was.get(seat, (row, 0.0))
-            waited_s = waited_s + elapsed_s if before == row else 0.0
-            if waited_s >= self._timeout_s:
-                self._crew.kill(seat, f"killed after {waited_s:.0f} s without progress (timeout)")
-                waited_s = 0.0  # its death will be told
-            self._rows[seat] = row, waited_s
+            before, held_s = was.get(seat, (row, 0.0))
+            held_s = held_s + waited_s if before == row else 0.0
+            if held_s >= self._timeout_s:
+                self._crew.kill(seat, f"killed after {held_s:.0f} s without progress (timeout)")
+                held_s = 0.0  # its death will be told
+            self._rows[seat] = row, held_s

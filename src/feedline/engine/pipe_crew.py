@@ -144,7 +144,8 @@ class PipeCrew(ProcessCrew):
             worker = self._workers[seat]
             try:
                 report = Report.unpack(worker.pipe.recv_bytes())
-                self._check_started(report)
+                if not report.id:
+                    raise self._not_started(report)
                 if self._batches_follow:
                     report.data = np.empty(report.used, np.uint8)  # which may be written to
                     worker.pipe.recv_bytes_into(report.data)

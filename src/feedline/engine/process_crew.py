@@ -49,18 +49,13 @@ class ProcessCrew:
         lines = {seat: self._board[seat].tolist() for seat in self._workers}
         return {seat: (line[PIECE], line[ROW]) for seat, line in lines.items() if line[PIECE] > 0}
 
-    def _check_started(self, report: Report) -> None:
-        """Refuse a report that says that a worker could not open its source.
-
-        Raises:
-            StartError: with the worker's own traceback.
-        """
-        if report.id == 0:
-            failure = report.failures[0]
-            raise StartError(
-                f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
-                f"In the worker:\n{failure.trace}"
-            )
+    def _not_started(self, report: Report) -> StartError:
+        """What a report of no task means: a worker could not open its source."""
+        failure = report.failures[0]
+        return StartError(
+            f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
+            f"In the worker:\n{failure.trace}"
+        )
 
     def _set_target(self, workers: int) -> None:
         if not 1 <= workers <= MAX_SEATS:

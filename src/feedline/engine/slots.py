@@ -1,4 +1,6 @@
-"""The use of each slot: free, being filled or being read, and never two of these.
+"""The memory of batches, in slots: each is free, being filled or being read, never two of these.
+
+Rows lie in `FixedSlots`, whole batches in `GrowingSlots`.
 
 Guarantees: a slot that was lent comes back by itself when the last array on it is garbage, in
 whichever thread that happens; so a batch handed out is safe to keep. A process forked from the
@@ -16,7 +18,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["OwnFork", "Slots"]
+from feedline.engine.board import BOARD_BYTES
+from feedline.engine.layout import arrays
+from feedline.engine.memory import Memfd
+from feedline.plan.row import Field
+
+__all__ = ["FixedSlots", "GrowingSlots", "OwnFork", "Slots"]
 
 _all: weakref.WeakSet[Slots] = weakref.WeakSet()
 
@@ -97,6 +104,132 @@ class Slots:
     def close(self) -> None:
         """Hand none out any more. What is on loan keeps its own hold of its memory."""
         self._free.clear()
+
+
+class FixedSlots(Slots):
+    """Slots of rows whose size is known: of equal size, behind the board of one block.
+
+    Args:
+        block: the shared memory, shape (bytes,).
+        slot_bytes: size of a slot, a whole number of pages.
+        slots: how many there are.
+    """
+
+    def __init__(self, block: NDArray[np.uint8], slot_bytes: int, slots: int) -> None:
+        super().__init__(slots)
+        self._block = block
+        self.slot_bytes = slot_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all slots take."""
+        return self.slots * self.slot_bytes
+
+    def offset(self, slot: int) -> int:
+        """Where a slot begins in the block, in bytes."""
+        return BOARD_BYTES + slot * self.slot_bytes
+
+    def _bytes(self, slot: int) -> NDArray[np.uint8]:
+        start = self.offset(slot)
+        return self._block[start : start + self.slot_bytes]
+
+    def view(
+        self, slot: int, fields: tuple[Field, ...], rows: int
+    ) -> tuple[NDArray[np.generic], ...]:
+        """The arrays of a batch in a slot, each of shape (rows, *field.shape)."""
+        return arrays(self._bytes(slot), fields, rows)
+
+    def lend(
+        self, slot: int, fields: tuple[Field, ...], rows: int
+    ) -> tuple[NDArray[np.generic], ...]:
+        """The same arrays, on loan: the slot is free again when the last of them is garbage."""
+        return arrays(self.lend_bytes(slot, self._bytes(slot)), fields, rows)
+
+    def close(self) -> None:
+        """Let go of the memory: what is on loan keeps its own hold of it."""
+        super().close()
+        self._block = np.empty(0, np.uint8)
+
+
+class GrowingSlots(Slots):
+    """Slots of whole batches whose size is not known ahead: their memory grows where it must.
+
+    A slot begins with no memory. The worker that finds a batch too large for its slot makes memory
+    that is large enough, and sends it along with its report; from then on that is the slot's. So
+    every batch arrives, and after the first few none is copied. Descriptors and memory are bounded
+    by the number of slots. Without memfd a batch comes by a pipe and is private.
+
+    Args:
+        slots: how many there are.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self._memory: list[Memfd | None] = [None] * slots
+        self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
+
+    def grow(self, slots: int) -> None:
+        """Have at least so many slots; new ones begin with no memory, as all did."""
+        self._memory += [None] * (slots - self.slots)
+        super().grow(slots)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the slots have by now."""
+        return sum(memory.nbytes for memory in self._memory if memory is not None)
+
+    def memory(self, slot: int) -> int:
+        """The descriptor of a slot's memory; -1 where it has none yet."""
+        memory = self._memory[slot]
+        return -1 if memory is None else memory.fd
+
+    def adopt(self, slot: int, memory: Memfd) -> None:
+        """Take what a worker made for a slot; what the slot had goes with its last reader."""
+        before, self._memory[slot] = self._memory[slot], memory
+        if before is not None:
+            before.close()
+
+    def put(self, slot: int, data: NDArray[np.uint8]) -> None:
+        """Take a batch that came by a pipe."""
+        self._private[slot] = data
+
+    def write(self, slot: int, data: bytes) -> None:
+        """Lay bytes at the head of a slot, for a worker to read before it writes there."""
+        memory = self._memory[slot]
+        if memory is None or memory.nbytes < len(data):
+            memory = Memfd.create(len(data))
+            self.adopt(slot, memory)
+        memory.array[: len(data)] = np.frombuffer(data, np.uint8)
+
+    def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """The first `nbytes` bytes of a slot."""
+        private = self._private.get(slot)
+        if private is not None:
+            return private[:nbytes]
+        memory = self._memory[slot]
+        return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
+
+    def lend(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """The same, on loan: the slot is free again when the last array on it is garbage."""
+        view = self.view(slot, nbytes)
+        if self._private.pop(slot, None) is not None:
+            super().release(slot)
+            return view
+        return self.lend_bytes(slot, view)
+
+    def release(self, slot: int) -> None:
+        """Give a slot back."""
+        self._private.pop(slot, None)
+        super().release(slot)
+
+    def close(self) -> None:
+        """Let go of the memory: what is on loan keeps its own hold of it."""
+        super().close()
+        self._private.clear()
+        for slot, memory in enumerate(self._memory):
+            if memory is not None:
+                memory.close()
+                self._memory[slot] = None
 
 
 class OwnFork:

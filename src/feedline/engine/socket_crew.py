@@ -138,7 +138,8 @@ class SocketCrew(ProcessCrew):
 
     def _read_reports(self) -> None:
         for report in self._sockets.reports():
-            self._check_started(report)
+            if not report.id:
+                raise self._not_started(report)
             self._held.pop(report.id, None)
             self._news.append(report)
             self._fruitless_deaths = 0

@@ -14,13 +14,12 @@ import pickle
 from collections.abc import Callable
 from typing import TypeAlias
 
-from feedline.engine.fixed_slots import FixedSlots
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
+from feedline.engine.slots import FixedSlots, GrowingSlots
 from feedline.errors import ResourceError, UsageError
 from feedline.plan.batches import NO_NUMBER
 from feedline.plan.pieces import divide, rows_per_piece

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine import shipment, wire
+from feedline.engine import shipment
 from feedline.engine.board import PIECE, board_of
 from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, task_id
+from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, task_id
 from feedline.engine.pack import MappedMemory
 from feedline.engine.process import limit_threads
 from feedline.engine.source import AnySource
@@ -101,7 +101,7 @@ def run(
             continue
         with claim_lock(block_fd):
             try:
-                message, memory = wire.receive(tasks, MAX_MESSAGE_BYTES)
+                message, memory = receive(tasks, MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 continue  # another worker was quicker
             if not message:
@@ -111,7 +111,7 @@ def run(
         if id < 0:
             return
         report = work(message, memory)
-        wire.send(results, report.pack(), report.memory, wait=True)
+        send(results, report.pack(), report.memory, wait=True)
         if report.memory >= 0:
             os.close(report.memory)
         line[PIECE] = 0

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from feedline.errors import ClosedError, UsageError
+from feedline.errors import UsageError
 from feedline.loader.checks import check_size, worker_count
 from feedline.loader.explain import explain
 from feedline.loader.planning import plan_of
@@ -95,7 +95,7 @@ class Controls:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
-        self._check_usable()
+        self._session.check_usable()
         if not is_count(epoch):
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
         self._session.set_epoch(epoch)
@@ -110,7 +110,7 @@ class Controls:
             UsageError: larger than the memory that was allocated allows, or nothing in the dataset
                 can be made at a size.
         """
-        self._check_usable()
+        self._session.check_usable()
         if size is not None:
             check_size("image_size", size)
         self._session.set_image_size(size)
@@ -130,7 +130,7 @@ class Controls:
             StateError: the state is of another dataset, seed, order, sampler or schedule.
             UsageError: there is no memory for the state's image size.
         """
-        self._check_usable()
+        self._session.check_usable()
         self._adopt_before_epoch()
         self._session.load(state)
 
@@ -148,7 +148,7 @@ class Controls:
         For changes that `iter()` does not see by itself: what was changed deeper inside the
         dataset than its attributes and those of the datasets it wraps.
         """
-        self._check_usable()
+        self._session.check_usable()
         self._session.refresh()
 
     # Workers
@@ -167,7 +167,7 @@ class Controls:
         if "_session" not in self.__dict__:  # torch's own constructor
             self.__dict__["num_workers"] = workers
             return
-        self._check_usable()
+        self._session.check_usable()
         wanted, had = worker_count(workers), self.num_workers
         if (wanted == 0) != (had == 0):
             raise UsageError(
@@ -214,14 +214,6 @@ class Controls:
         return self._session.backend.memory_bytes
 
     # Life
-
-    def _check_usable(self) -> None:
-        if not self._finalizer.alive:
-            raise ClosedError("the loader is closed; build a new one")
-        if os.getpid() != self._owner:
-            raise UsageError(
-                "this loader belongs to the process that built it; build one in each process"
-            )
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid. May be called twice."""

@@ -201,8 +201,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration goes on by itself, with workers of its own."""
-        self._check_usable()
-        iteration = Iteration(self, self._session, self._check_usable)
+        self._session.check_usable()
+        iteration = Iteration(self, self._session)
         self._session.begin(iteration, self._settings())
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
             self.sampler.num_replicas, self.sampler.rank = self.plan.world_size, self.plan.rank

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import psutil
@@ -19,8 +18,12 @@ _STARTED_WITHIN_S = 10.0
 class _Session(Protocol):
     """What an iteration asks for its batches: `session.Session`."""
 
+    ended_pids: list[int]
+
     @property
     def backend(self) -> Backend: ...
+
+    def check_usable(self) -> None: ...
 
     def next(self, iteration: Any) -> Any: ...
 
@@ -35,14 +38,12 @@ class Iteration:
     Args:
         loader: kept alive by its iterations.
         session: makes the batches; another one from when a later iteration begins.
-        check: raises if the loader can no longer be used.
     """
 
-    def __init__(self, loader: object, session: _Session, check: Callable[[], None]) -> None:
+    def __init__(self, loader: object, session: _Session) -> None:
         self.session = session
         self.ended = False
         self._loader = loader
-        self._check = check
         self._own = session
 
     def __iter__(self) -> Iteration:
@@ -55,7 +56,7 @@ class Iteration:
         """The next batch."""
         if self.ended:
             raise StopIteration
-        self._check()
+        self.session.check_usable()
         try:
             if self.session is self._own:
                 return self.session.next(self)
@@ -71,16 +72,15 @@ class Iteration:
 
     @property
     def _workers(self) -> list[WorkerHandle]:
-        """The workers, as tools that know torch's iterators look for them."""
+        """The workers, as tools that know torch's iterators look for them; also when they ended."""
+        if self.ended and not self.session.backend.workers:
+            return [WorkerHandle(pid) for pid in self.session.ended_pids]
         deadline = time.monotonic() + _STARTED_WITHIN_S
-        while (pids := self._started()) is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return [WorkerHandle(pid) for pid in pids or ()]
-
-    def _started(self) -> list[int] | None:
-        """Process ids of the workers, once all have started."""
         backend = self.session.backend
-        return backend.pids if len(backend.pids) >= backend.workers else None
+        while len(backend.pids) < backend.workers and time.monotonic() < deadline:
+            time.sleep(0.001)
+            backend.poll()
+        return [WorkerHandle(pid) for pid in backend.pids]
 
 
 class WorkerHandle:

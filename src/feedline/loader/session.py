@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedline.dataset.outline import Outline, outline
-from feedline.errors import UsageError
+from feedline.errors import ClosedError, UsageError
 from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
@@ -57,7 +57,10 @@ class Session:
         self._at_work: Decision | None = None  # with which the backend was built
         self._skipped: list[Skipped] = []  # by backends that have ended
         self._deaths: list[str] = []
+        self.ended_pids: list[int] = []  # of the workers that were the last to end
         self._owner = os.getpid()
+        self._closed = False
+        self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of iterations before
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
@@ -162,6 +165,8 @@ class Session:
         other.__dict__.update(vars(self))
         other.cursor, other.timing = cursor, Timing()
         other.backend, other._at_work = IDLE, None
+        other._apart = weakref.WeakSet()
+        self._apart.add(other)
         iteration.session = other
         end = weakref.finalize(iteration, other.close)
         end.atexit = False
@@ -273,9 +278,22 @@ class Session:
         old, self.backend = self.backend, IDLE
         self._skipped += old.skipped
         self._deaths += old.deaths
+        self.ended_pids = old.pids or self.ended_pids
         old.close()
+
+    def check_usable(self) -> None:
+        """Raise ClosedError after `close`, and UsageError in another process."""
+        if self._closed:
+            raise ClosedError("the loader is closed; build a new one")
+        if os.getpid() != self._owner:
+            raise UsageError(
+                "this loader belongs to the process that built it; build one in each process"
+            )
 
     def close(self) -> None:
         """End the workers and let go of all memory; not in a forked child of their process."""
         if os.getpid() == self._owner:
+            self._closed = True
             self._end_workers()
+            for other in list(self._apart):
+                other.close()

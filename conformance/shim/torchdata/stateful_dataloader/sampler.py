@@ -15,7 +15,7 @@ __all__ = ["RandomSampler", "StatefulDistributedSampler"]
 class StatefulDistributedSampler(DistributedSampler):
     """A DistributedSampler that counts what it yields and can go on from a count."""
 
-    _YIELDED = "yielded"
+    _EPOCH, _YIELDED = "epoch", "yielded"
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -29,8 +29,8 @@ class StatefulDistributedSampler(DistributedSampler):
             yield index
 
     def state_dict(self) -> dict[str, int]:
-        """How many indices it has yielded."""
-        return {self._YIELDED: self.yielded}
+        """The epoch, and how many of its indices it has yielded."""
+        return {self._EPOCH: self.epoch, self._YIELDED: self.yielded}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Lets the next iteration go on after as many."""
@@ -38,3 +38,4 @@ class StatefulDistributedSampler(DistributedSampler):
         if count < 0:
             raise ValueError(f"a state needs {self._YIELDED!r}, at least 0; this is {state_dict}")
         self.next_yielded = count
+        self.set_epoch(state_dict.get(self._EPOCH, self.epoch))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from feedline.dataset.worker_exception import SkippedBatch
 from feedline.plan.batches import Batch
 
 __all__ = ["IDLE", "Backend", "Skipped"]
@@ -62,12 +61,8 @@ class Backend:
         """
         raise NotImplementedError
 
-    def without_skipped(self, made: Any) -> Any:
-        """What was made, with the samples that were left out of it noted."""
-        if isinstance(made, SkippedBatch):
-            self.skipped += made.skipped
-            return made.batch
-        return made
+    def poll(self) -> None:
+        """Take in what the workers have told so far."""
 
     def restart_prefetch(self) -> None:
         """Go on from the position: it is not where it was."""

@@ -20,9 +20,8 @@ from feedline.device.host import HostCarrier
 from feedline.device.pinning import pins, registered
 from feedline.engine.crew import Crew
 from feedline.engine.feed import Feed
-from feedline.engine.fixed_slots import FixedSlots
-from feedline.engine.growing_slots import GrowingSlots
 from feedline.engine.live_settings import LiveSettings
+from feedline.engine.slots import FixedSlots, GrowingSlots
 from feedline.engine.source import Source
 from feedline.engine.start_method import start_crew
 from feedline.engine.tasks import BatchTasks, PieceTasks

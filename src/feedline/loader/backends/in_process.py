@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from feedline.dataset.worker_exception import say_notes
+from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
@@ -68,4 +68,7 @@ class InProcessBackend(Backend):
             waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
             self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
         self._handed_out_s = now_s
-        return self.without_skipped(made)
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        return made

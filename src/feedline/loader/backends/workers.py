@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from feedline.dataset.worker_exception import WorkerException
+from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
@@ -106,7 +106,17 @@ class WorkerBackend(Backend):
         self._disturbed = False
         if isinstance(made, WorkerException):
             raise made.error()
-        return self.without_skipped(made)
+        if isinstance(made, SkippedBatch):
+            self.skipped += made.skipped
+            return made.batch
+        return made
+
+    def poll(self) -> None:
+        """Take in what the workers have told so far."""
+        self.recover()
+        self._disturbed = True
+        self.feed.poll(0.0)
+        self._disturbed = False
 
     def restart_prefetch(self) -> None:
         """Make the workers go on from the position: it is not where it was."""
