@@ -37,11 +37,7 @@ class ArrayStore:
             labels = _opened(os.path.abspath(os.path.expanduser(os.fspath(labels))))
         self.images = _checked_images(images)
         self.labels = _checked_labels(labels, len(self.images))
-
-    @property
-    def label_field(self) -> Field:
-        """The dtype and shape of one label."""
-        return Field("label", self.labels.dtype.name, self.labels.shape[1:])
+        self.label_field = Field("label", self.labels.dtype.name, self.labels.shape[1:])
 
     def __len__(self) -> int:
         return len(self.images)

@@ -7,7 +7,7 @@ be read is an ImageError. Relies on: `paths` for the table, `files` for the byte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from feedline.images.path_table import LabelledPaths
 from feedline.images.read_file import read_file
@@ -47,9 +47,9 @@ class FileStore(Generic[Paths]):
         """The bytes of a sample's file."""
         return read_file(self.path(sample))
 
-    def label(self, sample: int) -> int:
-        """The label of a sample."""
-        return int(self.paths.labels[sample])
+    def label(self, sample: int) -> Any:
+        """The label of a sample, a whole number."""
+        return self.paths.labels[sample]
 
     def path(self, sample: int) -> bytes:
         """The absolute path of a sample's file.

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 
 __all__ = ["canvas", "exif_orientation", "jpeg_is_lossless", "jpeg_orientation", "sniff"]
 
-_MAGICS = {
-    "JPEG": (b"\xff\xd8\xff",),
-    "PNG": (b"\x89PNG\r\n\x1a\n",),
-    "GIF": (b"GIF87a", b"GIF89a"),
-    "BMP": (b"BM",),
-    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-}
+_MAGICS = (
+    ("JPEG", b"\xff\xd8\xff"),
+    ("PNG", b"\x89PNG\r\n\x1a\n"),
+    ("GIF", (b"GIF87a", b"GIF89a")),
+    ("BMP", b"BM"),
+    ("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+)
 
 _EXIF_ORIENTATION_TAG = 0x0112
 _JPEG_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -31,7 +31,7 @@ def sniff(data: bytes) -> str | None:
 
     The extension of a file says what someone called it: ImageNet holds a PNG named .JPEG.
     """
-    for name, magics in _MAGICS.items():
+    for name, magics in _MAGICS:
         if data.startswith(magics):
             return name
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":

@@ -52,9 +52,8 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         height, width, top, left, flip = size, size, 0, 0, placement.flip
     else:
         height, width, top, left, flip = placement
-    window = slice(top, top + size), slice(left, left + size)
     if (from_height, from_width) == (height, width):
-        np.copyto(row, image[window])
+        np.copyto(row, image[top : top + size, left : left + size])
     elif _quick and compiled.resample(image, row, height, width, top, left, flip, down_first):
         return
     elif height == width == size:
@@ -63,7 +62,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         # The filter looks beyond the window's edge, so the whole is resized first.
         whole = np.empty((height, width, 3), np.uint8)
         _resize(image, whole, down_first)
-        np.copyto(row, whole[window])
+        np.copyto(row, whole[top : top + size, left : left + size])
     else:
         _resize_window(image, Window(height, width, top, left), row)
     if flip:

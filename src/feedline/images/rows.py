@@ -85,28 +85,28 @@ class RowPipeline(Generic[Store]):
         """
         image, placement = self._part(item)
         fill(row[0], image, placement)
-        row[1][...] = self.store.label(item.sample)
+        row[1][()] = self.store.label(item.sample)
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """The part of the image that is shown, valid until the next one, and where it goes."""
         if not self._is_open:
             self.open(0, 1)
         try:
-            data = self.store.read(item.sample)
-            if not isinstance(data, np.ndarray):
+            image = self.store.read(item.sample)
+            if isinstance(image, bytes):
                 try:
-                    return self._decoded(data, item)
+                    return self._decoded(image, item)
                 except ImageError:
-                    rescued = self._rescued(data)
+                    rescued = self._rescued(image)
                     if rescued is None:
                         raise
-                    data = rescued
+                    image = rescued
         except ImageError as error:
             raise ImageError(
                 f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded: {error}"
             ) from error
-        placement = self.transform.place(data.shape[0], data.shape[1], item)
-        return cut(data, placement.part), placement
+        placement = self.transform.place(image.shape[0], image.shape[1], item)
+        return cut(image, placement.part), placement
 
     def _decoded(self, data: bytes, item: Item) -> tuple[Pixels, Placement]:
         decoder = self._threads.decoder
