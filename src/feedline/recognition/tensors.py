@@ -101,13 +101,20 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
         raise NotRecognised("The TensorDataset has no tensors.")
 
 
+_torchs_own: dict[type, tuple[object, ...]] = {}
+"""The members of a class and of Dataset, once they were seen to be torch's own."""
+
+
 def _altered(dataset: Any) -> bool:
     """Whether a method was replaced. A quick look, as it is taken for each batch."""
     kind = type(dataset)
-    members = [member for base in (kind, Dataset) for member in vars(base).values()]
-    replaced = any(callable(member) and not _is_torchs(member) for member in members)
+    members = *vars(kind).values(), *vars(Dataset).values()
+    if members != _torchs_own.get(kind):
+        if any(callable(member) and not _is_torchs(member) for member in members):
+            return True
+        _torchs_own[kind] = members
     # Loaders ask an object itself for `__getitems__`, which not every class has.
-    return replaced or any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
+    return any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
 
 
 def _is_torchs(function: Any) -> bool:
