@@ -17,8 +17,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import feedline
-from feedline.dataset.codec import load
 from feedline.dataset.fetcher import DatasetFetcher
+from feedline.dataset.pack import load
 from feedline.dataset.samples import Samples
 from feedline.dataset.worker_exception import WorkerException
 from feedline.dataset.worker_init import WorkerInit

@@ -12,7 +12,7 @@ import pytest
 import torch
 from feeds import planned
 
-from feedline.dataset.codec import lay
+from feedline.dataset.pack import lay
 from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.device.carrier import Carrier
 from feedline.device.host import HostCarrier

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from feedline.dataset.codec import empty_in, is_plain
+from feedline.dataset.pack import empty_in, is_plain
 from feedline.engine.space import Space
 
 __all__ = ["collate_into", "odd_one_out"]

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import default_collate
 
-from feedline.dataset.codec import lay
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.generators import OwnGenerator, find, own_seeded, seed_own
 from feedline.dataset.notes import blame, explain, note
 from feedline.dataset.outline import outline
+from feedline.dataset.pack import lay
 from feedline.dataset.samples import One, Samples, by_samples, check
 from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.dataset.worker_init import WorkerInit

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.dataset.codec import load
+from feedline.dataset.pack import load
 from feedline.dataset.worker_exception import WorkerException
 from feedline.device.host import CpuCarrier
 from feedline.device.pinning import pins

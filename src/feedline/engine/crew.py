@@ -7,25 +7,36 @@ Three crews keep this protocol:
 
 Guarantees, of each: a task, be it a piece or a whole batch, that was submitted comes
 back exactly once, in a `Report`, in the `lost` of a `Death`, or from `recall`. A dead worker is
-replaced by the crew itself.
+replaced by the crew itself, and its death logged.
 """
 
 from __future__ import annotations
 
+import logging
+import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.board import MAX_SEATS, PIECE, ROW, board_of
+from feedline.engine.memory import Memfd, Named
 from feedline.engine.messages import Report, Task
+from feedline.errors import StartError, UsageError, WorkerError
 
-__all__ = ["UNGUARDED", "Crew", "Death"]
+__all__ = ["MAX_FRUITLESS_DEATHS", "UNGUARDED", "Crew", "Death", "ProcessCrew"]
+
+MAX_FRUITLESS_DEATHS = 8
+"""Workers that end one after another, before any has finished anything, until this is an error."""
 
 UNGUARDED = (
     "your script builds a loader with workers when it is imported, and workers import it: put "
     'that code under `if __name__ == "__main__":`'
 )
+
+_log = logging.getLogger("feedline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +94,81 @@ class Crew(Protocol):
 
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
+
+
+class ProcessCrew:
+    """A crew whose workers are processes, one on each seat that is taken.
+
+    Args:
+        memory: for the board and all slots.
+    """
+
+    _workers: Mapping[int, object]
+    """The workers that live or are being started, by seat."""
+
+    def __init__(self, memory: Memfd | Named) -> None:
+        self._memory = memory
+        self._board = board_of(memory.array)
+        self._target = 0
+        self._killed: dict[int, str] = {}  # by seat: why
+        self._fruitless_deaths = 0  # since a worker has finished anything
+
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The shared memory, shape (bytes,); its head is the board."""
+        return self._memory.array
+
+    def busy(self) -> dict[int, tuple[int, int]]:
+        """What the workers hold: seat to (piece, row)."""
+        lines = {seat: self._board[seat].tolist() for seat in self._workers}
+        return {seat: (line[PIECE], line[ROW]) for seat, line in lines.items() if line[PIECE] > 0}
+
+    def _not_started(self, report: Report) -> StartError:
+        """What a report of no task means: a worker could not open its source."""
+        failure = report.failures[0]
+        return StartError(
+            f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
+            f"In the worker:\n{failure.trace}"
+        )
+
+    def _set_target(self, workers: int) -> None:
+        if not 1 <= workers <= MAX_SEATS:
+            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS} here, got {workers}")
+        self._target = workers
+
+    def _death(self, seat: int, pid: int, status: int, lost: Collection[int]) -> Death:
+        """What there is to say of a worker that has ended.
+
+        Raises:
+            WorkerError: too many in a row ended, and none of them finished anything.
+        """
+        how = self._killed.pop(seat, None) or _how_it_ended(pid, status)
+        self._count_death(how)
+        piece, row = self._board[seat, [PIECE, ROW]].tolist()
+        return Death(how, tuple(lost), piece if piece in lost else 0, row)
+
+    def _count_death(self, how: str) -> None:
+        _log.warning("%s; another worker does its work again", how)
+        self._fruitless_deaths += 1
+        if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            raise WorkerError(
+                f"{self._fruitless_deaths} workers in a row ended before finishing anything (the "
+                f"last was {how}); see their output above, or load one sample with num_workers=0"
+            )
+
+    def _free(self) -> None:
+        """Let go of the memory."""
+        self._board = np.empty((0, 8), np.int64)
+        self._memory.close()
+
+
+def _how_it_ended(pid: int, status: int) -> str:
+    """An exit status in words, those that torch's DataLoader uses; negative is a signal."""
+    if status >= 0:
+        return f"DataLoader worker (pid {pid}) exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"

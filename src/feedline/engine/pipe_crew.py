@@ -19,11 +19,10 @@ import numpy as np
 
 from feedline.engine import pipe_worker, shipment
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS
-from feedline.engine.crew import UNGUARDED, Death
+from feedline.engine.crew import UNGUARDED, Death, ProcessCrew
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, Task, leave
 from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME
-from feedline.engine.process_crew import ProcessCrew
 from feedline.engine.source import AnySource, packs
 from feedline.errors import UsageError
 

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, wait
 
 from feedline.engine import shipment
 from feedline.engine.board import PIECE, board_of
+from feedline.engine.make_batch import PrivateMemory
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, task_id
-from feedline.engine.pack import PrivateMemory
 from feedline.engine.process import limit_threads, settle
 from feedline.engine.source import AnySource
 from feedline.engine.worker_dispatch import work_for

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 from feedline.engine import server, shipment
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE
-from feedline.engine.crew import Death
+from feedline.engine.crew import Death, ProcessCrew
 from feedline.engine.crew_sockets import CrewSockets
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import Report, Task, leave
-from feedline.engine.process_crew import ProcessCrew
 from feedline.engine.server import ForkServer
 from feedline.engine.source import AnySource
 from feedline.engine.worker import claim_lock

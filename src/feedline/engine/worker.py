@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from feedline.engine import shipment
 from feedline.engine.board import PIECE, board_of
+from feedline.engine.make_batch import MappedMemory
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, task_id
-from feedline.engine.pack import MappedMemory
 from feedline.engine.process import limit_threads
 from feedline.engine.source import AnySource
 from feedline.engine.worker_dispatch import work_for

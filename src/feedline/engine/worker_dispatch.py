@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.fill import fill
+from feedline.engine.make_batch import SlotMemory, make_batch
 from feedline.engine.messages import BatchTask, Piece, Report
-from feedline.engine.pack import SlotMemory, pack
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 
 __all__ = ["Work", "work_for"]
@@ -44,4 +44,4 @@ def work_for(
         return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
     whole = cast(BatchSource, source)
     whole.open(seat, workers)
-    return lambda message, fd: pack(BatchTask.unpack(message, fd), whole, memory, line, seat)
+    return lambda message, fd: make_batch(BatchTask.unpack(message, fd), whole, memory, line, seat)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
-from feedline.dataset.codec import empty_in, lay, load
+from feedline.dataset.pack import empty_in, lay, load
 from feedline.engine.space import Space
 from sets import plain
 

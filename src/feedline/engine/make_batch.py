@@ -20,7 +20,7 @@ from feedline.engine.messages import BatchTask, Failure, Report
 from feedline.engine.source import BatchSource
 from feedline.engine.space import Space
 
-__all__ = ["MappedMemory", "PrivateMemory", "SlotMemory", "pack"]
+__all__ = ["MappedMemory", "PrivateMemory", "SlotMemory", "make_batch"]
 
 
 class MappedMemory:
@@ -85,7 +85,7 @@ SlotMemory: TypeAlias = MappedMemory | PrivateMemory
 """Where a worker finds the memory of slots."""
 
 
-def pack(
+def make_batch(
     task: BatchTask, source: BatchSource, memory: SlotMemory, line: NDArray[np.int64], seat: int
 ) -> Report:
     """Make the batch of a task.

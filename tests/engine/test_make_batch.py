@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from feedline.engine.board import ROW
+from feedline.engine.make_batch import MappedMemory, make_batch
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import BatchTask
-from feedline.engine.pack import MappedMemory, pack
 from feedline.engine.slots import GrowingSlots
 from feedline.engine.space import Space
 
@@ -44,7 +44,7 @@ def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(se
             keys=str(nbytes).encode(),
             memory=os.dup(fd) if fd >= 0 else -1,  # what a message leaves at its receiver
         )
-        report = pack(task, Repeated(), chance.choice(workers), np.zeros(8, np.int64), 0)
+        report = make_batch(task, Repeated(), chance.choice(workers), np.zeros(8, np.int64), 0)
         assert report.failures == ()
         if report.memory >= 0:
             sent = os.dup(report.memory)
@@ -64,5 +64,5 @@ def test_the_board_says_which_sample_a_worker_is_at() -> None:
             at(7)  # type: ignore[operator]
             return super().pack(keys, task, space, at)
 
-    pack(BatchTask(id=1, keys=b"3"), Telling(), MappedMemory(), line, 0)
+    make_batch(BatchTask(id=1, keys=b"3"), Telling(), MappedMemory(), line, 0)
     assert line[ROW] == 7
