@@ -50,6 +50,14 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
+def shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """The files of shared memory that processes map, which still have a name."""
+    paths = {each.path for process in processes for each in process.memory_maps()}
+    return {
+        Path(path) for path in paths if path.startswith("/dev/shm/") and "(deleted)" not in path
+    }
+
+
 def start_script(
     text: str, folder: Path, *, prefix: tuple[str, ...] = (), **options: object
 ) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from feedline.loader import DataLoader
-from processes import descendants, eventually, gone, running, start_script
+from processes import descendants, eventually, gone, running, shared_memory, start_script
 from sets import Closed, Kept, Made, Slow, as_it_is
 
 TRAIN = """
@@ -39,14 +39,14 @@ METHODS = ["fork", "forkserver", "spawn"]
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
     script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
     processes = running(script)
+    memory = shared_memory([psutil.Process(script.pid), *processes])
     script.kill()
     script.wait()
     try:
         assert eventually(lambda: gone(processes))
-        assert eventually(lambda: set(os.listdir("/dev/shm")) <= before)
+        assert eventually(lambda: not any(path.exists() for path in memory))
     finally:
         script.communicate()
 

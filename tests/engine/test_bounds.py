@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,7 +66,6 @@ def test_a_16_mb_dev_shm_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_no_dev_shm_is_used_at_all() -> None:
-    before = os.statvfs("/dev/shm").f_bfree
     others = Path("/proc/self/maps").read_text().count("/dev/shm")  # of other libraries
     with DataLoader(Steady(64), 32, num_workers=2, image_size=200, shuffle=True, seed=0) as loader:
         next(iter(loader))
@@ -79,7 +77,6 @@ def test_no_dev_shm_is_used_at_all() -> None:
         assert eventually(lambda: all("memfd:feedline" in text for text in maps()))
         assert not any("/dev/shm" in text for text in maps())
         assert Path("/proc/self/maps").read_text().count("/dev/shm") == others
-        assert before - os.statvfs("/dev/shm").f_bfree < loader.memory_bytes // 4096
 
 
 def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> None:

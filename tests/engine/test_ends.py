@@ -7,13 +7,14 @@ import re
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from faulty import Steady
 
 from feedline.engine import server
 from feedline.loader import DataLoader
 from feedline.loader.backends import build
-from processes import descendants, eventually, gone, running, start_script
+from processes import descendants, eventually, gone, running, shared_memory, start_script
 
 TRAIN = """
 import sys, time
@@ -36,14 +37,15 @@ if __name__ == "__main__":
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
     script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
     processes = running(script, least=4)
+    memory = shared_memory([psutil.Process(script.pid), *processes])
+    assert bool(memory) == (method == "spawn")
     script.kill()
     script.wait()
     try:
         assert eventually(lambda: gone(processes), within_s=10)
-        assert eventually(lambda: set(os.listdir("/dev/shm")) <= before, within_s=10)
+        assert eventually(lambda: not any(path.exists() for path in memory), within_s=10)
     finally:
         script.communicate()
 
