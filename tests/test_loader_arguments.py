@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Sampler
 
 from feedline.errors import ResourceError, ScheduleError, UsageError
 from feedline.loader import DataLoader
@@ -137,7 +140,33 @@ def test_what_is_no_dataset_is_named_with_what_it_lacks(
     dataset: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        DataLoader(dataset, **options)
+        next(iter(DataLoader(dataset, **options)))
+
+
+def test_a_loader_may_be_built_of_anything_as_torchs_may() -> None:
+    for dataset in (Mock(), object(), Lengthless()):
+        assert DataLoader(dataset).dataset is dataset  # type: ignore[arg-type]
+
+
+def test_a_sampler_that_is_its_own_or_endless_is_looked_through_once() -> None:
+    class Own(Sampler[list[int]]):
+        sampler = property(lambda self: self)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0, 1], [2]])
+
+    with DataLoader(list(range(3)), batch_sampler=Own()) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+        loader.state_dict()
+    assert DataLoader(list(range(3)), batch_sampler=Mock()).batch_sampler.sampler is not None
+
+
+def test_the_iterator_of_a_subclass_is_used() -> None:
+    class Letters(DataLoader):
+        def _get_iterator(self) -> Any:
+            return iter("ab")
+
+    assert list(Letters([1, 2, 3])) == ["a", "b"]
 
 
 def test_a_length_that_nobody_needs_yet_may_come_later() -> None:

@@ -18,7 +18,14 @@ from feedline.plan.schedule import MAX_SIZE_PX
 from feedline.plan.state import is_size
 from feedline.system import usable_cores
 
-__all__ = ["check_arguments", "check_size", "is_native", "usable_device", "worker_count"]
+__all__ = [
+    "check_arguments",
+    "check_samples",
+    "check_size",
+    "is_native",
+    "usable_device",
+    "worker_count",
+]
 
 _MAX_PREFETCH_FACTOR = 1024
 _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
@@ -26,7 +33,8 @@ _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 def is_native(dataset: object) -> bool:
     """Whether a dataset is a source of feedline's own kind, as `feedline.ImageFolder` is."""
-    return all(hasattr(dataset, name) for name in ("fields", "load", "fingerprint"))
+    # Of its class: a mock has any attribute, and no method of that name.
+    return all(hasattr(type(dataset), name) for name in ("fields", "load", "fingerprint"))
 
 
 def check_arguments(
@@ -56,11 +64,8 @@ def check_arguments(
         )
     elif iterable:
         _check_iterable(given)
-    else:
-        _check_samples(dataset)
-        if not sampled:
-            needed = bool(given["shuffle"]) or seed is not None or schedule is not None
-            _check_length(dataset, needed=needed)
+    elif not sampled and (given["shuffle"] or seed is not None or schedule is not None):
+        _check_length(dataset, needed=True)
     _check_effects(given, native=native, sampled=sampled)
 
 
@@ -159,8 +164,16 @@ def check_size(name: str, size: object) -> None:
         raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
 
 
-def _check_samples(dataset: object) -> None:
-    """Check that samples can be asked for."""
+def check_samples(dataset: object, *, sampled: bool) -> None:
+    """Check that samples can be asked for, as must be when an iteration begins.
+
+    Args:
+        dataset: a map-style one; a loader may be built of anything, as torch's may.
+        sampled: a sampler says which samples there are.
+
+    Raises:
+        UsageError: it lacks a method.
+    """
     if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
         endless = hasattr(dataset, "__iter__")
         raise UsageError(
@@ -171,6 +184,8 @@ def _check_samples(dataset: object) -> None:
                 else "a Dataset, a list, or anything else with __getitem__ and __len__"
             )
         )
+    if not sampled:
+        _check_length(dataset, needed=False)
 
 
 def _check_length(dataset: Any, *, needed: bool) -> None:

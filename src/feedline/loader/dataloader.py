@@ -22,6 +22,7 @@ from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.backends.torch_engine import TorchBackend
+from feedline.loader.checks import check_samples, is_native
 from feedline.loader.controls import Controls
 from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
@@ -202,6 +203,10 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration goes on by itself, with workers of its own."""
         self._session.check_usable()
+        if type(self)._get_iterator is not TorchDataLoader._get_iterator:
+            return super().__iter__()  # a subclass has its own
+        if not (self._asked.native or self._asked.iterable):
+            check_samples(self.dataset, sampled=self._asked.sampled)
         iteration = Iteration(self, self._session)
         self._session.begin(iteration, self._settings())
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
@@ -215,7 +220,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""
-        if not (hasattr(self.dataset, "fields") and hasattr(self.dataset, "load")):
+        if not is_native(self.dataset):
             super().check_worker_number_rationality()
 
     def __enter__(self) -> DataLoader[_T]:

@@ -68,7 +68,9 @@ class Iteration:
             raise
 
     def __reduce__(self) -> Any:
-        raise TypeError("an iteration over a DataLoader cannot be pickled; pickle the loader")
+        raise NotImplementedError(
+            "an iteration cannot be pickled; pickle the loader"
+        )
 
     @property
     def _workers(self) -> list[WorkerHandle]:

@@ -21,9 +21,15 @@ __all__ = [
 ]
 
 
+_DEEPEST = 10  # samplers within one another
+
+
 def chain(sampler: object) -> Iterator[Any]:
-    """A sampler, and those within it: a batch sampler's sampler and so on."""
-    while sampler is not None:
+    """A sampler, and those within it: a batch sampler's sampler and so on, each of them once."""
+    parts: list[object] = []
+    # One may be within itself, or make up another whenever it is asked, as mocks do.
+    while sampler is not None and len(parts) < _DEEPEST and all(sampler is not p for p in parts):
+        parts.append(sampler)
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
