@@ -68,9 +68,7 @@ class Iteration:
             raise
 
     def __reduce__(self) -> Any:
-        raise NotImplementedError(
-            "an iteration cannot be pickled; pickle the loader"
-        )
+        raise NotImplementedError("an iteration cannot be pickled; pickle the loader")
 
     @property
     def _workers(self) -> list[WorkerHandle]:
