@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
 
+from feedline.engine import memory
 from processes import start_script
 
 # A module that is imported early and still held loses its globals after feedline's have gone.
@@ -81,6 +83,20 @@ def outcome(text: str, folder: Path) -> tuple[str, str]:
 def test_batches_kept_to_the_interpreters_very_end_go_quietly(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("kept = []\n")
     assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
+
+
+def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block = memory.Named(None, 4096)
+    try:
+        with monkeypatch.context() as gone:
+            # What the end of the interpreter does to the globals of a module.
+            gone.setattr(memory, "contextlib", None)
+            gone.setattr(shared_memory, "os", None)
+            block._memory.__del__()
+    finally:
+        block.close()
 
 
 def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_the_guard(
