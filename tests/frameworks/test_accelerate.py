@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
+from feedline.frameworks.accelerate import prepare
 
 accelerate = pytest.importorskip("accelerate")
+DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
 pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and torch's own
 
 
@@ -83,3 +89,109 @@ def test_repeated_rows_are_cut_off_where_they_come_last(
 def test_without_accelerate_nothing_is_wrapped() -> None:
     batches = iter(())
     assert made().watched(batches, lambda: 0) is batches
+
+
+# Settings of Accelerate's
+
+
+class Told(Dataset[int]):
+    """Is told the epoch."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def accelerator_of(**config: Any) -> Any:
+    return accelerate.Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
+
+
+def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tuple[list[Any], ...]:
+    """Two epochs of what Accelerate gives of torch's class, of feedline's, and by `prepare`."""
+    found = []
+    for kind, put in (
+        (TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader)),
+        (DataLoader, lambda accelerator, loader: accelerator.prepare(loader)),
+        (DataLoader, prepare),
+    ):
+        accelerate.utils.set_seed(3)
+        accelerator = make()
+        loader = put(accelerator, kind(dataset, **options))
+        epochs = [
+            [(batch.tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
+            for _ in range(2)
+        ]
+        found.append([epochs, accelerator.gradient_state.remainder])
+        accelerator.free_memory()
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({}, {}),
+        ({}, {"drop_last": True}),
+        ({"split_batches": True}, {}),
+        ({"even_batches": False}, {}),
+        ({"dispatch_batches": True}, {}),
+        ({"use_seedable_sampler": True}, {"shuffle": True}),
+        ({"use_seedable_sampler": True, "data_seed": 7}, {"shuffle": True}),
+        ({}, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6]}),
+        ({}, {"batch_sampler": [[0, 1], [2], [3, 4, 5]], "batch_size": 1}),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_setting_gives_the_batches_that_it_gives_of_torchs_class(
+    config: dict[str, Any], options: dict[str, Any], workers: int
+) -> None:
+    options = {"batch_size": 4, "num_workers": workers, **options}
+    theirs, ours, prepared = theirs_and_ours(
+        lambda: accelerator_of(**config), list(range(18)), **options
+    )
+    assert ours == theirs
+    assert prepared == theirs
+
+
+def test_an_iterable_dataset_and_one_that_is_told_the_epoch_are_accelerates() -> None:
+    theirs, ours, prepared = theirs_and_ours(accelerator_of, Told(), batch_size=4)
+    assert ours == prepared == theirs
+    data = Told()
+    for _ in range(2):
+        list(accelerator_of().prepare(DataLoader(data, 4)))
+    assert data.epoch == 0  # of each loader's first epoch
+
+
+def test_a_stock_loader_in_its_place_is_told_of_with_the_way_out() -> None:
+    loader = DataLoader(list(range(8)), 4)
+    with pytest.warns(RuntimeWarning, match=r"split_batches=True.*frameworks.accelerate.prepare"):
+        assert accelerator_of(split_batches=True).prepare(loader) is not loader
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        prepared = prepare(accelerator_of(split_batches=True), DataLoader(list(range(8)), 4))
+    assert isinstance(prepared.base_dataloader, DataLoader)
+
+
+def test_what_a_loader_with_an_order_of_its_own_cannot_do_is_an_error() -> None:
+    for config in ({"split_batches": True}, {"dispatch_batches": True}, {"data_seed": 3}):
+        with pytest.raises(UsageError, match=f"makes its own order.*{next(iter(config))}="):
+            accelerator_of(**config).prepare(made())
+
+
+def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    net, loader = torch.nn.Linear(1, 1), made(40)
+    model = accelerator.prepare(net)
+    assert accelerator.prepare_data_loader(loader) is loader
+    ends = []
+    for _ in loader:
+        with accelerator.accumulate(model):
+            ends.append(accelerator.sync_gradients)
+    assert ends == [False, False, False, True, True]
+    accelerator.free_memory()

@@ -473,3 +473,25 @@ def test_epochs_after_one_that_was_restored_go_on_as_they_would_have() -> None:
     second = DataLoader(DATA, 4, shuffle=True)
     second.load_state_dict(through_json(first.state_dict()))
     assert seen + [plain(batch) for _ in range(2) for batch in second] == wanted
+
+
+class CountingOn(RandomSampler):
+    """Shuffles by its own epoch, which it counts on at the end of each pass."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        yield from torch.randperm(len(self), generator=generator).tolist()
+        self.epoch += 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_counts_its_epochs_itself_is_not_begun_anew(workers: int) -> None:
+    with DataLoader(list(range(23)), 8, sampler=CountingOn(DATA), num_workers=workers) as loader:
+        for epoch in range(3):
+            wanted = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
+            assert torch.cat(list(loader)).tolist() == wanted.tolist()

@@ -1,28 +1,45 @@
 """A loader's side of Hugging Face Accelerate.
 
-Guarantees: `accelerator.prepare(loader)` gives back the same loader, `save_state` and
-`load_state` keep its state, and Accelerate knows which batch of an epoch is the last.
-Relies on: Accelerate leaving a loader alone that says it is prepared, which it then tells so.
+Guarantees: where feedline does by itself what Accelerate promises, `accelerator.prepare(loader)`
+gives back the same loader: `save_state` and `load_state` keep its state, and Accelerate knows which
+batch of an epoch is the last. Elsewhere Accelerate makes a loader of its own from this one's parts,
+as it does of torch's, and a warning says so. What was asked for and cannot be is an error.
+Relies on: `Accelerator.prepare_data_loader` asking a loader first whether it is prepared. It passes
+nothing of its configuration, which is read where it asks from.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Generator, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar
 
+from torch.utils.data import IterableDataset
+
 from feedline.errors import UsageError
+from feedline.loader.checks import is_native
+from feedline.plan.batches import Plan
+from feedline.sampling.samplers import epoch_mark
 
 __all__ = ["TOLD_BY_ACCELERATE", "Accelerated"]
 
 T = TypeVar("T")
 
-TOLD_BY_ACCELERATE = frozenset({"_gradients", "end_of_dataloader", "remainder"})
+TOLD_BY_ACCELERATE = frozenset({"end_of_dataloader", "gradient_state", "remainder", "_sends"})
 """Attributes of a loader that are of one run: a copy has to be prepared itself."""
+
+_HEEDED = ("non_blocking", "use_stateful_dataloader")
+_WITHOUT_EFFECT = {
+    "planned": ("use_seedable_sampler",),  # all ranks have one order in any case
+    "alone": ("even_batches",),
+}
+"""Settings of Accelerate's that change nothing where feedline plans, or on one process."""
 
 
 class Accelerated:
-    """For a loader with `dataset`, `batch_size`, `drop_last`, `device` and `ranks`.
+    """For a loader with `dataset`, `batch_sampler`, `batch_size`, `drop_last`, `device`, `ranks`.
 
     `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the loader
     under way: whether the batch handed out is the epoch's last, and how many rows of the last
@@ -30,6 +47,7 @@ class Accelerated:
     """
 
     dataset: Any
+    batch_sampler: Any
     batch_size: int | None
     drop_last: bool
     device: Any
@@ -39,28 +57,86 @@ class Accelerated:
         """How many processes the loader shares its samples among."""
         raise NotImplementedError
 
+    @property
+    def plan(self) -> Plan | None:
+        """The order that feedline makes; None where samplers or the dataset make it."""
+        raise NotImplementedError
+
     use_stateful_dataloader = True  # save_state and load_state ask for this name
     end_of_dataloader = False
     remainder = -1
-    _gradients: Any = None  # Accelerate's GradientState, from `prepare` on
+    gradient_state: Any = None  # Accelerate's, from `prepare` on
+    _sends: Callable[[Any], Any] | None = None  # moves a batch to Accelerate's device
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate would else build a stock loader from this one's parts."""
+        """Asked by an Accelerator: whether this loader is what `prepare` is to give back.
+
+        Raises:
+            UsageError: the loader plans its order, and the Accelerator wants it otherwise.
+        """
+        asking = sys._getframe(1).f_locals
+        accelerator = asking.get("self")
+        config = getattr(accelerator, "dataloader_config", None)
+        if accelerator is None or config is None:
+            return self.gradient_state is not None
+        planned = self.plan is not None or is_native(self.dataset)
+        processes = accelerator.num_processes
+        if planned and processes != self.ranks:
+            raise UsageError(
+                f"the loader shares its samples among {self.ranks} and Accelerate runs {processes} "
+                "processes; give the loader a seed, by which it shares them out itself, and build "
+                "it after the Accelerator, or pass rank and world_size"
+            )
+        why = self._why_not(processes, _changed(config), planned)
+        if why and planned:
+            raise UsageError(
+                f"the loader makes its own order, and {why}; leave that out, or leave seed and "
+                "schedule out of the loader: then Accelerate shares the samples out"
+            )
+        if why:
+            if not isinstance(self.dataset, IterableDataset):
+                warnings.warn(
+                    f"Accelerate makes a stock DataLoader of this feedline.DataLoader, as {why}: "
+                    "torch's workers load. feedline.frameworks.accelerate.prepare(accelerator, "
+                    "loader) gives the same batches by feedline's workers",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return False
+        self._join(accelerator, asking.get("device_placement"), config)
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
-        """What `Accelerator.prepare` does to each loader it keeps."""
-        state = sys.modules["accelerate.state"]
-        ranks = state.PartialState().num_processes
-        if prepared and ranks != self.ranks:
-            raise UsageError(
-                f"the loader shares its samples among {self.ranks} and Accelerate runs {ranks} "
-                "processes; give the loader a seed, by which it shares them out itself, and build "
-                "it after the Accelerator, or pass rank and world_size"
-            )
-        self._gradients = state.GradientState() if prepared else None
+        """What `Accelerator.prepare` does to each loader it keeps: the getter did it all."""
+
+    def _why_not(self, processes: int, changed: Mapping[str, Any], planned: bool) -> str:
+        """Why feedline cannot do what Accelerate promises; "" where it does."""
+        harmless = _HEEDED + (_WITHOUT_EFFECT["planned"] if planned else ())
+        harmless += _WITHOUT_EFFECT["alone"] if processes == 1 else ()
+        told = {name: value for name, value in changed.items() if name not in harmless}
+        if told:
+            said = ", ".join(f"{name}={value!r}" for name, value in told.items())
+            return f"the Accelerator was given DataLoaderConfiguration({said})"
+        if planned:
+            return ""
+        if isinstance(self.dataset, IterableDataset):
+            return "the dataset is an IterableDataset"
+        if processes > 1:
+            return f"Accelerate runs {processes} processes"
+        if hasattr(self.dataset, "set_epoch") or epoch_mark(self.batch_sampler) is not None:
+            return "Accelerate tells the sampler or the dataset the epoch"
+        return ""
+
+    def _join(self, accelerator: Any, placed: bool | None, config: Any) -> None:
+        state, utils = sys.modules["accelerate.state"], sys.modules["accelerate.utils"]
+        self.gradient_state = state.GradientState()
+        target = accelerator.device
+        placed = accelerator.device_placement if placed is None else placed
+        if placed and not self.device and target.type != "cpu":
+            blocks = not config.non_blocking
+            self._sends = lambda batch: utils.send_to_device(batch, target, non_blocking=not blocks)
 
     def watched(self, batches: Iterator[T], left: Callable[[], int]) -> Iterator[T]:
         """The batches, told to Accelerate once it prepared this loader.
@@ -69,28 +145,44 @@ class Accelerated:
             batches: the iteration.
             left: how many batches the epoch under way still has, as of now.
         """
-        return batches if self._gradients is None else self._told(batches, left)
+        return batches if self.gradient_state is None else self._told(batches, left)
 
     def _told(self, batches: Iterator[T], left: Callable[[], int]) -> Generator[T, None, None]:
-        state, send = sys.modules["accelerate.state"], sys.modules["accelerate.utils"]
-        target = state.PartialState().device
         self.end_of_dataloader, self.remainder = False, self._unpadded()
-        self._gradients._add_dataloader(self)
+        self.gradient_state._add_dataloader(self)
         try:
             for batch in batches:
                 self.end_of_dataloader = left() == 0
-                there = self.device or target.type == "cpu"
-                yield batch if there else send.send_to_device(batch, target)
+                yield batch if self._sends is None else self._sends(batch)
         finally:
-            self._gradients._remove_dataloader(self)
+            self.gradient_state._remove_dataloader(self)
 
     def _unpadded(self) -> int:
-        if self.batch_size is None:
+        rows_a_batch = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
+        if not isinstance(rows_a_batch, int) or not hasattr(self.dataset, "__len__"):
             return -1
         if self.drop_last:
             return 0
-        rows = len(self.dataset) % (self.batch_size * self.ranks)
+        rows = len(self.dataset) % (rows_a_batch * self.ranks)
         # Accelerate cuts off the end of what it gathered, rank by rank, where each of the last
         # `missing` ranks has one repeated row at its own end: right for one such rank alone.
         missing = -rows % self.ranks
+        if missing > 1:
+            warnings.warn(
+                f"the epoch's last batch repeats {missing} rows, one on each of the last {missing} "
+                "ranks, and gather_for_metrics counts them; choose a dataset length or batch_size "
+                "with less to fill up, or take what `loader.batch.padding` says out yourself",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return rows if missing < 2 else 0
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    """The settings of a DataLoaderConfiguration that are not Accelerate's defaults."""
+    usual = type(config)()
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(usual, field.name)
+    }

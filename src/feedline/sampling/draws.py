@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline.plan.batches import NO_NUMBER
+from feedline.sampling.samplers import epoch_mark, stateful_part
 
-__all__ = ["Draw", "Draws", "Stateful", "ask", "draws_for_feedline"]
+__all__ = ["Draw", "Draws", "ask", "draws_for_feedline"]
 
 _END = object()
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
@@ -38,18 +39,6 @@ def ask(keys: Iterator[Any], default: Any = None) -> Any:
         return next(keys, default)
     finally:
         _drawing.reset(before)
-
-
-class Stateful(Protocol):
-    """A sampler that says where it stands."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there with the next pass."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +73,15 @@ class Draws:
 
     Args:
         keys: gives one batch's keys after another; once at its end it stays there.
-        sampler: is asked for its state after each; None for one that has none.
+        sampler: whose pass it is; asked for its state, if it keeps one, after each.
     """
 
-    def __init__(self, keys: Iterator[Any], sampler: Stateful | None) -> None:
+    def __init__(self, keys: Iterator[Any], sampler: object) -> None:
         self._keys = keys
         self._sampler = sampler
+        self._stateful = stateful_part(sampler)
+        self.mark = epoch_mark(sampler)
+        """The epoch that the sampler is at. At its end it may count on by itself."""
         self._waiting: deque[Draw] = deque()
         self.sampler_state = self._state()
         """The sampler's state as of the last batch that was handed out."""
@@ -98,6 +90,7 @@ class Draws:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position:
             keys = ask(self._keys, _END)
+            self.mark = epoch_mark(self._sampler)
             if keys is _END:
                 return None
             if type(keys) is list:  # a sampler may fill the same one again
@@ -109,7 +102,7 @@ class Draws:
 
     def _state(self) -> dict[str, Any] | None:
         # A copy: it may be the sampler's own, which goes on.
-        return None if self._sampler is None else copy.deepcopy(self._sampler.state_dict())
+        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
     def deliver(self, digest: int) -> int:
         """The next one was handed out: the digest of it and of all before it."""

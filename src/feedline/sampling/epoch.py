@@ -33,14 +33,12 @@ class Epoch:
     Args:
         draws: the pass over the sampler.
         seed: what random transforms follow from.
-        mark: the epoch that the sampler was set to; None where it has none.
         random: the random states before the pass.
         start: what is needed to open it again, JSON-able.
     """
 
     draws: Draws
     seed: int
-    mark: int | None
     random: RandomStates
     start: dict[str, Any]
 
@@ -92,8 +90,7 @@ class Sampling:
         start = self.start(None if draws_nothing(self.sampler) else random)
         drawing = self._pass(seed) if then is None else then.replay(self._pass(seed))
         found = ask(drawing)
-        draws = Draws(drawing, stateful_part(self.sampler))
-        return Epoch(draws, found, epoch_mark(self.sampler), random, start)
+        return Epoch(Draws(drawing, self.sampler), found, random, start)
 
     def _pass(self, seed: int | None) -> Iterator[Any]:
         """The epoch's seed, and then the keys of each batch."""

@@ -94,7 +94,7 @@ class SampledCursor:
         epoch = self._open
         if epoch is None or self._begun or self.position.step:
             return False
-        if epoch.mark == epoch_mark(self._sampling.sampler):
+        if epoch.draws.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
         self._open = self._sampling.open(self._own_seed(self.position.epoch), epoch.random)

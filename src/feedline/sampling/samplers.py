@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from feedline.sampling.draws import Stateful
-
 __all__ = [
+    "Stateful",
     "chain",
     "describe",
     "draws_nothing",
@@ -19,6 +18,18 @@ __all__ = [
     "share_of",
     "stateful_part",
 ]
+
+
+class Stateful(Protocol):
+    """A sampler that says where it stands."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there with the next pass."""
+        ...
 
 
 _DEEPEST = 10  # samplers within one another

@@ -1,0 +1,76 @@
+"""Hugging Face Accelerate with feedline's workers, also where it shares the samples out itself.
+
+Guarantees: the batches of `accelerator.prepare(loader)`, for every setting and number of processes;
+made by feedline's workers wherever the dataset is map-style.
+Relies on: Accelerate keeping the loader that its wrapper reads from as `base_dataloader`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.errors import UsageError
+from feedline.loader import DataLoader
+
+__all__ = ["prepare"]
+
+_TORCHS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+)
+_OURS = ("image_size", "max_image_size", "on_error", "start_method", "in_order")
+
+
+class _Stateless(DataLoader[Any]):
+    """Accelerate asks a loader that has a state for it, at each batch."""
+
+    state_dict = property()
+
+
+def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
+    """Prepare a loader, as `accelerator.prepare(loader)` does, with feedline's workers.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`.
+        loader: a feedline.DataLoader.
+
+    Returns:
+        The loader itself, where feedline shares its samples out; else Accelerate's own wrapper, to
+        be used like any other prepared loader.
+
+    Raises:
+        UsageError: it is no feedline.DataLoader, or Accelerate has no place for it.
+
+    Example:
+        >>> accelerator = Accelerator()                                           # doctest: +SKIP
+        >>> loader = feedline.DataLoader(dataset, 32, shuffle=True, num_workers=4)  # doctest: +SKIP
+        >>> loader = prepare(accelerator, loader)                                 # doctest: +SKIP
+    """
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"a feedline.DataLoader is prepared here, and this is a {type(loader).__name__}; pass "
+            "it to accelerator.prepare"
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accelerate makes a stock DataLoader", RuntimeWarning)
+        prepared = accelerator.prepare(loader)
+    stock = getattr(prepared, "base_dataloader", None)
+    if prepared is loader or loader._asked.iterable:
+        return prepared
+    if type(stock) is not TorchDataLoader:
+        raise UsageError(
+            f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, in which "
+            "there is no place for feedline's workers; use accelerator.prepare"
+        )
+    options = {name: getattr(stock, name) for name in _TORCHS}
+    options |= {name: getattr(loader, name) for name in _OURS}
+    if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
+        options["batch_sampler"] = stock.batch_sampler
+    else:  # its sampler gives whole batches
+        options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
+    prepared.base_dataloader = _Stateless(stock.dataset, **options)
+    return prepared
