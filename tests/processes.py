@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -47,15 +48,23 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    return not any(map(_runs, processes))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def shared_memory(processes: list[psutil.Process]) -> set[Path]:
-    """The files of shared memory that processes map, which still have a name."""
-    paths = {each.path for process in processes for each in process.memory_maps()}
-    return {
-        Path(path) for path in paths if path.startswith("/dev/shm/") and "(deleted)" not in path
-    }
+    """The files of multiprocessing's shared memory that processes map, which still have a name."""
+    paths: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            paths |= {Path(each.path) for each in process.memory_maps()}
+    return {path for path in paths if path.match("/dev/shm/psm_*") and path.exists()}
 
 
 def start_script(

@@ -178,7 +178,7 @@ class Unrepeatable:
 
 
 def as_it_is(batch: Any) -> Any:
-    """A collate_fn that leaves all to the codec."""
+    """A collate_fn that leaves all to the packing."""
     return batch
 
 

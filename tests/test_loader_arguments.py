@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from feedline.errors import ResourceError, ScheduleError, UsageError
 from feedline.loader import DataLoader
@@ -166,7 +166,39 @@ def test_the_iterator_of_a_subclass_is_used() -> None:
         def _get_iterator(self) -> Any:
             return iter("ab")
 
+    class Told(DataLoader):
+        def _get_iterator(self) -> Any:
+            return super()._get_iterator()
+
     assert list(Letters([1, 2, 3])) == ["a", "b"]
+    for data in (list(range(4)), Countable()):
+        with Told(data, seed=None) as loader:
+            batches = iter(loader)
+            next(batches)
+            assert loader.state_dict()["step"] == 1
+            assert len(list(batches)) == 3
+
+
+class Countable(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_a_source_may_be_behind_another_object() -> None:
+    class Behind:
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __len__(self) -> int:
+            return len(self.source)
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "source":
+                raise AttributeError(name)
+            return getattr(self.source, name)
+
+    with DataLoader(Behind(Rows(6)), 3, image_size=4) as loader:
+        assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_length_that_nobody_needs_yet_may_come_later() -> None:

@@ -28,7 +28,7 @@ from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.errors import ImageError, SampleError, StateError, UsageError
-from processes import whole_crew
+from processes import eventually, whole_crew
 
 TRAIN = transforms.Compose(
     [
@@ -239,7 +239,9 @@ def test_the_workers_of_an_iteration_can_be_asked_for_when_it_and_they_have_ende
         assert len(list(batches)) == 4
         assert made.worker_pids == []
         assert [worker.pid for worker in batches._workers] == pids
-        assert not any(worker.is_alive() for worker in batches._workers)
+        assert eventually(lambda: not any(worker.is_alive() for worker in batches._workers))
+        next(iter(made))
+        assert [worker.pid for worker in batches._workers] == pids
 
 
 # Tensors in memory

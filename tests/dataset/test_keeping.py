@@ -182,11 +182,11 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
 
 
 def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
-    parcels = GrowingSlots(2)
-    carrier = WholeBatchCarrier(parcels, spare=1, pin=False)
+    slots = GrowingSlots(2)
+    carrier = WholeBatchCarrier(slots, spare=1, pin=False)
     batch = Plan(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
     for _ in range(5):
-        slot = parcels.acquire()
+        slot = slots.acquire()
         assert slot is not None, "the workers have run out of slots"
         failures = [Failure(1, "WorkerDied", "the worker died")]
         carrier.send(InFlightBatch(0, batch, slot, failures=failures))

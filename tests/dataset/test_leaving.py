@@ -25,7 +25,7 @@ from sets import Slow
 from feedline.loader import DataLoader
 
 if __name__ == "__main__":
-    loader = DataLoader(Slow(400, 0.005), 8, num_workers=3, start_method={method!r})
+    loader = DataLoader(Slow(40000, 0.005), 8, num_workers=3, start_method={method!r})
     for epoch in range(1000):
         for step, batch in enumerate(loader):
             if epoch == 0 and step == 1:
@@ -42,6 +42,7 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
     processes = running(script)
     memory = shared_memory([psutil.Process(script.pid), *processes])
+    assert bool(memory) == (method == "spawn")
     script.kill()
     script.wait()
     try:

@@ -89,14 +89,15 @@ def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     block = memory.Named(None, 4096)
-    try:
-        with monkeypatch.context() as gone:
-            # What the end of the interpreter does to the globals of a module.
-            gone.setattr(memory, "contextlib", None)
-            gone.setattr(shared_memory, "os", None)
-            block._memory.__del__()
-    finally:
-        block.close()
+    segment, kept = block._memory, block.array
+    with monkeypatch.context() as gone:
+        # What the end of the interpreter does to the globals of a module.
+        gone.setattr(memory, "contextlib", None)
+        segment.close()
+        kept[:] = 1  # a batch keeps the mapping
+        gone.setattr(shared_memory, "os", None)
+        segment.__del__()
+    block.close()
 
 
 def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_the_guard(

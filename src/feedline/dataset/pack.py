@@ -5,7 +5,7 @@ numbers, objects of the user's) is pickled, by a worker for its own trainer. Ten
 collated into the memory already stay where they are.
 
 Guarantees: `load(*lay(value))` has the structure, types, dtypes, shapes, strides and values of
-`value`; its tensors and arrays can be written to and keep the memory alive. What the codec has no
+`value`; its tensors and arrays can be written to and keep the memory alive. What it has no
 way of its own for (nested, quantised, CUDA) goes by its own pickling, and so arrives.
 """
 

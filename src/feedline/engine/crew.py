@@ -124,7 +124,7 @@ class ProcessCrew:
         return {seat: (line[PIECE], line[ROW]) for seat, line in lines.items() if line[PIECE] > 0}
 
     def _not_started(self, report: Report) -> StartError:
-        """What a report of no task means: a worker could not open its source."""
+        """What a report with id 0 means: a worker could not open its source."""
         failure = report.failures[0]
         return StartError(
             f"a worker could not open the dataset: {failure.kind}: {failure.message}. "

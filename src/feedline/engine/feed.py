@@ -76,8 +76,8 @@ class Feed:
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._patience = Patience(crew, timeout_s)
-        self._unchecked_s = 0.0  # for how long the workers were waited for unseen
-        self._reported = False  # meanwhile
+        self._unchecked_s = 0.0  # waited since the last look at the workers
+        self._reported = False  # a report has come since then
         self.deaths: list[str] = []
 
     @property
@@ -105,6 +105,7 @@ class Feed:
         self._outstanding.clear()
         self._pending.clear()
         self._patience.forget()
+        self._unchecked_s, self._reported = 0.0, False
         self.slots.reclaim()
         self._batches = batches
         self._pump()
@@ -178,8 +179,9 @@ class Feed:
         # Time in which the whole program was stopped or asleep counts against no worker.
         self._unchecked_s += min(time.monotonic() - before, 2 * CHECK_S)
         if self._unchecked_s >= CHECK_S:
-            self._patience.check(self._unchecked_s, self._reported)
+            waited_s, reported = self._unchecked_s, self._reported
             self._unchecked_s, self._reported = 0.0, False
+            self._patience.check(waited_s, reported)
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""

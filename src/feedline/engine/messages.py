@@ -226,7 +226,7 @@ class Report:
 def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
     """Send a message, and a descriptor along with it unless it is -1.
 
-    Python's `socket.send_fds` and `recv_fds` do the same but leave the flags out.
+    Python's `socket.send_fds` and `recv_fds` do the same but ignore the flags they are given.
 
     Raises:
         BlockingIOError: there is no room now, and it was not to `wait` for some.

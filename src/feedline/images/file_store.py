@@ -1,7 +1,7 @@
 """Image files and their labels as a store: of a folder with classes, or of a table of paths.
 
 Guarantees: no Python object per file; the paths go out of band in pickle protocol 5; what cannot
-be read is an ImageError. Relies on: `paths` for the table, `files` for the bytes.
+be read is an ImageError. Relies on: `path_table` for the paths, `read_file` for the bytes.
 """
 
 from __future__ import annotations

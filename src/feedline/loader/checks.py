@@ -33,8 +33,8 @@ _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 def is_native(dataset: object) -> bool:
     """Whether a dataset is a source of feedline's own kind, as `feedline.ImageFolder` is."""
-    # Of its class: a mock has any attribute, and no method of that name.
-    return all(hasattr(type(dataset), name) for name in ("fields", "load", "fingerprint"))
+    named = all(hasattr(dataset, name) for name in ("fields", "load", "fingerprint"))
+    return named and not hasattr(dataset, "has_any_attribute")  # as a mock has
 
 
 def check_arguments(

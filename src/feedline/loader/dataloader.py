@@ -202,9 +202,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration goes on by itself, with workers of its own."""
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        """What torch's class calls here: subclasses may have one of their own."""
         self._session.check_usable()
-        if type(self)._get_iterator is not TorchDataLoader._get_iterator:
-            return super().__iter__()  # a subclass has its own
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
         iteration = Iteration(self, self._session)

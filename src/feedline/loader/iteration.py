@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, Protocol
 
 import psutil
 
+from feedline.errors import FeedlineError
 from feedline.loader.backends.backend import Backend
 
 __all__ = ["Iteration", "WorkerHandle"]
@@ -17,8 +19,6 @@ _STARTED_WITHIN_S = 10.0
 
 class _Session(Protocol):
     """What an iteration asks for its batches: `session.Session`."""
-
-    ended_pids: list[int]
 
     @property
     def backend(self) -> Backend: ...
@@ -43,6 +43,7 @@ class Iteration:
     def __init__(self, loader: object, session: _Session) -> None:
         self.session = session
         self.ended = False
+        self.ended_pids: list[int] = []  # of workers that ended with it
         self._loader = loader
         self._own = session
 
@@ -72,15 +73,18 @@ class Iteration:
 
     @property
     def _workers(self) -> list[WorkerHandle]:
-        """The workers, as tools that know torch's iterators look for them; also when they ended."""
-        if self.ended and not self.session.backend.workers:
-            return [WorkerHandle(pid) for pid in self.session.ended_pids]
+        """The workers, as tools that know torch's iterators look for them.
+
+        When the epoch and its workers have ended, those that there were.
+        """
         deadline = time.monotonic() + _STARTED_WITHIN_S
         backend = self.session.backend
-        while len(backend.pids) < backend.workers and time.monotonic() < deadline:
-            time.sleep(0.001)
-            backend.poll()
-        return [WorkerHandle(pid) for pid in backend.pids]
+        with contextlib.suppress(FeedlineError):  # the next batch raises it
+            while len(backend.pids) < backend.workers and time.monotonic() < deadline:
+                self.session.check_usable()
+                time.sleep(0.001)
+                backend.poll()
+        return [WorkerHandle(pid) for pid in self.ended_pids or backend.pids]
 
 
 class WorkerHandle:

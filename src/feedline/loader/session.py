@@ -9,6 +9,7 @@ Relies on: being used from one thread; `decide` for the decision, `backends.buil
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -57,10 +58,9 @@ class Session:
         self._at_work: Decision | None = None  # with which the backend was built
         self._skipped: list[Skipped] = []  # by backends that have ended
         self._deaths: list[str] = []
-        self.ended_pids: list[int] = []  # of the workers that were the last to end
         self._owner = os.getpid()
         self._closed = False
-        self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of iterations before
+        self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of earlier iterations
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
@@ -132,9 +132,9 @@ class Session:
         try:
             return self.backend.next()
         except StopIteration:
-            self._current, self.given = None, False
             if not self._lives_on:
                 self._end_workers()
+            self._current, self.given = None, False
             raise
         finally:
             if self.backend is not IDLE:
@@ -278,7 +278,9 @@ class Session:
         old, self.backend = self.backend, IDLE
         self._skipped += old.skipped
         self._deaths += old.deaths
-        self.ended_pids = old.pids or self.ended_pids
+        iteration = None if self._current is None else self._current()
+        if iteration is not None:
+            iteration.ended_pids = old.pids
         old.close()
 
     def check_usable(self) -> None:
@@ -294,6 +296,7 @@ class Session:
         """End the workers and let go of all memory; not in a forked child of their process."""
         if os.getpid() == self._owner:
             self._closed = True
-            self._end_workers()
-            for other in list(self._apart):
-                other.close()
+            with contextlib.ExitStack() as closing:  # each of them, whatever the others raise
+                for other in list(self._apart):
+                    closing.callback(other.close)
+                closing.callback(self._end_workers)

@@ -82,7 +82,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """
         pixels, label = self._pixels(item)
         self.recognised.tail.write(pixels, extend(item.seed, _STEPS), row[0])
-        row[1][...] = label
+        row[1][()] = label
 
     def sample(self, item: Item) -> tuple[Any, int]:
         """One sample, as the dataset gives it for one of its random draws.
@@ -108,7 +108,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         with Request(item.image_size, item.strength):
             return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
 
-    def _pixels(self, item: Item) -> tuple[Pixels, int]:
+    def _pixels(self, item: Item) -> tuple[Pixels, Any]:
         """The part that is shown, uint8 (size, size, 3), in memory of its own; and the label."""
         if item.sample < 0:  # as a list counts, which torchvision has its samples in
             item = item._replace(sample=item.sample + len(self))

@@ -19,7 +19,7 @@ def unwrapped(dataset: Any, altered: Callable[[Any], object]) -> tuple[Any, list
 
     Args:
         dataset: any.
-        altered: says of a Subset whether something was put into it; then it stays wrapped.
+        altered: says whether a method of a Subset was replaced: then unwrapping stops there.
     """
     subsets: list[Any] = []
     while type(dataset) is Subset and not altered(dataset):

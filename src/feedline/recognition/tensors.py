@@ -11,6 +11,7 @@ mapped from files, as reading those may wait for a disk.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -109,7 +110,8 @@ def _altered(dataset: Any) -> bool:
     """Whether a method was replaced. A quick look, as it is taken for each batch."""
     kind = type(dataset)
     members = *vars(kind).values(), *vars(Dataset).values()
-    if members != _torchs_own.get(kind):
+    own = _torchs_own.get(kind, ())
+    if len(own) != len(members) or any(map(operator.is_not, members, own)):
         if any(callable(member) and not _is_torchs(member) for member in members):
             return True
         _torchs_own[kind] = members

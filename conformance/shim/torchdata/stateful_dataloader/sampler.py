@@ -33,7 +33,7 @@ class StatefulDistributedSampler(DistributedSampler):
         return {self._EPOCH: self.epoch, self._YIELDED: self.yielded}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Lets the next iteration go on after as many."""
+        """Sets the epoch, and lets the next iteration go on after as many."""
         count = state_dict.get(self._YIELDED, -1)
         if count < 0:
             raise ValueError(f"a state needs {self._YIELDED!r}, at least 0; this is {state_dict}")

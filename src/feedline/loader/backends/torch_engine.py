@@ -49,6 +49,7 @@ class TorchBackend(Backend):
         self.position = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self._iterator: Any = None
+        self._pids: list[int] = []
         self._start: RandomStates | None = None
         self._restored: Mapping[str, Any] | None = None
 
@@ -70,8 +71,8 @@ class TorchBackend(Backend):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [worker.pid for worker in getattr(self._iterator, "_workers", ())]
+        """Process ids of the workers of the epoch under way, or else of the last one."""
+        return self._pids
 
     def begin(self, restart: bool = False) -> bool:
         """An iteration begins."""
@@ -84,7 +85,7 @@ class TorchBackend(Backend):
         restored = self._restored
         if restored is None:
             self._start = RandomStates.now(None, self._loader.generator)
-            self._iterator = TorchDataLoader.__iter__(self._loader)
+            self._iterator = self._begun()
             return
         dataset: Any = self._loader.dataset
         self._loader._iterator = None  # workers that persist have gone on from where they began
@@ -93,13 +94,26 @@ class TorchBackend(Backend):
         start = RandomStates.from_json(restored["random"], None, self._loader.generator)
         own = restored.get(_ITERATOR)
         with start.again():
-            iterator = TorchDataLoader.__iter__(self._loader)
+            iterator = self._begun()
             if own is None and restored.get(_DATASET) is None:
                 self._skip(iterator)
         if own is not None:  # it may set the random state, too, which then has to stay
             _samples(iterator).load_state_dict(own)
         # Only now: where something failed on the way here, the next call tries again.
         self._start, self._iterator, self._restored = start, iterator, None
+
+    def _begun(self) -> Any:
+        """An iterator of torch's, as its own `__iter__` begins one."""
+        loader: Any = self._loader
+        if not (loader.persistent_workers and loader.num_workers):
+            iterator: Any = TorchDataLoader._get_iterator(loader)
+        elif loader._iterator is None:
+            iterator = loader._iterator = TorchDataLoader._get_iterator(loader)
+        else:
+            iterator = loader._iterator
+            iterator._reset(loader)
+        self._pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        return iterator
 
     def _skip(self, iterator: Any) -> None:
         """Draw again what was handed out; what was raised then may be raised again."""
