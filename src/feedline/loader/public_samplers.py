@@ -8,6 +8,7 @@ it asks these samplers for batches, and so is noticed.
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from feedline.errors import UsageError
 from feedline.plan.batches import Plan
 from feedline.plan.order import SEQUENTIAL
 from feedline.sampling.draws import draws_for_feedline
@@ -87,6 +89,7 @@ class PublicBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         """The keys of each batch; says so where it is not feedline that asks."""
         if not draws_for_feedline():
+            self._check_share(sys._getframe(1).f_locals.get("self"))
             warnings.warn(
                 "another loader draws from the batch sampler of a feedline.DataLoader: has a "
                 "framework put a stock DataLoader in its place? Then nothing of feedline's engine "
@@ -96,3 +99,13 @@ class PublicBatchSampler(BatchSampler):
                 stacklevel=2,
             )
         return super().__iter__()
+
+    def _check_share(self, asking: object) -> None:
+        """Refuse to have a rank's batches dealt out to the ranks once more, by Accelerate."""
+        ranks = getattr(self.sampler, "num_replicas", 1)
+        if type(asking).__name__ == "BatchSamplerShard" and ranks > 1:
+            raise UsageError(
+                f"the loader shares its samples among {ranks} ranks, and Accelerate's function "
+                "prepare_data_loader would share this rank's out once more; call "
+                "accelerator.prepare(loader), or leave seed and schedule out of the loader"
+            )
