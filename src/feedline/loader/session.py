@@ -10,6 +10,7 @@ Relies on: being used from one thread; `decide` for the decision, `backends.buil
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import warnings
@@ -155,14 +156,12 @@ class Session:
     def _detach(self) -> None:
         """Let the current iteration go on by itself: the cursor is about to move."""
         current, self._current = self._unfinished(), None
-        cursor = None if current is None else self.cursor.fork()
-        if current is not None and cursor is not None:
+        if current is not None and (cursor := self.cursor.fork()) is not None:
             self._go_on_apart(current, cursor)
 
     def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
         """Give an iteration a session of its own, whose workers start when it is next asked."""
-        other = Session.__new__(Session)
-        other.__dict__.update(vars(self))
+        other = copy.copy(self)
         other.cursor, other.timing = cursor, Timing()
         other.backend, other._at_work = IDLE, None
         other._apart = weakref.WeakSet()
@@ -278,8 +277,7 @@ class Session:
         old, self.backend = self.backend, IDLE
         self._skipped += old.skipped
         self._deaths += old.deaths
-        iteration = None if self._current is None else self._current()
-        if iteration is not None:
+        if self._current is not None and (iteration := self._current()) is not None:
             iteration.ended_pids = old.pids
         old.close()
 

@@ -1,0 +1,221 @@
+"""Holds feedline's DataLoader against frameworks' own tests of data loading.
+
+A framework's tests are copied from a checkout to a temporary folder and run twice by pytest: as
+they are, with torch's DataLoader, and with `DataLoader` imported from feedline instead. What passes
+with torch's class and fails with feedline's is compared with frameworks.toml. The frameworks
+themselves are those that are installed; they keep torch's class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outcome import BadList, Entry, judged, listed
+from running import Outcome, missing, run
+
+_HERE = Path(__file__).parent
+_LIST = _HERE / "frameworks.toml"
+_PLUGIN = _HERE / "shim" / "conformance_plugin.py"
+_SLOWEST = 1.2  # times the time with torch's class, the whole suite
+_EXAMPLE = """\
+example:
+  git clone --depth 1 https://github.com/huggingface/accelerate
+  python conformance/frameworks.py accelerate accelerate
+  git clone --depth 1 https://github.com/Lightning-AI/pytorch-lightning
+  python conformance/frameworks.py lightning pytorch-lightning
+  python conformance/frameworks.py fabric pytorch-lightning
+
+exit status: 0 all that passes with torch's class passes, or is listed with its reason, and takes at
+most 1.2 times as long; 1 otherwise; 2 wrong use.
+"""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of a framework.
+
+    Args:
+        folders: what is copied from the checkout.
+        tests: the files that are run.
+        swapped: files besides, in which the class is swapped.
+        roots: folders of the copy that imports are looked for in.
+        options: of pytest.ini.
+    """
+
+    folders: tuple[str, ...]
+    tests: tuple[str, ...]
+    swapped: tuple[str, ...] = ()
+    roots: tuple[str, ...] = (".",)
+    options: str = ""
+
+
+_LIGHTNING = "tests/tests_pytorch"
+_FABRIC = "tests/tests_fabric"
+_IGNORED = "filterwarnings = ignore"
+SUITES = {
+    "accelerate": Suite(
+        folders=("tests",),
+        tests=(
+            "tests/test_data_loader.py",
+            "tests/test_accelerator.py",
+            "tests/test_state_checkpointing.py",
+        ),
+        options=_IGNORED,
+    ),
+    "lightning": Suite(
+        folders=("tests",),
+        tests=(
+            f"{_LIGHTNING}/core/test_datamodules.py",
+            f"{_LIGHTNING}/loops/test_double_iter_in_iterable_dataset.py",
+            f"{_LIGHTNING}/trainer/connectors/test_data_connector.py",
+            f"{_LIGHTNING}/trainer/dynamic_args/test_multiple_eval_dataloaders.py",
+            f"{_LIGHTNING}/trainer/flags/test_overfit_batches.py",
+            f"{_LIGHTNING}/trainer/test_dataloaders.py",
+            f"{_LIGHTNING}/utilities/test_combined_loader.py",
+            f"{_LIGHTNING}/utilities/test_data.py",
+        ),
+        roots=("tests",),
+        options=_IGNORED,
+    ),
+    "fabric": Suite(
+        folders=("tests",),
+        tests=(
+            f"{_FABRIC}/utilities/test_data.py",
+            f"{_FABRIC}/test_fabric.py",
+            f"{_FABRIC}/test_wrappers.py",
+        ),
+        roots=("tests",),
+        options=_IGNORED,
+    ),
+}
+
+_IMPORT = re.compile(
+    r"^([ \t]*)from torch\.utils\.data(?:\.dataloader)? import (\([^)]*\)|[^\n]*)", re.MULTILINE
+)
+
+
+def swapped(text: str) -> str:
+    """A test file with feedline's DataLoader wherever it has torch's."""
+
+    def from_feedline(found: re.Match[str]) -> str:
+        space, names = found[1], re.findall(r"\w+(?: as \w+)?", found[2])
+        ours = [name for name in names if name.split()[0] == "DataLoader"]
+        if not ours:
+            return found[0]
+        theirs = [name for name in names if name not in ours]
+        lines = [f"{space}from feedline import {', '.join(ours)}"]
+        lines += [f"{space}from torch.utils.data import {', '.join(theirs)}"] if theirs else []
+        return "\n".join(lines)
+
+    text = _IMPORT.sub(from_feedline, text)
+    return re.sub(r"\btorch\.utils\.data\.DataLoader\b", '__import__("feedline").DataLoader', text)
+
+
+def copied(suite: Suite, checkout: Path, folder: Path, *, swap: bool) -> None:
+    """Copy a suite into an empty folder; SystemExit where the checkout lacks a file."""
+    for name in (*suite.tests, *suite.swapped):
+        if not (checkout / name).is_file():
+            raise SystemExit(
+                _wrong(f"{checkout} has no {name}: is it a checkout of the framework?")
+            )
+    for name in suite.folders:
+        shutil.copytree(checkout / name, folder / name)
+    if swap:
+        for name in (*suite.tests, *suite.swapped):
+            path = folder / name
+            path.write_text(swapped(path.read_text()))
+    shutil.copy(_PLUGIN, folder)
+    (folder / "tmp").mkdir()
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\ntestpaths = {' '.join(suite.tests)}\npythonpath = {' '.join(suite.roots)}\n"
+        f"{suite.options}\n"
+    )
+
+
+def _wrong(message: str) -> int:
+    print(f"frameworks.py: {message}", file=sys.stderr)
+    return 2
+
+
+def _run(suite: Suite, checkout: Path, swap: bool, options: argparse.Namespace) -> list[Outcome]:
+    kind = "feedline's" if swap else "torch's"
+    with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        copied(suite, checkout, folder, swap=swap)
+        told = 0
+
+        def progress(done: int, total: int, failed: int) -> None:
+            nonlocal told
+            if done >= told + 25:
+                told = done
+                print(f"{kind}: {done} of {total} tests, {failed} failed", file=sys.stderr)
+
+        report = run(folder, kind, options.workers, options.keyword, options.timeout, progress)
+        if not report.outcomes:
+            print(report.log[-4000:], file=sys.stderr)
+            raise SystemExit(_wrong("no test was run, see above"))
+        return report.outcomes
+
+
+def compare(theirs: list[Outcome], ours: list[Outcome], entries: list[Entry]) -> int:
+    """Print what differs; the exit status."""
+    passed = {outcome.test for outcome in theirs if outcome.result == "passed"}
+    verdict = judged([outcome for outcome in ours if outcome.test in passed], entries)
+    seconds = [
+        sum(outcome.seconds for outcome in outcomes if outcome.test in passed)
+        for outcomes in (theirs, ours)
+    ]
+    for test in verdict.tests:
+        if test.outcome.result != "passed":
+            why = test.entry.reason if test.entry else test.outcome.message.splitlines()[:1]
+            print(f"{test.verdict:14} {test.outcome.test}\n    {why}")
+    for test in verdict.better:
+        print(f"listed, yet passed: {test.outcome.test}")
+    unexpected, ratio = len(verdict.of("unexpected")), seconds[1] / max(seconds[0], 1e-9)
+    print(
+        f"of {len(passed)} tests that pass with torch's class {len(verdict.of('passed'))} pass "
+        f"with feedline's, {len(verdict.of('deviation'))} are listed, {unexpected} are not; "
+        f"{seconds[0]:.0f} s and {seconds[1]:.0f} s ({ratio:.2f} times)"
+    )
+    return int(unexpected > 0 or ratio > _SLOWEST)
+
+
+def main() -> int:
+    """Run a framework's tests with both classes and say what differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("framework", choices=sorted(SUITES))
+    parser.add_argument("checkout", type=Path, help="its repository")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each outcome there")
+    parser.add_argument("-k", default="", metavar="EXPR", dest="keyword", help="as pytest's -k")
+    parser.add_argument(
+        "-n", type=int, default=2, metavar="WORKERS", dest="workers", help="of xdist"
+    )
+    parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="of a test")
+    options = parser.parse_args()
+    if lacking := missing():
+        return _wrong(f"the suites need more: pip install {' '.join(lacking)}")
+    suite, prefix = SUITES[options.framework], f"{options.framework}:"
+    try:
+        listed_ones = [entry for entry in listed(_LIST) if entry.test.startswith(prefix)]
+    except BadList as error:
+        return _wrong(str(error))
+    entries = [Entry(e.test.removeprefix(prefix), e.kind, e.reason) for e in listed_ones]
+    theirs = _run(suite, options.checkout, False, options)
+    ours = _run(suite, options.checkout, True, options)
+    if options.json:
+        record = {"torch": [asdict(o) for o in theirs], "feedline": [asdict(o) for o in ours]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return compare(theirs, ours, entries)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
