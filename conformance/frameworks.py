@@ -96,6 +96,7 @@ SUITES = {
     ),
 }
 
+_OURS = '__import__("feedline").DataLoader'
 _IMPORT = re.compile(
     r"^([ \t]*)from torch\.utils\.data(?:\.dataloader)? import (\([^)]*\)|[^\n]*)", re.MULTILINE
 )
@@ -115,7 +116,8 @@ def swapped(text: str) -> str:
         return "\n".join(lines)
 
     text = _IMPORT.sub(from_feedline, text)
-    return re.sub(r"\btorch\.utils\.data\.DataLoader\b", '__import__("feedline").DataLoader', text)
+    # Not in a message, which names it between backticks.
+    return re.sub(r"(?<![`\w.])torch\.utils\.data\.DataLoader\b", _OURS, text)
 
 
 def copied(suite: Suite, checkout: Path, folder: Path, *, swap: bool) -> None:
@@ -167,14 +169,15 @@ def _run(suite: Suite, checkout: Path, swap: bool, options: argparse.Namespace) 
 def compare(theirs: list[Outcome], ours: list[Outcome], entries: list[Entry]) -> int:
     """Print what differs; the exit status."""
     passed = {outcome.test for outcome in theirs if outcome.result == "passed"}
-    verdict = judged([outcome for outcome in ours if outcome.test in passed], entries)
+    found = {outcome.test: outcome for outcome in ours}
+    verdict = judged([found.get(test, Outcome(test)) for test in sorted(passed)], entries)
     seconds = [
         sum(outcome.seconds for outcome in outcomes if outcome.test in passed)
         for outcomes in (theirs, ours)
     ]
     for test in verdict.tests:
         if test.outcome.result != "passed":
-            why = test.entry.reason if test.entry else test.outcome.message.splitlines()[:1]
+            why = test.entry.reason if test.entry else test.outcome.message[:200]
             print(f"{test.verdict:14} {test.outcome.test}\n    {why}")
     for test in verdict.better:
         print(f"listed, yet passed: {test.outcome.test}")

@@ -8,6 +8,7 @@ import time
 from typing import Any, Protocol
 
 import psutil
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import FeedlineError
 from feedline.loader.backends.backend import Backend
@@ -32,8 +33,11 @@ class _Session(Protocol):
     def close(self) -> None: ...
 
 
-class Iteration:
+class Iteration(_BaseDataLoaderIter):
     """The batches of one epoch. An error in one `next` does not end it.
+
+    Of torch's class for the name's sake: frameworks tell iterators over a loader from others by it,
+    as those that cannot be pickled. It has nothing of it.
 
     Args:
         loader: kept alive by its iterations.
