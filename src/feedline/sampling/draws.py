@@ -90,7 +90,8 @@ class Draws:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position:
             keys = ask(self._keys, _END)
-            self.mark = epoch_mark(self._sampler)
+            if self.mark is not None:
+                self.mark = epoch_mark(self._sampler)
             if keys is _END:
                 return None
             if type(keys) is list:  # a sampler may fill the same one again
