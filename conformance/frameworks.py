@@ -39,39 +39,31 @@ most 1.2 times as long; 1 otherwise; 2 wrong use.
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests of a framework.
+    """Tests of a framework, in the folder `tests` of its repository.
 
     Args:
-        folders: what is copied from the checkout.
-        tests: the files that are run.
-        swapped: files besides, in which the class is swapped.
-        roots: folders of the copy that imports are looked for in.
-        options: of pytest.ini.
+        root: the folder of the copy that imports are looked for in.
+        tests: the files that are run, in which the class is swapped.
     """
 
-    folders: tuple[str, ...]
+    root: str
     tests: tuple[str, ...]
-    swapped: tuple[str, ...] = ()
-    roots: tuple[str, ...] = (".",)
-    options: str = ""
 
 
 _LIGHTNING = "tests/tests_pytorch"
 _FABRIC = "tests/tests_fabric"
-_IGNORED = "filterwarnings = ignore"
 SUITES = {
     "accelerate": Suite(
-        folders=("tests",),
-        tests=(
+        ".",
+        (
             "tests/test_data_loader.py",
             "tests/test_accelerator.py",
             "tests/test_state_checkpointing.py",
         ),
-        options=_IGNORED,
     ),
     "lightning": Suite(
-        folders=("tests",),
-        tests=(
+        "tests",
+        (
             f"{_LIGHTNING}/core/test_datamodules.py",
             f"{_LIGHTNING}/loops/test_double_iter_in_iterable_dataset.py",
             f"{_LIGHTNING}/trainer/connectors/test_data_connector.py",
@@ -81,18 +73,14 @@ SUITES = {
             f"{_LIGHTNING}/utilities/test_combined_loader.py",
             f"{_LIGHTNING}/utilities/test_data.py",
         ),
-        roots=("tests",),
-        options=_IGNORED,
     ),
     "fabric": Suite(
-        folders=("tests",),
-        tests=(
+        "tests",
+        (
             f"{_FABRIC}/utilities/test_data.py",
             f"{_FABRIC}/test_fabric.py",
             f"{_FABRIC}/test_wrappers.py",
         ),
-        roots=("tests",),
-        options=_IGNORED,
     ),
 }
 
@@ -122,22 +110,21 @@ def swapped(text: str) -> str:
 
 def copied(suite: Suite, checkout: Path, folder: Path, *, swap: bool) -> None:
     """Copy a suite into an empty folder; SystemExit where the checkout lacks a file."""
-    for name in (*suite.tests, *suite.swapped):
+    for name in suite.tests:
         if not (checkout / name).is_file():
             raise SystemExit(
                 _wrong(f"{checkout} has no {name}: is it a checkout of the framework?")
             )
-    for name in suite.folders:
-        shutil.copytree(checkout / name, folder / name)
+    shutil.copytree(checkout / "tests", folder / "tests")
     if swap:
-        for name in (*suite.tests, *suite.swapped):
+        for name in suite.tests:
             path = folder / name
             path.write_text(swapped(path.read_text()))
     shutil.copy(_PLUGIN, folder)
     (folder / "tmp").mkdir()
     (folder / "pytest.ini").write_text(
-        f"[pytest]\ntestpaths = {' '.join(suite.tests)}\npythonpath = {' '.join(suite.roots)}\n"
-        f"{suite.options}\n"
+        f"[pytest]\ntestpaths = {' '.join(suite.tests)}\npythonpath = {suite.root}\n"
+        "filterwarnings = ignore\n"
     )
 
 

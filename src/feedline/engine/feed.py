@@ -67,7 +67,6 @@ class Feed:
         self._crew = crew
         self.slots = tasks.slots
         self.settings = settings
-        self._depth = settings.depth(self.slots.slots)
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[InFlightBatch] = deque()
         self._number = 0
@@ -120,7 +119,6 @@ class Feed:
         self._crew.resize(settings.workers)
         self._tasks.resize(settings.workers)
         self.settings = settings
-        self._depth = settings.depth(self.slots.slots)
         self._pump()
 
     def ready(self) -> bool:
@@ -192,7 +190,7 @@ class Feed:
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self._depth:
+        while len(self._flights) < self.settings.depth(self.slots.slots):
             slot = self.slots.acquire()
             if slot is None:
                 break

@@ -93,7 +93,7 @@ class RowPipeline(Generic[Store]):
             self.open(0, 1)
         try:
             image = self.store.read(item.sample)
-            if isinstance(image, bytes):
+            if not isinstance(image, np.ndarray):
                 try:
                     return self._decoded(image, item)
                 except ImageError:
