@@ -7,7 +7,6 @@ Relies on: `DataLoader`, which has the arguments and the attributes that this mi
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +36,6 @@ class Controls:
     _planned_batches: object
     _session: Session
     _finalizer: weakref.finalize[Any, Any]
-    _owner: int
 
     def _settings(self) -> Settings:
         """What the attributes say now."""
@@ -217,5 +215,4 @@ class Controls:
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid. May be called twice."""
-        if os.getpid() == self._owner:
-            self._finalizer()
+        self._finalizer()

@@ -8,7 +8,6 @@ Relies on: being used from one thread of the process that built it; `session` fo
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable
 from inspect import signature
@@ -175,7 +174,6 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.device = asked.device
-        self._owner = os.getpid()
         self._asked = asked
         self._arguments = given
         self._planned_batches = self.batch_sampler if plan else None
