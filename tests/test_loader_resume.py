@@ -273,6 +273,19 @@ class Used(RuleBasedStateMachine):
             self.epoch, self.step, self.begun = epoch, 0, False
         self.made.set_epoch(epoch)
 
+    @rule(step=st.integers(0, 7))
+    def set_step(self, step: int) -> None:
+        if not self.begun and step < self.step:
+            with pytest.raises(UsageError, match="brought to step"):
+                self.made.set_step(step)
+            return
+        if self.begun:
+            if self.given:
+                self.leave_iteration()
+            self.epoch += 1
+        self.step, self.begun = min(step, self.made.plan.steps(self.epoch)), False
+        self.made.set_step(step)
+
     @rule(size=st.none() | st.integers(1, 16))
     def set_image_size(self, size: int | None) -> None:
         self.made.set_image_size(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ def made(length: int = 20, *, world_size: int = 1, drop_last: bool = False) -> D
 
 @pytest.fixture
 def accelerator() -> Iterator[Any]:
+    # Accelerate's own loaders stay noted there where an iteration is left in its middle.
+    accelerate.state.GradientState._reset_state()
     made = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     yield made
     made.free_memory()
@@ -69,6 +72,46 @@ def test_save_state_and_load_state_keep_its_place(accelerator: Any, tmp_path: Pa
     again = accelerator.prepare(made())
     accelerator.load_state(str(tmp_path))
     assert [len(batch) for batch in again] == [8, 4]
+
+
+@pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
+@pytest.mark.parametrize("config", [{}, {"split_batches": True}])
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
+    put: Any, config: dict[str, Any], saved: bool, tmp_path: Path
+) -> None:
+    accelerator = accelerator_of(**config)
+    loader = put(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    if saved:
+        accelerator.save_state(str(tmp_path))
+    accelerator.free_memory()
+    again = put(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
+    if saved:
+        accelerator.load_state(str(tmp_path))
+    ends, rows = [], []
+    for batch in accelerator.skip_first_batches(again, 2):
+        ends.append(accelerator.gradient_state.end_of_dataloader)
+        rows += accelerator.gather_for_metrics(batch).tolist()
+    assert (ends, rows) == ([False] * 4 + [True], list(range(6, 20)))
+    assert [row for batch in again for row in batch.tolist()] == list(range(20))
+    accelerator.free_memory()
+
+
+def test_skipping_by_the_function_is_warned_of(accelerator: Any) -> None:
+    loader = accelerator.prepare(DataLoader(list(range(20)), 3))
+    with pytest.warns(RuntimeWarning, match="skip_first_batches of the Accelerator"):
+        rest = accelerate.skip_first_batches(loader, 5)
+    assert [batch.tolist() for batch in rest] == [[15, 16, 17], [18, 19]]
+
+
+def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelerator: Any) -> None:
+    accelerator.prepare(made())
+    again = pickle.loads(pickle.dumps(accelerator))
+    stock = again.prepare(TorchDataLoader(list(range(6)), 2))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in again.skip_first_batches(stock, 1)] == [[2, 3], [4, 5]]
 
 
 def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:

@@ -7,6 +7,7 @@ Relies on: Accelerate keeping the loader that its wrapper reads from as `base_da
 
 from __future__ import annotations
 
+import types
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
+from feedline.loader.accelerate_mixin import skip_first_batches
 
 __all__ = ["prepare"]
 
@@ -25,10 +27,25 @@ _TORCHS = (
 _OURS = ("image_size", "max_image_size", "on_error", "start_method", "in_order")
 
 
-class _Stateless(DataLoader[Any]):
-    """Accelerate asks a loader that has a state for it, at each batch."""
+class _Inner(DataLoader[Any]):
+    """What a wrapper of Accelerate's reads from."""
 
+    # Accelerate asks a loader that has a state for it, at each batch.
     state_dict = property()
+
+    def in_place_of(self, stock: TorchDataLoader[Any]) -> _Inner:
+        return _in_place_of(stock, self)
+
+
+def _in_place_of(stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _Inner:
+    """A loader of a stock one's parts, with what only feedline has as another has it."""
+    options = {name: getattr(stock, name) for name in _TORCHS}
+    options |= {name: getattr(loader, name) for name in _OURS}
+    if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
+        options["batch_sampler"] = stock.batch_sampler
+    else:  # its sampler gives whole batches
+        options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
+    return _Inner(stock.dataset, **options)
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
@@ -66,11 +83,6 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, in which "
             "there is no place for feedline's workers; use accelerator.prepare"
         )
-    options = {name: getattr(stock, name) for name in _TORCHS}
-    options |= {name: getattr(loader, name) for name in _OURS}
-    if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
-        options["batch_sampler"] = stock.batch_sampler
-    else:  # its sampler gives whole batches
-        options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
-    prepared.base_dataloader = _Stateless(stock.dataset, **options)
+    accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
+    prepared.base_dataloader = _in_place_of(stock, loader)
     return prepared

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import types
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from feedline.loader.checks import is_native
 from feedline.plan.batches import Plan
 from feedline.sampling.samplers import epoch_mark
 
-__all__ = ["TOLD_BY_ACCELERATE", "Accelerated"]
+__all__ = ["TOLD_BY_ACCELERATE", "Accelerated", "skip_first_batches"]
 
 T = TypeVar("T")
 
@@ -67,6 +68,25 @@ class Accelerated:
     remainder = -1
     gradient_state: Any = None  # Accelerate's, from `prepare` on
     _sends: Callable[[Any], Any] | None = None  # moves a batch to Accelerate's device
+
+    @property
+    def collate_fn(self) -> Any:
+        """As it was given, or torch's. Who builds a stock loader of this one's parts takes it."""
+        asking = sys._getframe(1).f_globals.get("__name__")
+        if asking == "accelerate.data_loader" and self.gradient_state is not None:
+            warnings.warn(
+                "Accelerate builds a stock DataLoader of a feedline.DataLoader that it has "
+                "prepared: torch's workers load, the place of this loader does not move, and no "
+                "batch is known as the epoch's last. Call skip_first_batches of the Accelerator; "
+                "after load_state no batch is left to skip",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return self.__dict__["collate_fn"]
+
+    @collate_fn.setter
+    def collate_fn(self, collate_fn: Any) -> None:
+        self.__dict__["collate_fn"] = collate_fn
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -130,6 +150,7 @@ class Accelerated:
         return ""
 
     def _join(self, accelerator: Any, placed: bool | None, config: Any) -> None:
+        accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
         state, utils = sys.modules["accelerate.state"], sys.modules["accelerate.utils"]
         self.gradient_state = state.GradientState()
         target = accelerator.device
@@ -137,6 +158,10 @@ class Accelerated:
         if placed and not self.device and target.type != "cpu":
             blocks = not config.non_blocking
             self._sends = lambda batch: utils.send_to_device(batch, target, non_blocking=not blocks)
+
+    def set_step(self, step: int) -> None:
+        """Make the next iteration begin behind so many batches of its epoch."""
+        raise NotImplementedError
 
     def watched(self, batches: Iterator[T], left: Callable[[], int]) -> Iterator[T]:
         """The batches, told to Accelerate once it prepared this loader.
@@ -186,3 +211,23 @@ def _changed(config: Any) -> dict[str, Any]:
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != getattr(usual, field.name)
     }
+
+
+def skip_first_batches(accelerator: Any, dataloader: Any, num_batches: int = 0) -> Any:
+    """What an Accelerator that prepared a loader of feedline's does as its method of that name.
+
+    The loader itself, which begins its next iteration behind these batches and makes none of them;
+    a loader that a state has brought there already is left as it is. Of a wrapper that
+    `feedline.frameworks.accelerate.prepare` gave, a wrapper of the rest, with feedline's workers.
+
+    Raises:
+        UsageError: a state brought the loader to a later batch.
+    """
+    if isinstance(dataloader, Accelerated) and dataloader.gradient_state is not None:
+        dataloader.set_step(num_batches)
+        return dataloader
+    rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
+    in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
+    if in_place_of is not None:
+        rest.base_dataloader = in_place_of(rest.base_dataloader)
+    return rest

@@ -96,7 +96,23 @@ class Controls:
         self._session.check_usable()
         if not is_count(epoch):
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
-        self._session.set_epoch(epoch)
+        self._session.move(lambda cursor: cursor.set_epoch(epoch))
+
+    def set_step(self, step: int) -> None:
+        """Make the next iteration leave out the first `step` batches of its epoch, unmade.
+
+        Where the epoch has fewer, nothing is left of it. An iteration under way goes on by itself;
+        the next one is of the epoch behind it.
+
+        Raises:
+            UsageError: a state was loaded that stands at a later step, or the dataset is an
+                IterableDataset.
+        """
+        self._session.check_usable()
+        if not is_count(step):
+            raise UsageError(f"a step must be a whole number of at least 0, got {step!r}")
+        self._adopt_before_epoch()
+        self._session.move(lambda cursor: cursor.set_step(step))
 
     def set_image_size(self, size: int | None) -> None:
         """Make the next batch handed out, and all after it, of this size in pixels.

@@ -93,7 +93,7 @@ class PublicBatchSampler(BatchSampler):
             warnings.warn(
                 "another loader draws from the batch sampler of a feedline.DataLoader: has a "
                 "framework put a stock DataLoader in its place? Then nothing of feedline's engine "
-                "is at work. With Accelerate use prepare and load_state, not skip_first_batches; "
+                "is at work. With Accelerate use prepare and its method skip_first_batches; "
                 "with transformers return feedline.frameworks.stepwise.Stepwise(loader)",
                 RuntimeWarning,
                 stacklevel=2,

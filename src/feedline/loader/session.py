@@ -15,7 +15,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from feedline.dataset.outline import Outline, outline
@@ -209,11 +209,11 @@ class Session:
             self.cursor = open_cursor(settings)
             self.cursor.position = position.at(0)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
+    def move(self, how: Callable[[BatchCursor | TorchBackend], bool]) -> None:
+        """Move the cursor; `how` says if it did. An iteration that gave something goes on apart."""
         iteration = self._unfinished()
         fork = self.cursor.fork() if self.given else None
-        if self.cursor.set_epoch(epoch):
+        if how(self.cursor):
             if fork is not None and iteration is not None:
                 self._go_on_apart(iteration, fork)
                 self._current, self.given = None, False

@@ -81,6 +81,16 @@ class PlannedCursor:
         self.position = replace(self.position, epoch=epoch, step=0)
         return True
 
+    def set_step(self, step: int) -> bool:
+        """Begin the next iteration at a step of its epoch; whether that changes what lies ahead."""
+        if not self._begun and step == self.position.step:
+            return False
+        if self._begun:
+            self.finish()
+        last = self._plan.steps(self.position.epoch)
+        self.position = self.position.later(step).at(min(step, last))
+        return True
+
     def set_image_size(self, size: int | None) -> bool:
         """Make all batches from here on of one size; None follows the schedule again."""
         changed = size != self.position.image_size

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from feedline.errors import StateError
+from feedline.errors import StateError, UsageError
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import MAX_SIZE_PX
 
@@ -44,6 +44,19 @@ class Position:
     def at(self, step: int) -> Position:
         """The same, at another step of the epoch."""
         return Position(epoch=self.epoch, step=step, image_size=self.image_size)
+
+    def later(self, step: int) -> Position:
+        """The same, at a later step of an epoch that nothing was handed out of here.
+
+        Raises:
+            UsageError: the step is an earlier one.
+        """
+        if step < self.step:
+            raise UsageError(
+                f"the loader was brought to step {self.step} of epoch {self.epoch} by a state, "
+                f"and is to begin at step {step}; iterate it, or call set_epoch first"
+            )
+        return self.at(step)
 
 
 def _identity(plan: Plan, dataset: str) -> dict[str, Any]:

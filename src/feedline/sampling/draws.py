@@ -113,6 +113,14 @@ class Draws:
         self.sampler_state = draw.state
         return draw.digest(digest)
 
+    def leave_out(self, count: int, digest: int = 0) -> tuple[int, int]:
+        """Draw the next `count` and no more: the digest, and how many there were."""
+        for k in range(count):
+            if self.at(0) is None:
+                return digest, k
+            digest = self.deliver(digest)
+        return digest, count
+
 
 def _numbers(keys: Any) -> NDArray[np.int64] | None:
     try:

@@ -146,6 +146,23 @@ class SampledCursor:
             self._open = self._sampling.open(self._own_seed(epoch))
         return True
 
+    def set_step(self, step: int) -> bool:
+        """Begin the next iteration at a step of its epoch, at or behind the one restored."""
+        if not self._begun and step == self.position.step:
+            return False
+        if self._begun:
+            self._under_way = False
+            self._go_to(self.position.epoch + 1)
+        before, after = self.position, self.position.later(step)
+        if self._open is None:
+            self._open = self._sampling.open(self._own_seed(before.epoch))
+        more = after.step - before.step
+        self._digest, drawn = self._open.draws.leave_out(more, self._digest)
+        self.position = before.at(before.step + drawn)
+        self._early = {early for early in self._early if early >= self.position.step}
+        self._restored = self._open.record()  # the next iteration goes on from it
+        return True
+
     def set_image_size(self, size: int | None) -> bool:
         """Make all batches from here on of one size; None follows the schedule again."""
         changed = size != self.position.image_size
@@ -244,12 +261,7 @@ class SampledCursor:
         if epoch is None:
             start = self._sampling.start(self._sampling.now())
             return state | {"drawn_seed": None, "start": start}
-        return state | {
-            "drawn_seed": epoch.seed,
-            "start": epoch.start,
-            "sampler_state": epoch.draws.sampler_state,
-            "upcoming": epoch.upcoming(),
-        }
+        return state | epoch.record()
 
     def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {**identity, "seed": self._seed, "sampler": describe(self._sampling.sampler)}
@@ -276,10 +288,9 @@ class SampledCursor:
         unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
         if not (whole and (opened or unopened)):
             raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
-        mine = (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        found, digest = self._sampling.reopen(
-            state, position.step, self._own_seed(position.epoch), comparable=mine and opened
-        )
+        mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        seed = self._own_seed(position.epoch)
+        found, digest = self._sampling.reopen(state, position.step, seed, comparable=mine)
         self._open, self._digest = (found, digest) if opened else (None, 0)
         self._early = set(early)
         self._restored = state

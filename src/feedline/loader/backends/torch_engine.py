@@ -221,6 +221,13 @@ class TorchBackend(Backend):
         self._go_to(epoch)
         return True
 
+    def set_step(self, step: int) -> bool:
+        """Refuse: an IterableDataset has no batch that can be left out unmade."""
+        raise UsageError(
+            "an IterableDataset cannot leave out its first batches unmade; leave its first samples "
+            "out in its __iter__, or load a state"
+        )
+
     def set_image_size(self, size: int | None) -> bool:
         """Refuse: batches come from torch's workers, which know of no size."""
         raise UsageError(
