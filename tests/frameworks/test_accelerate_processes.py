@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
+
+from ranks import said_by_ranks
 
 pytest.importorskip("accelerate")
 
@@ -93,36 +89,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(300)
 def test_two_processes_get_what_torchs_class_gives_for_each_setting() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "ACCELERATE_USE_CPU": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=280) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, errors) in zip(ranks, said, strict=True):
-        assert rank.returncode == 0, errors
-    for output, _ in said:
-        found = json.loads(output.splitlines()[-1])
+    for found in said_by_ranks(SCRIPT):
         samples, refused = found.pop("planned")
         assert samples == list(range(16))
         assert "share this rank's out once more" in refused

@@ -1,0 +1,114 @@
+"""Whether the ranks that share a loader's samples out do it by one plan.
+
+Guarantees: ranks that differ in the dataset, its length, the seed, the batch size, the schedule or
+the position all raise the same error before any of them hands out a batch. A rank that the others
+leave alone goes on after PATIENCE_S, with a warning: nothing hangs.
+Relies on: every rank beginning its loaders in the same order. What is said travels through the
+store of torch.distributed, not by a collective, which could come between those of the training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import warnings
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from feedline.errors import UsageError
+from feedline.plan.batches import Plan
+from feedline.plan.state import Position
+
+__all__ = ["PATIENCE_S", "check_ranks_agree"]
+
+PATIENCE_S = 60.0
+"""How long a rank waits for what the others say. A rank may read its dataset first."""
+
+_rounds = itertools.count()
+
+
+def check_ranks_agree(plan: Plan, position: Position, dataset: object) -> None:
+    """Compare a plan with those of the other ranks; does nothing without a process group.
+
+    Raises:
+        UsageError: they differ; says in what, and on which ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    if (dist.get_rank(), dist.get_world_size()) != (plan.rank, plan.world_size):
+        return  # they are not who was asked for the rank
+    mine = _said(plan, position, dataset)
+    theirs = _exchange(json.dumps(mine), plan.rank, plan.world_size)
+    everyone = {plan.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
+    if differences := _differences(everyone):
+        raise UsageError(
+            f"the ranks share one loader's samples out and differ: {'; '.join(differences)}. Give "
+            "every rank the same dataset, arguments and state, and begin the loaders in the same "
+            "order on each; a loader for one rank alone needs rank=0, world_size=1"
+        )
+    if silent := sorted(set(range(plan.world_size)) - set(everyone)):
+        warnings.warn(
+            f"rank {plan.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin such a "
+            "loader, to compare length and seed, and goes on without; if it is for this rank "
+            "alone, pass rank=0, world_size=1",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
+    """What must be the same on every rank, by the names that users know."""
+    return {
+        "dataset": type(dataset).__name__,
+        "length": plan.length,
+        "seed": plan.seed,
+        "batch_size": plan.batch_size,
+        "shuffle": plan.order,
+        "drop_last": plan.drop_last,
+        "schedule": str(plan.schedule),
+        "strength": [phase.strength for phase in plan.schedule.phases],
+        "epoch": position.epoch,
+        "step": position.step,
+        "image_size": position.image_size,
+    }
+
+
+def _exchange(said: str, rank: int, world: int) -> dict[int, str]:
+    """What the other ranks say in this round: of those that said something in time."""
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store = PrefixStore(f"feedline/{next(_rounds)}", _get_default_store())
+    store.set(str(rank), said)
+    end = time.monotonic() + PATIENCE_S
+    heard = {}
+    for other in range(world):
+        if other == rank:
+            continue
+        left = max(0.001, end - time.monotonic())
+        try:
+            store.wait([str(other)], timedelta(seconds=left))
+            heard[other] = store.get(str(other)).decode()
+        except RuntimeError:  # it did not come
+            continue
+    return heard
+
+
+def _differences(everyone: dict[int, dict[str, Any]]) -> list[str]:
+    found = []
+    for name in everyone[min(everyone)]:
+        ranks = defaultdict(list)
+        for rank in sorted(everyone):
+            ranks[json.dumps(everyone[rank][name])].append(rank)
+        if len(ranks) > 1:
+            values = (f"{value} on {_ranks(those)}" for value, those in ranks.items())
+            found.append(f"{name} is {', '.join(values)}")
+    return found
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
