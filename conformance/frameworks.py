@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from outcome import BadList, Entry, judged, listed
 from running import Outcome, missing, run
+from suites import SUITES, Suite
 
 _HERE = Path(__file__).parent
 _LIST = _HERE / "frameworks.toml"
-_PLUGIN = _HERE / "shim" / "conformance_plugin.py"
+_SHIM = _HERE / "shim"
 _SLOWEST = 1.2  # times the time with torch's class, the whole suite
 _EXAMPLE = """\
 example:
   git clone --depth 1 https://github.com/huggingface/accelerate
   python conformance/frameworks.py accelerate accelerate
+  ACCELERATE_USE_CPU=1 python conformance/frameworks.py accelerate-scripts accelerate -n 0
   git clone --depth 1 https://github.com/Lightning-AI/pytorch-lightning
   python conformance/frameworks.py lightning pytorch-lightning
   python conformance/frameworks.py fabric pytorch-lightning
@@ -36,53 +39,6 @@ exit status: 0 all that passes with torch's class passes, or is listed with its 
 most 1.2 times as long; 1 otherwise; 2 wrong use.
 """
 
-
-@dataclass(frozen=True)
-class Suite:
-    """Tests of a framework, in the folder `tests` of its repository.
-
-    Args:
-        root: the folder of the copy that imports are looked for in.
-        tests: the files that are run, in which the class is swapped.
-    """
-
-    root: str
-    tests: tuple[str, ...]
-
-
-_LIGHTNING = "tests/tests_pytorch"
-_FABRIC = "tests/tests_fabric"
-SUITES = {
-    "accelerate": Suite(
-        ".",
-        (
-            "tests/test_data_loader.py",
-            "tests/test_accelerator.py",
-            "tests/test_state_checkpointing.py",
-        ),
-    ),
-    "lightning": Suite(
-        "tests",
-        (
-            f"{_LIGHTNING}/core/test_datamodules.py",
-            f"{_LIGHTNING}/loops/test_double_iter_in_iterable_dataset.py",
-            f"{_LIGHTNING}/trainer/connectors/test_data_connector.py",
-            f"{_LIGHTNING}/trainer/dynamic_args/test_multiple_eval_dataloaders.py",
-            f"{_LIGHTNING}/trainer/flags/test_overfit_batches.py",
-            f"{_LIGHTNING}/trainer/test_dataloaders.py",
-            f"{_LIGHTNING}/utilities/test_combined_loader.py",
-            f"{_LIGHTNING}/utilities/test_data.py",
-        ),
-    ),
-    "fabric": Suite(
-        "tests",
-        (
-            f"{_FABRIC}/utilities/test_data.py",
-            f"{_FABRIC}/test_fabric.py",
-            f"{_FABRIC}/test_wrappers.py",
-        ),
-    ),
-}
 
 _OURS = '__import__("feedline").DataLoader'
 _IMPORT = re.compile(
@@ -108,23 +64,44 @@ def swapped(text: str) -> str:
     return re.sub(r"(?<![`\w.])torch\.utils\.data\.DataLoader\b", _OURS, text)
 
 
+def _without(text: str, calls: tuple[str, ...]) -> str:
+    """A program that does not call these functions where it called them by name in a line."""
+    for call in calls:
+        text = re.sub(rf"^( +){call}\(.*\)$", r"\1pass", text, flags=re.MULTILINE)
+    return text
+
+
 def copied(suite: Suite, checkout: Path, folder: Path, *, swap: bool) -> None:
     """Copy a suite into an empty folder; SystemExit where the checkout lacks a file."""
-    for name in suite.tests:
+    for name in suite.tests + suite.scripts:
         if not (checkout / name).is_file():
             raise SystemExit(
                 _wrong(f"{checkout} has no {name}: is it a checkout of the framework?")
             )
+    tests, options = list(suite.tests), ""
     shutil.copytree(checkout / "tests", folder / "tests")
+    for name in suite.scripts:
+        script = folder / Path(name).name
+        script.write_text(_without((checkout / name).read_text(), suite.calls))
+    if suite.scripts:
+        names = [Path(name).name for name in suite.scripts]
+        given = {"scripts": names, "processes": suite.processes}
+        (folder / "scripts.json").write_text(json.dumps(given))
+        shutil.copy(_SHIM / "test_scripts.py", folder)
+        tests.append("test_scripts.py")
     if swap:
-        for name in suite.tests:
-            path = folder / name
+        for path in [folder / name for name in suite.tests] + [
+            folder / Path(name).name for name in suite.scripts
+        ]:
             path.write_text(swapped(path.read_text()))
-    shutil.copy(_PLUGIN, folder)
+        if suite.modules:
+            shutil.copy(_SHIM / "swap_plugin.py", folder)
+            options = "addopts = -p swap_plugin\n"
+    shutil.copy(_SHIM / "conformance_plugin.py", folder)
     (folder / "tmp").mkdir()
     (folder / "pytest.ini").write_text(
-        f"[pytest]\ntestpaths = {' '.join(suite.tests)}\npythonpath = {suite.root}\n"
-        "filterwarnings = ignore\n"
+        f"[pytest]\ntestpaths = {' '.join(tests)}\npythonpath = {suite.root}\n"
+        f"filterwarnings = ignore\n{options}"
     )
 
 
@@ -146,6 +123,7 @@ def _run(suite: Suite, checkout: Path, swap: bool, options: argparse.Namespace) 
                 told = done
                 print(f"{kind}: {done} of {total} tests, {failed} failed", file=sys.stderr)
 
+        os.environ["CONFORMANCE_MODULES"] = " ".join(suite.modules)
         report = run(folder, kind, options.workers, options.keyword, options.timeout, progress)
         if not report.outcomes:
             print(report.log[-4000:], file=sys.stderr)

@@ -6,6 +6,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,3 +239,20 @@ def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
             ends.append(accelerator.sync_gradients)
     assert ends == [False, False, False, True, True]
     accelerator.free_memory()
+
+
+def test_an_accelerate_that_asks_otherwise_is_warned_of() -> None:
+    other = {"__name__": "accelerate.accelerator", "loader": made()}
+    with pytest.warns(RuntimeWarning, match="in a way that feedline does not know"):
+        exec("prepared = loader._is_accelerate_prepared", other)
+    assert other["prepared"] is False
+
+
+def test_ranks_that_share_a_batch_are_accelerates_to_serve() -> None:
+    accelerator = accelerator_of()
+    accelerator.state.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard", "tp"))
+    try:
+        with pytest.raises(UsageError, match="several ranks share one batch"):
+            accelerator.prepare(made())
+    finally:
+        accelerator.state.device_mesh = None

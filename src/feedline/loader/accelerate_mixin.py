@@ -95,11 +95,20 @@ class Accelerated:
         Raises:
             UsageError: the loader plans its order, and the Accelerator wants it otherwise.
         """
-        asking = sys._getframe(1).f_locals
-        accelerator = asking.get("self")
+        frame = sys._getframe(1)
+        asking, accelerator = frame.f_locals, frame.f_locals.get("self")
         config = getattr(accelerator, "dataloader_config", None)
         if accelerator is None or config is None:
-            return self.gradient_state is not None
+            prepared = self.gradient_state is not None
+            if not prepared and str(frame.f_globals.get("__name__")).startswith("accelerate."):
+                warnings.warn(
+                    f"accelerate {getattr(sys.modules['accelerate'], '__version__', '?')} asks in "
+                    "a way that feedline does not know whether this loader is prepared: Accelerate "
+                    "makes a stock DataLoader of it, in which torch's workers load",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return prepared
         planned = self.plan is not None or is_native(self.dataset)
         processes = accelerator.num_processes
         if planned and processes != self.ranks:
@@ -108,7 +117,10 @@ class Accelerated:
                 "processes; give the loader a seed, by which it shares them out itself, and build "
                 "it after the Accelerator, or pass rank and world_size"
             )
+        mesh = getattr(accelerator, "torch_device_mesh", None)
         why = self._why_not(processes, _changed(config), planned)
+        if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
+            why = "in the Accelerator's device mesh several ranks share one batch"
         if why and planned:
             raise UsageError(
                 f"the loader makes its own order, and {why}; leave that out, or leave seed and "

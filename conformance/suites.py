@@ -1,0 +1,79 @@
+"""Which tests of data loading the frameworks have, and where feedline's class goes in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SUITES", "Suite"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of a framework, in the folder `tests` of its repository.
+
+    Args:
+        root: the folder of the copy that imports are looked for in.
+        tests: the files that are run, in which the class is swapped.
+        scripts: programs that are run on several processes each, in which it is swapped.
+        processes: their numbers.
+        calls: functions that these programs are to leave out, as they hang with torch's class on
+            a machine without CUDA, or test something else with packages that do not fit.
+        modules: of the framework itself, whose name `DataLoader` is bound to the class.
+    """
+
+    root: str = "."
+    tests: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    processes: tuple[int, ...] = (2, 3, 4)
+    calls: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+_LIGHTNING = "tests/tests_pytorch"
+_FABRIC = "tests/tests_fabric"
+_SCRIPTS = "src/accelerate/test_utils/scripts"
+SUITES = {
+    "accelerate": Suite(
+        tests=(
+            "tests/test_data_loader.py",
+            "tests/test_accelerator.py",
+            "tests/test_state_checkpointing.py",
+        ),
+    ),
+    "accelerate-scripts": Suite(
+        scripts=(
+            f"{_SCRIPTS}/test_sync.py",
+            f"{_SCRIPTS}/test_distributed_data_loop.py",
+            f"{_SCRIPTS}/test_script.py",
+        ),
+        calls=(
+            "test_can_join_uneven_inputs",  # on the CPU Accelerate does not join: it hangs
+            "test_join_can_override_even_batches",
+            "test_join_can_override_for_mixed_type_dataloaders",
+            "test_join_raises_warning_for_iterable_when_overriding_even_batches",
+            "test_split_between_processes_dataset",  # pickles pyarrow with dill
+            "test_split_between_processes_tensor",  # fails on 3 processes
+        ),
+    ),
+    "lightning": Suite(
+        root="tests",
+        tests=(
+            f"{_LIGHTNING}/core/test_datamodules.py",
+            f"{_LIGHTNING}/loops/test_double_iter_in_iterable_dataset.py",
+            f"{_LIGHTNING}/trainer/connectors/test_data_connector.py",
+            f"{_LIGHTNING}/trainer/dynamic_args/test_multiple_eval_dataloaders.py",
+            f"{_LIGHTNING}/trainer/flags/test_overfit_batches.py",
+            f"{_LIGHTNING}/trainer/test_dataloaders.py",
+            f"{_LIGHTNING}/utilities/test_combined_loader.py",
+            f"{_LIGHTNING}/utilities/test_data.py",
+        ),
+    ),
+    "fabric": Suite(
+        root="tests",
+        tests=(
+            f"{_FABRIC}/utilities/test_data.py",
+            f"{_FABRIC}/test_fabric.py",
+            f"{_FABRIC}/test_wrappers.py",
+        ),
+    ),
+}
