@@ -495,3 +495,35 @@ def test_a_sampler_that_counts_its_epochs_itself_is_not_begun_anew(workers: int)
         for epoch in range(3):
             wanted = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
             assert torch.cat(list(loader)).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", ["shuffle", "weighted", "at once", "one generator for both"])
+def test_states_hold_where_others_draw_between_iter_and_the_first_batch(
+    order: str, workers: int
+) -> None:
+    """As another shuffled loader beside it does, in a zip."""
+
+    def two() -> list[DataLoader[Any]]:
+        shared, data = generator(9), list(range(23))
+        options: dict[str, dict[str, Any]] = {
+            "shuffle": {"batch_size": 4, "shuffle": True},
+            "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 23)},
+            "at once": {"batch_sampler": AtOnce()},
+            "one generator for both": {"batch_size": 4, "shuffle": True, "generator": shared},
+        }
+        return [DataLoader(data, num_workers=workers, **options[order]) for _ in range(2)]
+
+    torch.manual_seed(3)
+    loaders = two()
+    states, rests = [], []
+    for step, batches in enumerate(zip(*loaders, strict=True)):
+        if step == 1:
+            states = [through_json(loader.state_dict()) for loader in loaders]
+        if step > 1:
+            rests.append([batch.tolist() for batch in batches])
+    torch.manual_seed(77)
+    for k, state in enumerate(states):
+        with two()[k] as again:
+            again.load_state_dict(state)
+            assert [batch.tolist() for batch in again] == [batches[k] for batches in rests]

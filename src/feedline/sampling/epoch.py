@@ -87,19 +87,41 @@ class Sampling:
         """The random states as they are."""
         return RandomStates.now(self.sampler, self.generator)
 
-    def open(self, seed: int | None, then: RandomStates | None = None) -> Epoch:
+    def open(
+        self,
+        seed: int | None,
+        then: RandomStates | None = None,
+        first: RandomStates | None = None,
+    ) -> Epoch:
         """Begin a pass with the sampler as it is.
 
         Args:
             seed: of the epoch; None draws it, as torch does.
             then: the random states to draw from; None for the present ones.
+            first: those to draw from once the seed is drawn; None to go on with `then`.
         """
         random = self.now() if then is None else then
         # A seed that was drawn is part of a state itself.
         start = self.start(None if draws_nothing(self.sampler) else random)
-        drawing = self._pass(seed) if then is None else then.replay(self._pass(seed))
+        drawing = self._pass(seed)
+        if then is not None:
+            drawing = then.replay(drawing, first)
+        elif "random" in start:
+            drawing = self._noted(drawing, start)
         found = ask(drawing)
         return Epoch(Draws(drawing, self.sampler), found, random, start)
+
+    def _noted(self, drawing: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
+        """A pass that notes the random states of its first keys, if others drew from them before.
+
+        Without workers these are drawn by the first `next`, which may be long after `iter`.
+        """
+        seed = next(drawing)
+        after = self.now()
+        yield seed
+        if (first := self.now()) != after:
+            start["first"] = first.as_json()
+        yield from drawing
 
     def _pass(self, seed: int | None) -> Iterator[Any]:
         """The epoch's seed, and then the keys of each batch."""
@@ -195,16 +217,18 @@ class Sampling:
 
         A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
         """
-        random = state["start"].get("random")
-        then = None
-        if random is not None:
-            then = RandomStates.from_json(random, self.sampler, self.generator)
+        then, first = (
+            None if said is None else RandomStates.from_json(said, self.sampler, self.generator)
+            for said in map(state["start"].get, ("random", "first"))
+        )
+        if then is not None:
             then.set_generators()
         elif seed is None:
             seed = state["drawn_seed"]
         self._load(sampler_state)
-        if then is not None and begin and then.everywhere == self.now().everywhere:
+        same = then is not None and first is None and then.everywhere == self.now().everywhere
+        if begin and same:
             then = None  # else the next epoch would be this one again
-        epoch = self.open(seed, then)
+        epoch = self.open(seed, then, first)
         epoch.start = dict(state["start"])
         return epoch

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,20 @@ class RandomStates:
         finally:
             torch.default_generator.set_state(here)
 
-    def replay(self, keys: Iterator[Any]) -> Iterator[Any]:
-        """Draw with the global state as it was; between draws it is as it is."""
+    def replay(self, drawing: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
+        """Draw with the global state as it was; between draws it is as it is.
+
+        Args:
+            drawing: gives a seed, and then keys.
+            first: the states that the first keys were drawn from, if not those behind the seed.
+        """
         then = self
-        while True:
+        for draw in count():
+            if draw == 1 and first is not None:
+                then = first
+                first.set_generators()
             with then.again():
-                drawn = next(keys, _END)
+                drawn = next(drawing, _END)
                 then = replace(then, everywhere=_bytes(torch.default_generator.get_state()))
             if drawn is _END:
                 return
