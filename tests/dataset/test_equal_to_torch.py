@@ -278,3 +278,22 @@ def test_worker_info_in_dataset_and_collate_and_the_init_function(tmp_path: Any)
         assert eventually(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"])
     here = DataLoader(Made(2, lambda i: i), 2, collate_fn=worker_of_batch)
     assert list(here) == [[None, [0, 1]]]
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_persistent_workers_draw_one_seed_for_all_epochs(own_generator: bool) -> None:
+    found = []
+    for kind in (TorchDataLoader, DataLoader):
+        torch.manual_seed(7)
+        generator = torch.Generator().manual_seed(5) if own_generator else None
+        loader = kind(
+            list(range(12)),
+            4,
+            shuffle=True,
+            num_workers=2,
+            persistent_workers=True,
+            generator=generator,
+        )
+        epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+        found.append([epochs, torch.rand(1).item()])
+    assert found[0] == found[1]

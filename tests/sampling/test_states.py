@@ -61,6 +61,12 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "tensor": lambda seed: {"sampler": torch.arange(22, -1, -1)},
     "no batches": lambda seed: {"shuffle": True, "batch_size": None},
     "seed": lambda seed: {"shuffle": True, "seed": 4},
+    "persistent": lambda seed: {"shuffle": True, "persistent_workers": True},
+    "persistent by generator": lambda seed: {
+        "shuffle": True,
+        "generator": generator(seed),
+        "persistent_workers": True,
+    },
 }
 
 
@@ -68,6 +74,8 @@ def loader(order: str, seed: int, **options: Any) -> DataLoader[Any]:
     chosen = ORDERS[order](seed)
     if "batch_sampler" not in chosen:
         chosen = {"batch_size": 4, **chosen}
+    if not options.get("num_workers"):
+        chosen.pop("persistent_workers", None)
     return DataLoader(DATA, **chosen, **options)
 
 

@@ -32,4 +32,5 @@ def open_cursor(settings: Settings) -> BatchCursor:
         asked.phases,
         share=share_of(settings.sampler),
         seed=asked.seed,
+        persistent=settings.persistent and settings.workers > 0,
     )

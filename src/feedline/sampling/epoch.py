@@ -18,12 +18,13 @@ import torch
 
 from feedline.engine.messages import said
 from feedline.errors import StateError
-from feedline.plan.state import is_count
+from feedline.plan.state import Position, is_count
 from feedline.sampling.draws import Draws, ask
+from feedline.sampling.epoch_seeds import EpochSeeds
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
 
-__all__ = ["Epoch", "Sampling"]
+__all__ = ["Epoch", "Sampling", "check_record"]
 
 
 @dataclass
@@ -57,6 +58,22 @@ class Epoch:
         }
 
 
+def check_record(state: Mapping[str, Any], position: Position) -> bool:
+    """Whether an epoch of a state was opened, as its record says.
+
+    Raises:
+        StateError: the state is damaged.
+    """
+    early = state.get("early", [])
+    whole = isinstance(early, list) and all(map(is_count, early))
+    whole = whole and isinstance(state["start"], Mapping)
+    opened = is_count(state.get("drawn_seed"))
+    unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
+    if not (whole and (opened or unopened)):
+        raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
+    return opened
+
+
 @dataclass
 class Sampling:
     """Where epochs come from.
@@ -64,10 +81,12 @@ class Sampling:
     Args:
         sampler: gives the keys of one batch after another; a new pass for each epoch.
         generator: where the seeds of workers are drawn from; None for torch's global random state.
+        seeds: what they are, or that they are drawn.
     """
 
     sampler: Iterable[Any]
     generator: torch.Generator | None
+    seeds: EpochSeeds
 
     def start(self, random: RandomStates | None = None) -> dict[str, Any]:
         """What an epoch that is opened now would follow from, JSON-able.
@@ -87,13 +106,21 @@ class Sampling:
         """The random states as they are."""
         return RandomStates.now(self.sampler, self.generator)
 
-    def open(
-        self,
-        seed: int | None,
-        then: RandomStates | None = None,
-        first: RandomStates | None = None,
+    def open(self, number: int, then: RandomStates | None = None) -> Epoch:
+        """Begin an epoch's pass with the sampler as it is.
+
+        Args:
+            number: of the epoch.
+            then: the random states to draw from; None for the present ones.
+        """
+        epoch = self._open(self.seeds.of(number), then, None)
+        self.seeds.opened(number, epoch.seed)
+        return epoch
+
+    def _open(
+        self, seed: int | None, then: RandomStates | None, first: RandomStates | None
     ) -> Epoch:
-        """Begin a pass with the sampler as it is.
+        """Begin a pass.
 
         Args:
             seed: of the epoch; None draws it, as torch does.
@@ -135,8 +162,7 @@ class Sampling:
     def reopen(
         self,
         state: Mapping[str, Any],
-        step: int,
-        seed: int | None,
+        position: Position,
         *,
         comparable: bool,
         begin: bool = False,
@@ -145,8 +171,7 @@ class Sampling:
 
         Args:
             state: as `feedline.sampling.sampled_cursor` makes it.
-            step: batches that were handed out.
-            seed: of the epoch; None for the one that was drawn.
+            position: where it stands.
             comparable: it is of this very share of the epoch: digests must be the same.
             begin: an iteration begins with it: the sampler is as it is set by now, and where the
                 random states still are those of then, they are drawn from, not a copy.
@@ -157,6 +182,7 @@ class Sampling:
         Raises:
             StateError: the sampler does not give again what it gave, or the state is damaged.
         """
+        step, seed = position.step, self.seeds.restored(state, position.epoch)
         with self._unchanged_by_errors():
             mark = state["start"].get("epoch")
             if mark is not None and not begin:
@@ -172,6 +198,8 @@ class Sampling:
                 if epoch.upcoming() == wanted and is_count(state.get("drawn")):
                     return epoch, int(state["drawn"])
             epoch = self._again(state, state["start"].get("sampler"), seed, begin)
+            if begin:
+                self.seeds.opened(position.epoch, epoch.seed)
             digest, drawn = epoch.draws.leave_out(step)
             if drawn < step:
                 raise StateError(
@@ -229,6 +257,6 @@ class Sampling:
         same = then is not None and first is None and then.everywhere == self.now().everywhere
         if begin and same:
             then = None  # else the next epoch would be this one again
-        epoch = self.open(seed, then, first)
+        epoch = self._open(seed, then, first)
         epoch.start = dict(state["start"])
         return epoch

@@ -27,11 +27,11 @@ from feedline.plan.state import (
     Position,
     check_same_run,
     check_state,
-    is_count,
     position_in,
 )
 from feedline.sampling.draws import Draw
-from feedline.sampling.epoch import Epoch, Sampling
+from feedline.sampling.epoch import Epoch, Sampling, check_record
+from feedline.sampling.epoch_seeds import EpochSeeds
 from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 
 __all__ = ["SampledCursor"]
@@ -45,7 +45,8 @@ class SampledCursor:
         generator: where the seeds of workers are drawn from; None for torch's global random state.
         schedule: the phases.
         share: this process among those that share an epoch, and their number.
-        seed: what random transforms follow from; None draws it for each epoch, as torch does.
+        seed: what random transforms follow from; None draws it as torch does.
+        persistent: torch's workers would live on, and draw one seed for all epochs.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class SampledCursor:
         *,
         share: tuple[int, int],
         seed: int | None = None,
+        persistent: bool = False,
     ) -> None:
-        self._seed = seed
-        self._sampling = Sampling(sampler, generator)
+        self._sampling = Sampling(sampler, generator, EpochSeeds(seed, once=persistent))
         self._schedule = schedule
         self._rank, self._world = share
         self.position = Position()
@@ -77,7 +78,7 @@ class SampledCursor:
             self._go_to(self.position.epoch + 1)
         self._under_way = True
         if self._restored is None:
-            self._open = self._sampling.open(self._own_seed(self.position.epoch))
+            self._open = self._sampling.open(self.position.epoch)
         else:
             self._open_restored()
         return True
@@ -86,18 +87,17 @@ class SampledCursor:
         """Open what was restored; at its beginning with the sampler as it is set by now."""
         if self._restored is not None and self.position.step == 0:
             self._open, self._digest = self._sampling.reopen(
-                self._restored, 0, self._own_seed(self.position.epoch), comparable=False, begin=True
+                self._restored, self.position, comparable=False, begin=True
             )
 
     def order_changed(self) -> bool:
         """Whether the sampler was set to another epoch before the first batch was handed out."""
         epoch = self._open
-        if epoch is None or self._begun or self.position.step:
-            return False
-        if epoch.draws.mark == epoch_mark(self._sampling.sampler):
+        begun = self._begun or self.position.step > 0
+        if epoch is None or begun or epoch.draws.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
-        self._open = self._sampling.open(self._own_seed(self.position.epoch), epoch.random)
+        self._open = self._sampling.open(self.position.epoch, epoch.random)
         return True
 
     def at_end(self) -> bool:
@@ -128,10 +128,8 @@ class SampledCursor:
 
     def _go_to(self, epoch: int) -> None:
         """Stand at the beginning of an epoch that is not opened yet."""
-        self._begun = False
-        self._open = None
-        self._restored = None
-        self._digest = 0
+        self._begun, self._digest = False, 0
+        self._open = self._restored = None
         self._early.clear()
         self.position = replace(self.position, epoch=epoch, step=0)
 
@@ -143,7 +141,7 @@ class SampledCursor:
         self._under_way = self._under_way and not self._begun
         self._go_to(epoch)
         if self._under_way:  # an iteration has begun and given nothing: it is this epoch's
-            self._open = self._sampling.open(self._own_seed(epoch))
+            self._open = self._sampling.open(self.position.epoch)
         return True
 
     def set_step(self, step: int) -> bool:
@@ -155,7 +153,7 @@ class SampledCursor:
             self._go_to(self.position.epoch + 1)
         before, after = self.position, self.position.later(step)
         if self._open is None:
-            self._open = self._sampling.open(self._own_seed(before.epoch))
+            self._open = self._sampling.open(self.position.epoch)
         more = after.step - before.step
         self._digest, drawn = self._open.draws.leave_out(more, self._digest)
         self.position = before.at(before.step + drawn)
@@ -230,9 +228,6 @@ class SampledCursor:
         other._early = set(self._early)
         return other
 
-    def _own_seed(self, epoch: int) -> int | None:
-        return None if self._seed is None else mix(self._seed, epoch)
-
     # State
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +247,7 @@ class SampledCursor:
             "rank": self._rank,
             "world": self._world,
             "drawn": self._digest,
+            "kept_seed": self._sampling.seeds.kept,
         }
         restored = self._restored
         mark = epoch_mark(self._sampling.sampler)
@@ -264,7 +260,11 @@ class SampledCursor:
         return state | epoch.record()
 
     def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        return {**identity, "seed": self._seed, "sampler": describe(self._sampling.sampler)}
+        return {
+            **identity,
+            "seed": self._sampling.seeds.given,
+            "sampler": describe(self._sampling.sampler),
+        }
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Go on with exactly the batches that the state's loader had not handed out.
@@ -281,18 +281,12 @@ class SampledCursor:
             )
         check_same_run(state, self._mine(identity))
         position = position_in(state)
-        early = state.get("early", [])
-        whole = isinstance(early, list) and all(map(is_count, early))
-        whole = whole and isinstance(state["start"], Mapping)
-        opened = is_count(state.get("drawn_seed"))
-        unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
-        if not (whole and (opened or unopened)):
-            raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
+        opened = check_record(state, position)
         mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        seed = self._own_seed(position.epoch)
-        found, digest = self._sampling.reopen(state, position.step, seed, comparable=mine)
+        found, digest = self._sampling.reopen(state, position, comparable=mine)
+        self._sampling.seeds.go_on(state, position.epoch)
         self._open, self._digest = (found, digest) if opened else (None, 0)
-        self._early = set(early)
+        self._early = set(state.get("early", ()))
         self._restored = state
         self._begun = False
         self.position = position
