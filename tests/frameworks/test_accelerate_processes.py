@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ranks import said_by_ranks
@@ -48,6 +50,61 @@ def usual(accelerator, loader):
     return accelerator.prepare(loader)
 
 
+def between(kind, put, options):
+    # Two epochs with validation in the middle of each, and then both loaders side by side.
+    accelerate.utils.set_seed(3)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    train = put(accelerator, kind(list(range(18)), batch_size=3, shuffle=True, **options))
+    valid = put(accelerator, kind(list(range(100, 111)), batch_size=4, **options))
+    found = []
+    for _ in range(2):
+        for step, batch in enumerate(train):
+            with accelerator.accumulate(model):
+                found.append([batch.tolist(), accelerator.sync_gradients])
+            if step == 1:
+                found += [accelerator.gather_for_metrics(rows).tolist() for rows in valid]
+    found += [[a.tolist(), b.tolist()] for a, b in zip(train, valid)]
+    accelerator.free_memory()
+    return found
+
+
+def resumed(put, options):
+    # An epoch, and one that stops in its middle and goes on in another Accelerator.
+    config = DataLoaderConfiguration(use_seedable_sampler="seed" not in options)
+    folder = sys.argv[1]
+
+    def new():
+        accelerate.utils.set_seed(3)
+        accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=3, dataloader_config=config
+        )
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        loader = feedline.DataLoader(list(range(38)), 4, shuffle=True, num_workers=1, **options)
+        return accelerator, model, put(accelerator, loader)
+
+    def take(accelerator, model, loader, steps):
+        found = []
+        for _, batch in zip(range(steps), loader):
+            with accelerator.accumulate(model):
+                found.append([batch.tolist(), accelerator.sync_gradients])
+        return found
+
+    accelerator, model, loader = new()
+    whole = take(accelerator, model, loader, 99)
+    accelerator.free_memory()
+    accelerator, model, loader = new()
+    parts = take(accelerator, model, loader, 2)
+    accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator, model, loader = new()
+    accelerator.load_state(folder)
+    parts += take(accelerator, model, accelerator.skip_first_batches(loader, 2), 99)
+    accelerator.free_memory()
+    return [whole, parts]
+
+
 def planned():
     accelerator = accelerate.Accelerator(cpu=True)
     loader = feedline.DataLoader(list(range(16)), 4, shuffle=True, seed=1, num_workers=2)
@@ -83,16 +140,22 @@ if __name__ == "__main__":
                 (DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare)
             )
         ]
+    kinds = ((DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare))
+    found["validation in between"] = [between(*each, {"num_workers": 2}) for each in kinds]
+    found["resumed"] = [resumed(prepare, {}), resumed(usual, {"seed": 1})]
     print(json.dumps(found))
 """
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_get_what_torchs_class_gives_for_each_setting() -> None:
-    for found in said_by_ranks(SCRIPT):
+def test_two_processes_get_what_torchs_class_gives_for_each_setting(tmp_path: Path) -> None:
+    for found in said_by_ranks(SCRIPT, 2, str(tmp_path)):
         samples, refused = found.pop("planned")
         assert samples == list(range(16))
         assert "share this rank's out once more" in refused
+        for whole, parts in found.pop("resumed"):
+            assert len(whole) == 5
+            assert parts == whole
         for name, (theirs, ours, prepared) in found.items():
             assert theirs, name
             assert ours == theirs, name
