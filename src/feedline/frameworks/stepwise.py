@@ -56,12 +56,13 @@ class _Places:
         return self
 
     def __len__(self) -> int:
-        return len(self._loader)
+        steps: int = self._loader.steps_in(self._epoch)
+        return steps
 
     def __iter__(self) -> Iterator[Place]:
-        epoch = self._epoch
+        epoch, steps = self._epoch, len(self)
         self._epoch += 1
-        yield from ((epoch, step) for step in range(len(self)))
+        yield from ((epoch, step) for step in range(steps))
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -89,7 +90,7 @@ class _Made:
 
     def _go_to(self, epoch: int, step: int) -> None:
         loader = self._loader
-        if self._next == (epoch - 1, len(loader)):
+        if epoch and self._next == (epoch - 1, loader.steps_in(epoch - 1)):
             next(self._batches, None)  # ends the epoch: what was made ahead stays
         state = loader.state_dict()
         if step or (state["epoch"], state["step"]) != (epoch, step):

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import DatasetError, UsageError
-from feedline.plan.schedule import MAX_SIZE_PX
+from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
 from feedline.system import usable_cores
 
@@ -122,6 +122,13 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
             f"max_image_size={given['max_image_size']} has no effect where no size is asked for: "
             "give a schedule or an image_size as well"
         )
+    if sampled and given["schedule"] is not None:
+        named = [str(phase) for phase in Schedule.of(given["schedule"]).phases if phase.batch_size]
+        if named:
+            raise UsageError(
+                f"the schedule names batch sizes ({', '.join(named)}), which have no effect where "
+                "a sampler or batch_sampler makes the batches; leave one of them out"
+            )
     planned = (given["seed"] is not None or given["schedule"] is not None) and not sampled
     if planned and not given["in_order"]:
         raise UsageError(

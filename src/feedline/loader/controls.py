@@ -93,7 +93,7 @@ class Controls:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
-        self._session.check_usable()
+        self._session.ensure_usable()
         if not is_count(epoch):
             raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
         self._session.move(lambda cursor: cursor.set_epoch(epoch))
@@ -108,7 +108,7 @@ class Controls:
             UsageError: a state was loaded that stands at a later step, or the dataset is an
                 IterableDataset.
         """
-        self._session.check_usable()
+        self._session.ensure_usable()
         if not is_count(step):
             raise UsageError(f"a step must be a whole number of at least 0, got {step!r}")
         self._adopt_before_epoch()
@@ -124,7 +124,7 @@ class Controls:
             UsageError: larger than the memory that was allocated allows, or nothing in the dataset
                 can be made at a size.
         """
-        self._session.check_usable()
+        self._session.ensure_usable()
         if size is not None:
             check_size("image_size", size)
         self._session.set_image_size(size)
@@ -144,7 +144,7 @@ class Controls:
             StateError: the state is of another dataset, seed, order, sampler or schedule.
             UsageError: there is no memory for the state's image size.
         """
-        self._session.check_usable()
+        self._session.ensure_usable()
         self._adopt_before_epoch()
         self._session.load(state)
 
@@ -162,7 +162,7 @@ class Controls:
         For changes that `iter()` does not see by itself: what was changed deeper inside the
         dataset than its attributes and those of the datasets it wraps.
         """
-        self._session.check_usable()
+        self._session.ensure_usable()
         self._session.refresh()
 
     # Workers
@@ -181,7 +181,7 @@ class Controls:
         if "_session" not in self.__dict__:  # torch's own constructor
             self.__dict__["num_workers"] = workers
             return
-        self._session.check_usable()
+        self._session.ensure_usable()
         wanted, had = worker_count(workers), self.num_workers
         if (wanted == 0) != (had == 0):
             raise UsageError(

@@ -207,7 +207,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """What torch's class calls here: subclasses may have one of their own."""
-        self._session.check_usable()
+        self._session.ensure_usable()
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
         iteration, settings = Iteration(self, self._session), self._settings()
@@ -216,7 +216,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             self._agreed = settings.plan
         self._session.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
-            self.sampler.num_replicas, self.sampler.rank = self.plan.world_size, self.plan.rank
+            self.sampler.follow(self.plan, self.dataset)
         return self.watched(iteration, self._left)
 
     def _left(self) -> int:

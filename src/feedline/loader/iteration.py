@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import psutil
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, UsageError
 from feedline.loader.backends.backend import Backend
 
 __all__ = ["Iteration", "WorkerHandle"]
@@ -24,7 +24,7 @@ class _Session(Protocol):
     @property
     def backend(self) -> Backend: ...
 
-    def check_usable(self) -> None: ...
+    def ensure_usable(self) -> None: ...
 
     def next(self, iteration: Any) -> Any: ...
 
@@ -50,6 +50,7 @@ class Iteration(_BaseDataLoaderIter):
         self.ended_pids: list[int] = []  # of workers that ended with it
         self._loader = loader
         self._own = session
+        self._process = os.getpid()
 
     def __iter__(self) -> Iteration:
         return self
@@ -61,7 +62,11 @@ class Iteration(_BaseDataLoaderIter):
         """The next batch."""
         if self.ended:
             raise StopIteration
-        self.session.check_usable()
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this iteration belongs to the process that began it; begin one here, by iter()"
+            )
+        self.session.ensure_usable()
         try:
             if self.session is self._own:
                 return self.session.next(self)
@@ -85,7 +90,7 @@ class Iteration(_BaseDataLoaderIter):
         backend = self.session.backend
         with contextlib.suppress(FeedlineError):  # the next batch raises it
             while len(backend.pids) < backend.workers and time.monotonic() < deadline:
-                self.session.check_usable()
+                self.session.ensure_usable()
                 time.sleep(0.001)
                 backend.poll()
         return [WorkerHandle(pid) for pid in self.ended_pids or backend.pids]

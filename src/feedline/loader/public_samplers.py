@@ -34,6 +34,15 @@ class PlannedSampler(DistributedSampler[Any]):
     """
 
     def __init__(self, plan: Plan, dataset: Any, loader: Any) -> None:
+        self.follow(plan, dataset)
+        self._first_plan = plan
+        self._loader: weakref.ref[Any] = weakref.ref(loader)
+        self._telling = False
+        self._drawn: int | None = None  # the epoch that was last drawn for another loader
+
+    def follow(self, plan: Plan, dataset: Any) -> None:
+        """Show a plan in the attributes that a DistributedSampler has."""
+        epoch = getattr(self, "epoch", 0)
         super().__init__(
             dataset,
             num_replicas=plan.world_size,
@@ -42,8 +51,7 @@ class PlannedSampler(DistributedSampler[Any]):
             seed=plan.seed,
             drop_last=plan.drop_last,
         )
-        self._first_plan = plan
-        self._loader: weakref.ref[Any] = weakref.ref(loader)
+        self.epoch = epoch
 
     @property
     def _plan(self) -> Plan:
@@ -54,8 +62,12 @@ class PlannedSampler(DistributedSampler[Any]):
         """Make `epoch` what the loader's next iteration runs."""
         super().set_epoch(epoch)
         loader = self._loader()
-        if loader is not None:
-            loader.set_epoch(epoch)
+        if loader is not None and not self._telling:
+            self._telling = True  # a loader whose batch sampler was wrapped tells its samplers
+            try:
+                loader.set_epoch(epoch)
+            finally:
+                self._telling = False
 
     def _now(self) -> int:
         loader = self._loader()
@@ -64,6 +76,16 @@ class PlannedSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[int]:
         """The sample numbers of this rank's part of the epoch, in order."""
         epoch = self._now()
+        if self.shuffle and epoch == self._drawn:
+            warnings.warn(
+                f"another loader draws epoch {epoch} of a feedline.DataLoader with a seed once "
+                "more: that loader's own epochs do not go on with it. Call set_epoch before each "
+                "pass, or leave seed out where a framework makes the order (as ignite's "
+                "DeterministicEngine does)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._drawn = epoch
         for step in range(self._plan.steps(epoch)):
             yield from self._plan.batch(epoch, step).samples.tolist()
 
@@ -79,6 +101,15 @@ class PublicBatchSampler(BatchSampler):
     """A loader's batch sampler, with no constructor of its own: frameworks call BatchSampler's."""
 
     even_batches = True  # Accelerate reads and sets it: every rank has equally many batches
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "batch_size" and vars(self).get(name, value) != value:
+            raise UsageError(
+                f"the batch sampler's batch_size is to be {value}, and a loader with a seed or a "
+                'schedule plans its batches itself: name their sizes in the schedule, as "ownx1@32'
+                ',ownx1@64", or leave seed and schedule out'
+            )
+        super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to a sampler that has epochs."""

@@ -59,8 +59,8 @@ class Session:
         self._at_work: Decision | None = None  # with which the backend was built
         self._skipped: list[Skipped] = []  # by backends that have ended
         self._deaths: list[str] = []
-        self._owner = os.getpid()
-        self._closed = False
+        self._owner, self._closed = os.getpid(), False
+        self._inherited: list[object] = []  # of the process that this one was forked from
         self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of earlier iterations
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
@@ -281,14 +281,14 @@ class Session:
             iteration.ended_pids = old.pids
         old.close()
 
-    def check_usable(self) -> None:
-        """Raise ClosedError after `close`, and UsageError in another process."""
+    def ensure_usable(self) -> None:
+        """Raise ClosedError after `close`; in a forked process, go on with workers of its own."""
         if self._closed:
             raise ClosedError("the loader is closed; build a new one")
         if os.getpid() != self._owner:
-            raise UsageError(
-                "this loader belongs to the process that built it; build one in each process"
-            )
+            self._inherited += [self.backend, self.backend.release()]  # their end is not ours
+            self.backend, self._current, self._apart = IDLE, None, weakref.WeakSet()
+            self._owner, self._at_work, self.given = os.getpid(), None, False
 
     def close(self) -> None:
         """End the workers and let go of all memory; not in a forked child of their process."""

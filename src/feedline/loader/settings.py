@@ -197,7 +197,9 @@ def _start_method(loader: Any, native: bool) -> str:
 def _max_rows(loader: Any) -> int:
     """Rows of the largest batch; 0 where that is not known."""
     batches = loader.batch_sampler
-    rows: int = loader.batch_size or getattr(batches, "batch_size", None) or 0
+    # A framework may set the batch sampler's between two epochs.
+    named = (loader.batch_size, getattr(batches, "batch_size", None))
+    rows = max((size for size in named if isinstance(size, int)), default=0)
     if not rows and type(batches) in (list, tuple):
         rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)
     return rows

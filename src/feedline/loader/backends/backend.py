@@ -70,6 +70,10 @@ class Backend:
     def apply(self, **changes: int) -> None:
         """Change what may change while the loader works: fields of `engine.LiveSettings`."""
 
+    def release(self) -> object:
+        """Let go, in a forked process, of what is not the backend's own; the caller keeps it."""
+        return None
+
     def close(self) -> None:
         """End the workers. Batches that were handed out stay valid."""
 

@@ -239,6 +239,16 @@ class TorchBackend(Backend):
         """Refuse: the number of workers decides how the dataset is shared out."""
         raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
 
+    def release(self) -> object:
+        """Forget torch's iterators, which are of the process that this one was forked from.
+
+        Returns:
+            The iterators: to be kept, as their end would be that of the other process's workers.
+        """
+        held = self._iterator, self._loader._iterator
+        self._iterator = self._loader._iterator = None
+        return held
+
     def close(self) -> None:
         """Let torch's workers end."""
         iterator, self._iterator = self._iterator, None

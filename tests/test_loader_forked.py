@@ -1,0 +1,85 @@
+"""A loader that a forked process inherits goes on there, with workers of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from itertools import chain
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from feedline import DataLoader
+from feedline.errors import UsageError
+from sources import Rows
+
+# From Python 3.12 on forking beside threads is warned of: torch has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "no workers": {"dataset": list(range(8))},
+    "workers": {"dataset": list(range(8)), "num_workers": 1},
+    "lasting workers": {
+        "dataset": list(range(8)),
+        "num_workers": 1,
+        "persistent_workers": True,
+    },
+    "seed": {"dataset": list(range(8)), "num_workers": 1, "seed": 1, "shuffle": True},
+    "tensors": {"dataset": TensorDataset(torch.arange(8))},
+    "stream": {"dataset": Stream()},
+    "stream, lasting workers": {
+        "dataset": Stream(),
+        "num_workers": 1,
+        "persistent_workers": True,
+    },
+    "native": {"dataset": Rows(8), "image_size": 8, "num_workers": 2, "seed": 1},
+}
+
+
+def rows(batch: Any) -> list[int]:
+    found: list[int] = (batch if isinstance(batch, torch.Tensor) else batch[-1]).tolist()
+    return found
+
+
+def child(loader: DataLoader[Any], begun: Any, says: Connection) -> None:
+    said: list[Any] = [[rows(batch) for batch in loader] for _ in range(2)]
+    try:
+        said.append(rows(next(begun)))
+    except UsageError as error:
+        said.append(str(error))
+    says.send(said)
+    loader.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_processes_go_on(kind: str, used: bool) -> None:
+    with DataLoader(batch_size=3, **KINDS[kind]) as loader:
+        if used:
+            list(loader)
+        begun = iter(loader)
+        first = rows(next(begun))
+        hears, says = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(
+            target=child, args=(loader, begun, says)
+        )
+        process.start()
+        says.close()
+        *epochs, refused = hears.recv()
+        process.join()
+        assert process.exitcode == 0
+        for epoch in epochs:
+            assert sorted(chain(*epoch)) == list(range(8))
+        assert "belongs to the process that began it" in refused
+        assert sorted(chain(first, *map(rows, begun))) == list(range(8))
+        assert epochs[0] == [rows(batch) for batch in loader]
+        assert not loader.worker_deaths

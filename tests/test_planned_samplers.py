@@ -1,0 +1,101 @@
+"""The samplers that a loader with a seed shows, in the hands of frameworks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from feedline import DataLoader
+from feedline.errors import UsageError
+from feedline.frameworks.stepwise import Stepwise
+
+
+class Repeating:
+    """Around a batch sampler, as timm's loader of endless epochs has one."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sampler)
+
+
+def made(**options: Any) -> DataLoader[Any]:
+    return DataLoader(list(range(9)), 2, **{"shuffle": True, "seed": 1, **options})
+
+
+def epoch(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_epochs_may_be_set_where_the_batch_sampler_was_wrapped() -> None:
+    loader = made()
+    expected = [epoch(loader) for _ in range(3)]
+    loader = made()
+    loader.__dict__["batch_sampler"] = Repeating(loader.batch_sampler)
+    for number in (2, 0, 1):
+        loader.sampler.set_epoch(number)
+        assert epoch(loader) == expected[number]
+
+
+def test_an_epoch_that_another_loader_draws_twice_is_warned_of() -> None:
+    first = made()
+    other = DataLoader(list(range(9)), batch_sampler=first.batch_sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        once = epoch(other)
+    with pytest.warns(RuntimeWarning, match="epochs do not go on with it. Call set_epoch"):
+        assert epoch(other) == once
+    first.set_epoch(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert epoch(other) != once
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_share_shows_as_torchs_sampler_shows_it(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = made(drop_last=False)
+    # A launcher may tell the ranks after the loader was built.
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    loader.sampler.set_epoch(3)
+    epoch(loader)
+    theirs = DistributedSampler(list(range(9)), world_size, 0)  # type: ignore[arg-type]
+    for name in ("num_replicas", "rank", "num_samples", "total_size"):
+        assert getattr(loader.sampler, name) == getattr(theirs, name), name
+    assert loader.sampler.epoch == 3
+
+
+def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
+    loader = made()
+    with pytest.raises(UsageError, match=r"name their sizes in the schedule"):
+        loader.batch_sampler.batch_size = 4
+    loader.batch_sampler.batch_size = 2
+    free = DataLoader(list(range(9)), 2)
+    assert isinstance(free.batch_sampler, BatchSampler)
+    free.batch_sampler.batch_size = 4
+    assert epoch(free) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+def test_batch_sizes_of_a_schedule_are_refused_beside_a_batch_sampler() -> None:
+    with pytest.raises(UsageError, match=r"names batch sizes \(ownx1@4, ownx1@2\)"):
+        DataLoader(list(range(4)), batch_sampler=[[0, 1], [2, 3]], schedule="ownx1@4,ownx1@2")
+
+
+@pytest.mark.parametrize("schedule", ["ownx1@4,ownx2@2", "ownx1@2,ownx2@4"])
+def test_stepwise_batches_follow_a_schedule_of_batch_sizes(schedule: str) -> None:
+    with made(schedule=schedule) as whole, made(schedule=schedule) as inner:
+        steps = Stepwise(inner)
+        for number in range(3):
+            steps.set_epoch(number)
+            assert len(steps) == whole.steps_in(number)
+            assert epoch(steps) == epoch(whole)
