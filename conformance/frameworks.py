@@ -21,6 +21,7 @@ from pathlib import Path
 from outcome import BadList, Entry, judged, listed
 from running import Outcome, missing, run
 from suites import SUITES, Suite
+from swap import swapped
 
 _HERE = Path(__file__).parent
 _LIST = _HERE / "frameworks.toml"
@@ -38,30 +39,6 @@ example:
 exit status: 0 all that passes with torch's class passes, or is listed with its reason, and takes at
 most 1.2 times as long; 1 otherwise; 2 wrong use.
 """
-
-
-_OURS = '__import__("feedline").DataLoader'
-_IMPORT = re.compile(
-    r"^([ \t]*)from torch\.utils\.data(?:\.dataloader)? import (\([^)]*\)|[^\n]*)", re.MULTILINE
-)
-
-
-def swapped(text: str) -> str:
-    """A test file with feedline's DataLoader wherever it has torch's."""
-
-    def from_feedline(found: re.Match[str]) -> str:
-        space, names = found[1], re.findall(r"\w+(?: as \w+)?", found[2])
-        ours = [name for name in names if name.split()[0] == "DataLoader"]
-        if not ours:
-            return found[0]
-        theirs = [name for name in names if name not in ours]
-        lines = [f"{space}from feedline import {', '.join(ours)}"]
-        lines += [f"{space}from torch.utils.data import {', '.join(theirs)}"] if theirs else []
-        return "\n".join(lines)
-
-    text = _IMPORT.sub(from_feedline, text)
-    # Not in a message, which names it between backticks.
-    return re.sub(r"(?<![`\w.])torch\.utils\.data\.DataLoader\b", _OURS, text)
 
 
 def _without(text: str, calls: tuple[str, ...]) -> str:
@@ -95,7 +72,8 @@ def copied(suite: Suite, checkout: Path, folder: Path, *, swap: bool) -> None:
         ]:
             path.write_text(swapped(path.read_text()))
         if suite.modules:
-            shutil.copy(_SHIM / "swap_plugin.py", folder)
+            for file in (_SHIM / "swap_plugin.py", _HERE / "swap.py"):
+                shutil.copy(file, folder)
             options = "addopts = -p swap_plugin\n"
     shutil.copy(_SHIM / "conformance_plugin.py", folder)
     (folder / "tmp").mkdir()

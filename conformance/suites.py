@@ -68,6 +68,25 @@ SUITES = {
             f"{_LIGHTNING}/utilities/test_data.py",
         ),
     ),
+    "ignite": Suite(
+        tests=(
+            "tests/ignite/engine/test_deterministic.py",
+            "tests/ignite/engine/test_engine.py",
+            "tests/ignite/engine/test_engine_state_dict.py",
+            "tests/ignite/handlers/test_param_scheduler.py",
+        ),
+    ),
+    "ignite-auto": Suite(
+        tests=("tests/ignite/distributed/test_auto.py",), modules=("ignite.distributed.auto",)
+    ),
+    "timm": Suite(
+        tests=(
+            "tests/test_data.py",
+            "tests/test_naflex_dataset.py",
+            "tests/test_scheduled_sampler.py",
+        ),
+        modules=("timm.data.loader",),
+    ),
     "fabric": Suite(
         root="tests",
         tests=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def test_the_tables_of_peers_are_those_that_were_measured(monkeypatch: pytest.Mo
             sys.modules.pop(name, None)
     assert some in (ROOT / "README.md").read_text()
     assert all_of_them in (ROOT / "docs" / "BENCHMARKS.md").read_text()
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
+def test_every_test_that_the_table_of_frameworks_names_is_there() -> None:
+    page = (ROOT / "docs" / "FRAMEWORKS.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|") and "test_" in line]
+    cited = set(re.findall(r"(?:tests/)?test_\w+", "\n".join(rows)))
+    assert len(cited) > 8
+    for name in cited:
+        folder = ROOT if name.startswith("tests/") else ROOT / "tests" / "frameworks"
+        assert (folder / f"{name}.py").is_file(), name

@@ -1,0 +1,124 @@
+"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: the batches of torch's class, and
+with a seed equally many batches for each rank and every sample."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranks import said_by_ranks
+
+SCRIPT = """
+import contextlib, json, warnings
+
+warnings.simplefilter("ignore")
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms import Join
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import feedline
+
+
+class Numbers(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, number):
+        return torch.tensor([float(number)]), number
+
+
+class Uneven(DistributedSampler):
+    def __iter__(self):
+        return iter(range(self.rank, len(self.dataset), self.num_replicas))
+
+    def __len__(self):
+        return len(range(self.rank, len(self.dataset), self.num_replicas))
+
+
+def fsdp2(net):
+    for layer in net:
+        fsdp.fully_shard(layer)
+    fsdp.fully_shard(net)
+    return net
+
+
+def train(wrap, loader, join=False):
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    seen = []
+    for epoch in range(2):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        seen.append([])
+        with Join([model]) if join else contextlib.nullcontext():
+            for inputs, numbers in loader:
+                model(inputs).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen[-1].append(numbers.tolist())
+    return seen
+
+
+def both(wrap, length, sampler=None, join=False, **options):
+    found = []
+    for kind in (DataLoader, feedline.DataLoader):
+        torch.manual_seed(3)
+        data = Numbers(length)
+        if sampler is not None:
+            options["sampler"] = sampler(data)
+        found.append(train(wrap, kind(data, num_workers=1, **options), join))
+    return found
+
+
+def main():
+    dist.init_process_group("gloo")
+    ddp, rank = DistributedDataParallel, dist.get_rank()
+    cpu = torch.device("cpu")
+    sharded = lambda net: fsdp.FullyShardedDataParallel(net, device_id=cpu)
+    wraps = {"DDP": ddp, "FSDP": sharded}
+    if hasattr(fsdp, "fully_shard"):  # from torch 2.6 on
+        wraps["FSDP2"] = fsdp2
+    same, planned = {}, {}
+    for name, wrap in wraps.items():
+        same[name] = both(wrap, 19, DistributedSampler, batch_size=4)
+        for length in (19, 16, 1):
+            loader = feedline.DataLoader(Numbers(length), 4, shuffle=True, num_workers=1, seed=1)
+            planned[f"{name}, {length}"] = train(wrap, loader)
+    whole = lambda data: DistributedSampler(data, drop_last=True)
+    same["drop_last"] = both(ddp, 19, whole, batch_size=4, drop_last=True)
+    same["uneven samplers"] = both(ddp, 19, Uneven, join=True, batch_size=3)
+    pairs = [[2 * step, 2 * step + 1] for step in range(4 if rank else 2)]
+    same["uneven batch samplers"] = both(ddp, 8, join=True, batch_sampler=pairs)
+    dist.destroy_process_group()
+    print(json.dumps([same, planned]))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_two_ranks_get_what_torchs_class_gives_and_every_sample_of_a_seed() -> None:
+    found = said_by_ranks(SCRIPT, timeout_s=170)
+    for same, _ in found:
+        for case, (theirs, ours) in same.items():
+            assert all(theirs), case
+            assert ours == theirs, case
+    lengths = [len(found[rank][0]["uneven batch samplers"][0][0]) for rank in range(2)]
+    assert lengths == [2, 4]
+    for case, first in found[0][1].items():
+        length = int(case.split()[-1])
+        for mine, other in zip(first, found[1][1][case], strict=True):
+            assert [len(batch) for batch in mine] == [len(batch) for batch in other], case
+            rows = [row for batch in mine + other for row in batch]
+            assert set(rows) == set(range(length)), case
+            assert len(rows) == length + length % 2, case
+        assert length == 1 or first[0] != first[1], case

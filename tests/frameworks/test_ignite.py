@@ -1,0 +1,143 @@
+"""Ignite: engines run over feedline's loaders as over torch's, and go on where they were."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler
+
+import feedline
+
+pytest.importorskip("ignite")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from ignite.distributed import auto
+    from ignite.engine import DeterministicEngine, Engine, Events
+    from ignite.handlers import Checkpoint
+    from ignite.handlers.param_scheduler import BatchSizeScheduler
+
+KINDS = (DataLoader, feedline.DataLoader)
+NUMBERS = list(range(22))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def engine(kind: Any = Engine) -> tuple[Any, list[Any]]:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    seen: list[Any] = []
+    return kind(lambda it, batch: seen.append([it.state.epoch, batch.tolist()])), seen
+
+
+@pytest.mark.parametrize(("epoch_length", "workers"), [(None, 0), (4, 0), (9, 1), (9, 2)])
+@pytest.mark.parametrize("kind", [Engine, DeterministicEngine])
+def test_an_epoch_of_any_length(kind: Any, epoch_length: int | None, workers: int) -> None:
+    found = []
+    for loader in KINDS:
+        trainer, seen = engine(kind)
+        data = loader(
+            NUMBERS, 4, shuffle=True, num_workers=workers, persistent_workers=workers == 2
+        )
+        trainer.run(data, max_epochs=3, epoch_length=epoch_length)
+        found.append(seen)
+    assert found[0]
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("epoch_length", [None, 7])
+def test_a_stream(epoch_length: int | None) -> None:
+    found = []
+    for loader in KINDS:
+        trainer, seen = engine()
+        trainer.run(loader(Stream(), 4), max_epochs=2, epoch_length=epoch_length)
+        found.append(seen)
+    assert found[0]
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("place", [{"epoch": 2}, {"iteration": 15}], ids=["epoch", "iteration"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_deterministic_engine_goes_on(weighted: bool, place: dict[str, int]) -> None:
+    found = []
+    for loader in KINDS:
+        sampler = WeightedRandomSampler(torch.arange(1.0, 23.0), 22) if weighted else None
+        for resumed in (False, True):
+            trainer, seen = engine(DeterministicEngine)
+            data = loader(NUMBERS, 4, shuffle=not weighted, sampler=sampler, num_workers=2)
+            if resumed:
+                state = {"max_epochs": 4, "epoch_length": len(data), "rng_states": None}
+                trainer.load_state_dict({**place, **state})
+            trainer.run(data, max_epochs=4)
+            found.append(seen)
+    whole, rest = found[:2]
+    assert rest == whole[-len(rest) :]
+    assert found[2:] == [whole, rest]
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 1}], ids=["torch's order", "feedline's order"])
+def test_a_checkpoint_holds_the_loaders_place(options: dict[str, int]) -> None:
+    trainer, whole = engine()
+    data = feedline.DataLoader(NUMBERS, 4, shuffle=True, num_workers=2, **options)
+    kept: list[Any] = []
+    keep = Checkpoint({"trainer": trainer, "loader": data}, lambda saved, *_: kept.append(saved))
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=9), keep)
+    trainer.run(data, max_epochs=2)
+    trainer, rest = engine()
+    data = feedline.DataLoader(NUMBERS, 4, shuffle=True, num_workers=1, **options)
+    Checkpoint.load_objects({"trainer": trainer, "loader": data}, kept[0])
+    trainer.run(data)
+    assert rest == whole[9:]
+
+
+def test_a_batch_size_that_changes_with_the_epochs() -> None:
+    found = []
+    for loader in KINDS:
+        trainer, seen = engine()
+        data = loader(NUMBERS, 2, num_workers=2)
+        BatchSizeScheduler(data, lambda epoch: 2 + 3 * epoch).attach(trainer)
+        trainer.run(data, max_epochs=3)
+        found.append([[epoch, len(rows)] for epoch, rows in seen])
+    assert len({size for _, size in found[0]}) > 2
+    assert found[1] == found[0]
+
+
+RANKED: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffled": lambda: {"batch_size": 6, "shuffle": True, "num_workers": 2},
+    "full batches": lambda: {"batch_size": 6, "drop_last": True},
+    "weighted": lambda: {"batch_size": 6, "sampler": WeightedRandomSampler(torch.ones(22), 22)},
+}
+
+
+@pytest.mark.parametrize("kind", [Engine, DeterministicEngine])
+@pytest.mark.parametrize("case", RANKED)
+def test_auto_dataloader_on_two_ranks(
+    case: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto.idist, "get_world_size", lambda: 2)
+    found = []
+    for loader in KINDS:
+        monkeypatch.setattr(auto, "DataLoader", loader)
+        for rank in range(2):
+            monkeypatch.setattr(auto.idist, "get_rank", lambda rank=rank: rank)
+            trainer, seen = engine(kind)
+            data = auto.auto_dataloader(NUMBERS, **RANKED[case]())
+            assert type(data) is loader
+            assert isinstance(data.sampler, DistributedSampler)
+            trainer.on(Events.EPOCH_STARTED)(
+                lambda it, data=data: data.sampler.set_epoch(it.state.epoch)
+            )
+            trainer.run(data, max_epochs=2)
+            found.append(seen)
+    assert found[:2] != [[], []]
+    assert found[2:] == found[:2]

@@ -1,0 +1,165 @@
+"""timm: its loaders, built of feedline's class, give the very batches that torch's class gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import feedline
+
+pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import timm.data
+
+CPU = torch.device("cpu")
+
+
+def picture(number: int) -> tuple[Any, int]:
+    pixels = np.random.default_rng(number).integers(0, 255, (24, 28, 3), dtype=np.uint8)
+    return Image.fromarray(pixels), number
+
+
+class Pictures(Dataset[Any]):
+    transform: Any = None  # timm sets it
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        image, label = picture(number)
+        return (self.transform(image) if self.transform else image), label
+
+
+class Stream(IterableDataset[Any]):
+    transform: Any = None
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for image, label in map(picture, range(first, 10, step)):
+            yield self.transform(image), label
+
+
+def built_of(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """timm's module of loaders as it is where `kind` has the place of torch's class."""
+    monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
+    spec = importlib.util.find_spec("timm.data.loader")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # workers unpickle from it
+    spec.loader.exec_module(module)
+    return module
+
+
+def plain(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: plain(value) for name, value in part.items()}
+    return [str(part.dtype), part.tolist()] if isinstance(part, Tensor) else part
+
+
+def epochs(loader: Any, *, pixels: bool = True) -> list[Any]:
+    """What timm's training loop sees of three epochs."""
+    found: list[Any] = [] if isinstance(loader.dataset, IterableDataset) else [len(loader)]
+    for epoch in range(3):
+        for part in (loader.dataset, loader.batch_sampler, loader.sampler):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        for inputs, labels in loader:
+            found.append([plain(inputs) if pixels else inputs.shape, plain(labels)])
+    assert found
+    return found
+
+
+def create(timms: Any, dataset: Any = None, *, pixels: bool = True, **options: Any) -> list[Any]:
+    usual = {"no_aug": pixels, "device": CPU, "persistent_workers": False}
+    loader = timms.create_loader(dataset or Pictures(), (3, 16, 16), 4, **{**usual, **options})
+    return epochs(loader, pixels=pixels)
+
+
+def distributed(timms: Any, **options: Any) -> list[Any]:
+    found = []
+    for rank in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+            patch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            found += create(timms, distributed=True, is_training=True, **options)
+    return found
+
+
+def mixed(timms: Any) -> list[Any]:
+    """Mixed pictures, and then those that follow when mixing is switched off."""
+    mixup = timm.data.FastCollateMixup(mixup_alpha=0.5, num_classes=22)
+    options = {"collate_fn": mixup, "num_workers": 1, "persistent_workers": False}
+    loader = timms.create_loader(
+        Pictures(), (3, 16, 16), 4, is_training=True, no_aug=True, device=CPU, **options
+    )
+    shapes = [[inputs.shape, labels.shape] for inputs, labels in loader]
+    loader.mixup_enabled = False
+    return [shapes, epochs(loader)]
+
+
+def seed_of(worker: Any) -> int:
+    return int(worker.seed)
+
+
+def naflex(_: Any, *, is_training: bool) -> list[Any]:
+    options = {"patch_size": 8, "train_seq_lens": (4, 9), "max_seq_len": 9, "batch_size": 4}
+    options |= {"no_aug": True, "pin_memory": False, "persistent_workers": False}
+    return epochs(
+        timm.data.create_naflex_loader(
+            Pictures(), is_training=is_training, num_workers=2, device=CPU, **options
+        )
+    )
+
+
+TRAIN: dict[str, Any] = {"is_training": True, "num_workers": 2}
+LASTING = {"persistent_workers": True, "use_multi_epochs_loader": True}
+SIZES = {"input_size_choices": (16, 24), "batch_size_choices": (4, 2)}
+CASES: dict[str, Any] = {
+    "evaluation": lambda timms: create(timms, num_workers=2),
+    "training": lambda timms: create(timms, use_prefetcher=False, **TRAIN),
+    "no workers": lambda timms: create(timms, is_training=True, num_workers=0),
+    "augmented": lambda timms: create(timms, pixels=False, auto_augment="rand-m9", **TRAIN),
+    "workers' seeds": lambda timms: create(timms, pixels=False, worker_seeding=seed_of, **TRAIN),
+    "lasting workers": lambda timms: create(timms, persistent_workers=True, **TRAIN),
+    "one endless epoch": lambda timms: create(timms, **LASTING, **TRAIN),
+    "sizes on a schedule": lambda timms: create(timms, **SIZES, **TRAIN),
+    "a stream": lambda timms: create(timms, Stream(), num_workers=2, use_prefetcher=False),
+    "mixup": mixed,
+    "ranks": lambda timms: distributed(timms, num_workers=1),
+    "ranks, one endless epoch, repeated": lambda timms: distributed(
+        timms, num_aug_repeats=3, num_workers=1, **LASTING
+    ),
+    "naflex": lambda timms: naflex(timms, is_training=True),
+    "naflex, evaluation": lambda timms: naflex(timms, is_training=False),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", CASES)
+def test_timms_loaders_give_what_they_give_of_torchs_class(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for kind in (DataLoader, feedline.DataLoader):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        timms = built_of(kind, monkeypatch)
+        assert timms.MultiEpochsDataLoader.__base__ is kind
+        found.append(CASES[case](timms))
+    assert found[0] == found[1]
