@@ -27,8 +27,8 @@ import tracemalloc
 import psutil
 
 from feedline.images.folder import ImageFolder
-from feedline.images.index import scan_folder
 from feedline.loader import DataLoader
+from feedline.stores.index import scan_folder
 
 
 class Blank(ImageFolder):

@@ -26,6 +26,7 @@ ROOMS = (
     "engine",
     "recognition",
     "images",
+    "stores",
     "randomness",
     "request",
     "plan",

@@ -26,7 +26,7 @@ from feedline.bench.survey import Survey
 from feedline.errors import ImageError
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
-from feedline.images.read_file import read_file
+from feedline.stores.read_file import read_file
 from feedline.system import available_memory_bytes
 
 __all__ = ["Copies", "copies", "copies_side", "no_room"]

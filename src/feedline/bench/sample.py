@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from feedline.images.folder import ImageFolder
-from feedline.images.index import FolderIndex
-from feedline.images.path_table import starts_of
 from feedline.plan.row import Field, Item
+from feedline.stores.index import FolderIndex
+from feedline.stores.path_table import starts_of
 
 __all__ = ["Sample", "draw"]
 

@@ -24,10 +24,10 @@ import numpy as np
 from feedline.bench.pool import Keep, Tell
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
-from feedline.images.read_file import read_file
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
+from feedline.stores.read_file import read_file
 
 __all__ = ["Stages", "measure_stages"]
 

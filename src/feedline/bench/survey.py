@@ -16,7 +16,7 @@ from feedline.bench.pool import Keep, Pool, Tell
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
-from feedline.images.read_file import read_file
+from feedline.stores.read_file import read_file
 
 __all__ = ["Survey", "survey"]
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from feedline.images.array_store import ArrayStore
-from feedline.images.crops import Pixels, Transform, checked_transform
+from feedline.images.crops import Transform, checked_transform
 from feedline.images.rows import RowPipeline
 from feedline.images.stable_repr import without_addresses
+from feedline.stores.array_store import ArrayStore
+from feedline.stores.store import Pixels
 
 __all__ = ["ImageArray"]
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
-
-import numpy as np
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from feedline.errors import UsageError
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
+from feedline.stores.store import Pixels
 
 __all__ = [
     "Box",
     "EvalCrop",
     "Part",
-    "Pixels",
     "Placement",
     "TrainCrop",
     "Transform",
@@ -32,9 +30,8 @@ __all__ = [
     "checked_transform",
     "cut",
     "resized",
+    "wanted_side",
 ]
-
-Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 _TRIES = 10
 
@@ -125,6 +122,16 @@ class Transform(Protocol):
     def place(self, height: int, width: int, item: Item) -> Placement:
         """Say which part of an image of (height, width) pixels becomes the row."""
         ...
+
+
+def wanted_side(transform: Transform, size: int) -> int:
+    """The shorter side at which an image is large enough for rows of `size` px.
+
+    A transform may say so in a method `wanted_side(size)`: the side at which it does not enlarge an
+    image of which it shows all that it may show. Else it is `size`.
+    """
+    own = getattr(transform, "wanted_side", None)
+    return size if own is None else int(own(size))
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,12 @@ class EvalCrop:
 
         The resized image is never smaller than the square, so nothing is padded.
         """
-        whole = resized(height, width, round(size / self.fraction))
+        whole = resized(height, width, self.wanted_side(size))
         return Window(*whole, *centred(*whole, size))
+
+    def wanted_side(self, size: int) -> int:
+        """The shorter side, in pixels, to which images are resized for rows of `size` px."""
+        return round(size / self.fraction)
 
 
 def resized(height: int, width: int, short: int) -> tuple[int, int]:

@@ -18,9 +18,9 @@ import numpy as np
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
-from feedline.images.file_store import FileStore
-from feedline.images.index import FolderIndex, scan_folder
 from feedline.images.rows import RowPipeline
+from feedline.stores.file_store import FileStore
+from feedline.stores.index import FolderIndex, scan_folder
 
 __all__ = ["ImageFolder"]
 

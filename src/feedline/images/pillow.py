@@ -33,8 +33,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from feedline.errors import ImageError
-from feedline.images.crops import Pixels
 from feedline.images.headers import canvas, exif_orientation
+from feedline.stores.store import Pixels
 
 __all__ = ["check_pixels", "decode_with_pillow", "upright"]
 

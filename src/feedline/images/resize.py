@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.images.crops import Box, Pixels, Placement, Window
+from feedline.images.crops import Box, Placement, Window
+from feedline.stores.store import Pixels
 
 try:
     from feedline.images import _resample as compiled

@@ -15,8 +15,9 @@ import numpy as np
 import PIL
 import torch
 
-from feedline.images.crops import Box, Pixels, Placement
+from feedline.images.crops import Box, Placement
 from feedline.images.resize import fill
+from feedline.stores.store import Pixels
 
 __all__ = ["ResizeMode", "fill_as"]
 

@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from feedline.errors import ImageError
-from feedline.images.crops import Pixels, Placement, Transform, cut
+from feedline.images.crops import Placement, Transform, cut, wanted_side
 from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
-from feedline.images.store import SampleStore
 from feedline.plan.row import Field, Item
+from feedline.stores.store import Pixels, SampleStore
 
 Store = TypeVar("Store", bound=SampleStore)
 
@@ -92,7 +92,8 @@ class RowPipeline(Generic[Store]):
         if not self._is_open:
             self.open(0, 1)
         try:
-            image = self.store.read(item.sample)
+            wanted = wanted_side(self.transform, item.side)
+            image = self.store.read(item.sample, wanted)
             if not isinstance(image, np.ndarray):
                 try:
                     return self._decoded(image, item)
@@ -105,18 +106,25 @@ class RowPipeline(Generic[Store]):
             raise ImageError(
                 f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded: {error}"
             ) from error
-        placement = self.transform.place(image.shape[0], image.shape[1], item)
+        placement = self._placement(image.shape[0], image.shape[1], item)
         return cut(image, placement.part), placement
 
     def _decoded(self, data: bytes, item: Item) -> tuple[Pixels, Placement]:
         decoder = self._threads.decoder
         height, width = decoder.open(data)
-        placement = self.transform.place(height, width, item)
+        placement = self._placement(height, width, item)
         by = 1
         if self._scaled and decoder.reducible:
             by = placement.shrink(height, width, item.side)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         return decoder.read(by, placement.part), placement
+
+    def _placement(self, height: int, width: int, item: Item) -> Placement:
+        """Which part of what was read, (height, width) pixels, is shown, and where it goes."""
+        original = self.store.original_size(item.sample)
+        if original is None or original == (height, width):
+            return self.transform.place(height, width, item)
+        return self.transform.place(*original, item).on(height, width, of=original)
 
     def _rescued(self, data: bytes) -> Pixels | None:
         """The pixels of an image that the decoder refused, where another reader is wanted."""
@@ -142,7 +150,10 @@ class RowPipeline(Generic[Store]):
     def transform_identity(self) -> str:
         """What decides how an image becomes a row, in words: the same in every process."""
         decode = "scaled" if self._scaled else "exact"
-        return without_addresses(f"{self.transform!r}, decode={decode!r}, exif={self._exif}")
+        form = self.store.form()
+        return without_addresses(
+            f"{self.transform!r}, decode={decode!r}, exif={self._exif}" + (form and f", {form}")
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from feedline.images.crops import Pixels
+from feedline.stores.store import Pixels
 
 __all__ = ["PillowSettings", "read_with_pillow"]
 

@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from feedline.images.crops import Pixels
-from feedline.images.file_store import FileStore
-from feedline.images.path_table import LabelledPaths
 from feedline.images.resize_mode import fill_as
 from feedline.images.rows import RowPipeline
 from feedline.images.stable_repr import without_addresses
@@ -27,6 +24,9 @@ from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
 from feedline.recognition.steps import in_full
 from feedline.recognition.transform_reader import RecognisedTransform
 from feedline.request import Request
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths
+from feedline.stores.store import Pixels
 
 __all__ = ["ImagePipeline"]
 
@@ -140,7 +140,8 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
             digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
         digest.update("\n".join(map(in_full, tail.steps)).encode(errors="backslashreplace"))
         steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
-        return f"{steps} [{digest.hexdigest()}]"
+        form = self.store.form()
+        return f"{steps} [{digest.hexdigest()}]" + (form and f", {form}")
 
     def __repr__(self) -> str:
         recognised = self.recognised

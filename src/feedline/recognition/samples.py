@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from feedline.images.file_store import FileStore
-from feedline.images.path_table import LabelledPaths, starts_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.steps import NotRecognised, altered
 from feedline.recognition.subsets import unwrapped
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths, starts_of
 
 __all__ = ["folder_fingerprint", "store_of"]
 

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 from feedline.errors import SampleError
-from feedline.images.crops import Pixels
 from feedline.images.lut import apply_lut
 from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
 from feedline.recognition.steps import is_torchvisions, said, well_behaved, words
+from feedline.stores.store import Pixels
 
 __all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
 

@@ -45,7 +45,7 @@ class WindowCrop:
         size = item.side
         stream = Stream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
-        resize = round(self.resize * size / self.crop)
+        resize = self.wanted_side(size)
         if self.square and resize == size:
             return Box(0, 0, height, width, flip)
         whole = (resize, resize) if self.square else resized(height, width, resize)
@@ -58,3 +58,7 @@ class WindowCrop:
             # What is cut out of the mirrored image lies on the other side of the image itself.
             left = whole[1] - size - left
         return Window(*whole, top, left, flip)
+
+    def wanted_side(self, size: int) -> int:
+        """The shorter side, in pixels, to which images are resized for rows of `size` px."""
+        return round(self.resize * size / self.crop)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.crops import Pixels
 from feedline.plan.row import Field
+from feedline.stores.store import Pixels
 
 __all__ = ["ArrayStore"]
 
@@ -48,10 +48,13 @@ class ArrayStore:
     def close(self) -> None:
         """The mapping ends with the store."""
 
-    def read(self, sample: int) -> Pixels:
+    def read(self, sample: int, side: int) -> Pixels:
         """The pixels of a sample, where they lie."""
         pixels: Pixels = self.images[sample]
         return pixels
+
+    def original_size(self, sample: int) -> None:
+        """None: what is read is the original."""
 
     def label(self, sample: int) -> Any:
         """The label of a sample."""
@@ -71,6 +74,10 @@ class ArrayStore:
         for sample in picked.tolist():
             digest.update(self.images[sample].tobytes())
         return digest.hexdigest()[:16]
+
+    def form(self) -> str:
+        """Nothing: the originals."""
+        return ""
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from feedline.images.path_table import LabelledPaths
-from feedline.images.read_file import read_file
 from feedline.plan.row import Field
+from feedline.stores.path_table import LabelledPaths
+from feedline.stores.read_file import read_file
 
 Paths = TypeVar("Paths", bound=LabelledPaths)
 
@@ -43,9 +43,12 @@ class FileStore(Generic[Paths]):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def read(self, sample: int) -> bytes:
-        """The bytes of a sample's file."""
+    def read(self, sample: int, side: int) -> bytes:
+        """The bytes of a sample's file, which is the original."""
         return read_file(self.path(sample))
+
+    def original_size(self, sample: int) -> None:
+        """None: what is read is the original."""
 
     def label(self, sample: int) -> Any:
         """The label of a sample, a whole number."""
@@ -67,3 +70,7 @@ class FileStore(Generic[Paths]):
     def fingerprint(self) -> str:
         """A short hash of the paths; reads no files."""
         return self.paths.fingerprint()
+
+    def form(self) -> str:
+        """Nothing: the originals."""
+        return ""

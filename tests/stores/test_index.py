@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images import index as index_module
-from feedline.images.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.stores import index as index_module
+from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
 
 
 def make(root, *paths):
@@ -223,5 +223,5 @@ def test_the_fingerprint_tells_where_a_class_name_ends(tmp_path):
 
 
 def test_the_index_needs_no_torch():
-    code = "import sys, feedline.images.index; sys.exit('torch' in sys.modules)"
+    code = "import sys, feedline.stores.index; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

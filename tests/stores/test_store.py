@@ -13,11 +13,11 @@ from PIL import Image
 import feedline
 from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import ImageError
-from feedline.images.array_store import ArrayStore
-from feedline.images.file_store import FileStore
-from feedline.images.path_table import LabelledPaths, starts_of
 from feedline.images.rows import RowPipeline, without_addresses
 from feedline.plan.row import Field, Item
+from feedline.stores.array_store import ArrayStore
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths, starts_of
 
 
 class ZipStore:
@@ -39,7 +39,7 @@ class ZipStore:
             self.archive.close()
         self.archive = None
 
-    def read(self, sample):
+    def read(self, sample, side):
         try:
             return self.archive.read(self.names[sample])
         except KeyError as error:
@@ -50,6 +50,12 @@ class ZipStore:
 
     def name(self, sample):
         return f"{self.path}:{self.names[sample]}"
+
+    def original_size(self, sample):
+        return None
+
+    def form(self):
+        return ""
 
     def fingerprint(self):
         return "-".join(self.names)

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.path_table import LabelledPaths, starts_of
+from feedline.stores.path_table import LabelledPaths, starts_of
 
 __all__ = ["IMAGE_EXTENSIONS", "FolderIndex", "scan_folder"]
 

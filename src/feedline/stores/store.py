@@ -6,19 +6,22 @@ decoded, cropped and resized is no concern of it.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from feedline.images.crops import Pixels
+import numpy as np
+
 from feedline.plan.row import Field
 
-__all__ = ["SampleStore"]
+__all__ = ["Pixels", "SampleStore"]
+
+Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class SampleStore(Protocol):
     """Numbered images with their labels. Pickled once and sent to every worker.
 
-    `read` and `label` follow from the sample's number alone; several threads may call them at
-    once.
+    `read`, `original_size` and `label` follow from their arguments alone; several threads may call
+    them at once.
     """
 
     @property
@@ -41,13 +44,22 @@ class SampleStore(Protocol):
         """Give that back. Called when the process reads no more, also where nothing was opened."""
         ...
 
-    def read(self, sample: int) -> bytes | Pixels:
+    def read(self, sample: int, side: int) -> bytes | Pixels:
         """An image: the bytes of an encoded file, or uint8 (height, width, 3), read only.
+
+        Args:
+            sample: which one.
+            side: the shorter side in pixels at which it is large enough: a store that holds smaller
+                copies of an image may give the smallest of them that has it.
 
         Raises:
             ImageError: it cannot be read; the message does not name it.
             IndexError: there is no such sample.
         """
+        ...
+
+    def original_size(self, sample: int) -> tuple[int, int] | None:
+        """The height and width, in pixels, of what `read` gives a copy of; None: of itself."""
         ...
 
     def label(self, sample: int) -> Any:
@@ -60,4 +72,8 @@ class SampleStore(Protocol):
 
     def fingerprint(self) -> str:
         """A short text that differs where the samples, their order or labels differ."""
+        ...
+
+    def form(self) -> str:
+        """In which form it holds the images, where that changes pixels; "" for the originals."""
         ...

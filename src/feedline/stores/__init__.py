@@ -1,0 +1,1 @@
+"""Where images and their labels come from: folders, arrays, caches of smaller copies."""
