@@ -278,7 +278,7 @@ class Session:
         self._skipped += old.skipped
         self._deaths += old.deaths
         if self._current is not None and (iteration := self._current()) is not None:
-            iteration.ended_pids = old.pids
+            iteration.ended_workers = old.handles
         old.close()
 
     def ensure_usable(self) -> None:

@@ -252,7 +252,13 @@ class SampledCursor:
         restored = self._restored
         mark = epoch_mark(self._sampling.sampler)
         if restored is not None and (epoch is None or restored["start"].get("epoch") == mark):
-            names = ("drawn_seed", "start", "sampler_state", "upcoming")  # as they came
+            names = (
+                "drawn_seed",
+                "kept_seed",
+                "start",
+                "sampler_state",
+                "upcoming",
+            )  # as they came
             return state | {name: restored[name] for name in names if name in restored}
         if epoch is None:
             start = self._sampling.start(self._sampling.now())
