@@ -7,7 +7,6 @@ Relies on: Accelerate keeping the loader that its wrapper reads from as `base_da
 
 from __future__ import annotations
 
-import types
 import warnings
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.accelerate_mixin import skip_first_batches
+from feedline.loader.accelerate_mixin import SkipFirstBatches
 
 __all__ = ["prepare"]
 
@@ -83,6 +82,6 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, in which "
             "there is no place for feedline's workers; use accelerator.prepare"
         )
-    accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
+    accelerator.skip_first_batches = SkipFirstBatches(accelerator)
     prepared.base_dataloader = _in_place_of(stock, loader)
     return prepared

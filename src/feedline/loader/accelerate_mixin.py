@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from feedline.loader.checks import is_native
 from feedline.plan.batches import Plan
 from feedline.sampling.samplers import epoch_mark
 
-__all__ = ["TOLD_BY_ACCELERATE", "Accelerated", "skip_first_batches"]
+__all__ = ["TOLD_BY_ACCELERATE", "Accelerated", "SkipFirstBatches"]
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class Accelerated:
         return ""
 
     def _join(self, accelerator: Any, placed: bool | None, config: Any) -> None:
-        accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
+        accelerator.skip_first_batches = SkipFirstBatches(accelerator)
         state, utils = sys.modules["accelerate.state"], sys.modules["accelerate.utils"]
         self.gradient_state = state.GradientState()
         target = accelerator.device
@@ -225,21 +225,32 @@ def _changed(config: Any) -> dict[str, Any]:
     }
 
 
-def skip_first_batches(accelerator: Any, dataloader: Any, num_batches: int = 0) -> Any:
-    """What an Accelerator that prepared a loader of feedline's does as its method of that name.
+class SkipFirstBatches:
+    """The method `skip_first_batches` of an Accelerator that prepared a loader of feedline's.
 
-    The loader itself, which begins its next iteration behind these batches and makes none of them;
-    a loader that a state has brought there already is left as it is. Of a wrapper that
-    `feedline.frameworks.accelerate.prepare` gave, a wrapper of the rest, with feedline's workers.
+    Called with a loader and a number of batches, it gives the loader itself, which begins its next
+    iteration behind these batches and makes none of them; a loader that a state has brought there
+    already is left as it is. Of a wrapper that `feedline.frameworks.accelerate.prepare` gave, it
+    gives a wrapper of the rest, with feedline's workers.
 
     Raises:
         UsageError: a state brought the loader to a later batch.
     """
-    if isinstance(dataloader, Accelerated) and dataloader.gradient_state is not None:
-        dataloader.set_step(num_batches)
-        return dataloader
-    rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
-    in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
-    if in_place_of is not None:
-        rest.base_dataloader = in_place_of(rest.base_dataloader)
-    return rest
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = weakref.ref(accelerator)  # which holds this object
+
+    def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The rest of an epoch behind so many batches."""
+        if isinstance(dataloader, Accelerated) and dataloader.gradient_state is not None:
+            dataloader.set_step(num_batches)
+            return dataloader
+        accelerator: Any = self._accelerator()
+        rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
+        in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
+        if in_place_of is not None:
+            rest.base_dataloader = in_place_of(rest.base_dataloader)
+        return rest
+
+    def __reduce__(self) -> Any:
+        return SkipFirstBatches, (self._accelerator(),)
