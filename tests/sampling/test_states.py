@@ -551,3 +551,19 @@ def test_states_hold_where_others_draw_between_iter_and_the_first_batch(
         with two()[k] as again:
             again.load_state_dict(state)
             assert [batch.tolist() for batch in again] == [batches[k] for batches in rests]
+
+
+def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
+    def seen(ask: bool) -> list[Any]:
+        torch.manual_seed(0)
+        loader = DataLoader(DATA, 4, shuffle=True)
+        batches = iter(loader)
+        if ask:
+            state = loader.state_dict()
+            other = DataLoader(DATA, 4, shuffle=True)
+            other.load_state_dict(through_json(state))
+        torch.manual_seed(5)
+        found = [plain(batch) for batch in batches]
+        return [found, torch.get_rng_state().tolist()]
+
+    assert seen(ask=True) == seen(ask=False)

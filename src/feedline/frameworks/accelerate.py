@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.accelerate_mixin import SkipFirstBatches
+from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
 
 __all__ = ["prepare"]
 
@@ -28,6 +28,8 @@ _OURS = ("image_size", "max_image_size", "on_error", "start_method", "in_order")
 
 class _Inner(DataLoader[Any]):
     """What a wrapper of Accelerate's reads from."""
+
+    in_a_wrapper = True
 
     # Accelerate asks a loader that has a state for it, at each batch.
     state_dict = property()
@@ -72,7 +74,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             "it to accelerator.prepare"
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accelerate makes a stock DataLoader", RuntimeWarning)
+        warnings.filterwarnings("ignore", BUILDS_STOCK, RuntimeWarning)
         prepared = accelerator.prepare(loader)
     stock = getattr(prepared, "base_dataloader", None)
     if prepared is loader or loader._asked.iterable:

@@ -23,6 +23,9 @@ class _Session(Protocol):
     @property
     def backend(self) -> Backend: ...
 
+    @property
+    def cursor(self) -> Any: ...
+
     def ensure_usable(self) -> None: ...
 
     def next(self, iteration: Any) -> Any: ...
@@ -75,6 +78,10 @@ class Iteration(_BaseDataLoaderIter):
             if self.session is not self._own:
                 self.session.close()
             raise
+
+    def at_end(self) -> bool:
+        """Whether no batch is left, of an iteration whose order feedline makes or draws."""
+        return bool(self.session.cursor.at_end())
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("an iteration cannot be pickled; pickle the loader")
