@@ -202,7 +202,7 @@ class Used(RuleBasedStateMachine):
     def start(self) -> None:
         self.made.load_state_dict({**self.made.state_dict(), "epoch": 0, "step": 0})
         self.made.set_image_size(None)
-        self.epoch, self.step, self.begun = 0, 0, False
+        self.stand(0)
         self.given = False  # the latest iteration has given something
         self.size: int | None = None
         self.iteration: Iterator[Any] | None = None
@@ -211,6 +211,11 @@ class Used(RuleBasedStateMachine):
         self.state = self.made.state_dict()
         self.saved: tuple[int, int, int | None] = (0, 0, None)
         self.kept: list[tuple[Any, Seen]] = []
+
+    def stand(self, epoch: int, step: int = 0) -> None:
+        """Nothing was handed out since this place was come to."""
+        self.epoch, self.step, self.begun = epoch, step, False
+        self.restored_step, self.step_that_was_set = step, 0
 
     def leave_iteration(self) -> None:
         if self.iteration is not None:
@@ -225,8 +230,8 @@ class Used(RuleBasedStateMachine):
     def begin_with(self, begun: Callable[[], Iterator[Any]]) -> None:
         self.leave_iteration()
         if self.begun:
-            self.epoch, self.step = self.epoch + 1, 0
-        self.begun = self.given = False
+            self.stand(self.epoch + 1)
+        self.given = False
         self.iteration = begun()
 
     @precondition(lambda self: self.iteration is not None)
@@ -237,12 +242,14 @@ class Used(RuleBasedStateMachine):
         for _ in range(count):
             if self.step == self.made.steps_in(self.epoch):
                 assert next(self.iteration, None) is None
-                self.epoch, self.step, self.begun, self.iteration = self.epoch + 1, 0, False, None
+                self.stand(self.epoch + 1)
+                self.iteration = None
                 return
             batch = next(self.iteration)
             expected = planned(self.made.plan, self.epoch, self.step, self.size)
             assert seen(batch) == expected
-            self.step, self.begun = self.step + 1, True
+            self.stand(self.epoch, self.step + 1)
+            self.begun = True
             if keep:
                 self.kept.append((batch, expected))
 
@@ -270,20 +277,24 @@ class Used(RuleBasedStateMachine):
         if self.begun or epoch != self.epoch:
             if self.given and self.begun:  # else it is the new epoch's
                 self.leave_iteration()
-            self.epoch, self.step, self.begun = epoch, 0, False
+            step = 0 if self.begun else self.step_that_was_set
+            self.stand(epoch)
+            self.step, self.step_that_was_set = min(step, self.made.plan.steps(epoch)), step
         self.made.set_epoch(epoch)
 
     @rule(step=st.integers(0, 7))
     def set_step(self, step: int) -> None:
-        if not self.begun and step < self.step:
-            with pytest.raises(UsageError, match="brought to step"):
-                self.made.set_step(step)
-            return
         if self.begun:
             if self.given:
                 self.leave_iteration()
-            self.epoch += 1
-        self.step, self.begun = min(step, self.made.plan.steps(self.epoch)), False
+            self.stand(self.epoch + 1)
+        elif step < self.restored_step:
+            if self.restored_step < self.made.plan.steps(self.epoch):
+                with pytest.raises(UsageError, match="brought to step"):
+                    self.made.set_step(step)
+                return
+            self.stand(self.epoch + 1)
+        self.step, self.step_that_was_set = min(step, self.made.plan.steps(self.epoch)), step
         self.made.set_step(step)
 
     @rule(size=st.none() | st.integers(1, 16))
@@ -303,8 +314,8 @@ class Used(RuleBasedStateMachine):
     @rule()
     def restore(self) -> None:
         self.made.load_state_dict(self.state)
-        self.epoch, self.step, self.size = self.saved
-        self.begun = False
+        epoch, step, self.size = self.saved
+        self.stand(epoch, step)
 
 
 def test_a_loader_used_in_any_order_follows_its_plan() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
@@ -60,9 +60,7 @@ def test_the_rest_of_the_epoch_comes_and_then_the_next(
         assert rows(loader) == []
 
 
-def test_a_state_holds_the_step_and_can_be_gone_on_from(
-    order: dict[str, Any], epochs: list[list[list[int]]]
-) -> None:
+def test_a_state_holds_the_step(order: dict[str, Any], epochs: list[list[list[int]]]) -> None:
     with made(order) as loader:
         loader.set_step(2)
         state = loader.state_dict()
@@ -70,13 +68,86 @@ def test_a_state_holds_the_step_and_can_be_gone_on_from(
         with made(order) as loader:
             loader.load_state_dict(state)
             loader.set_step(step)
-            assert loader.state_dict()["step"] == step
+            again = loader.state_dict()
+        with made(order) as loader:
+            loader.load_state_dict(again)
+            assert rows(loader) == epochs[0][step:]
+            assert rows(loader) == epochs[1]
+
+
+def test_a_step_is_counted_in_the_epoch_that_a_state_stands_in(
+    order: dict[str, Any], epochs: list[list[list[int]]]
+) -> None:
+    with made(order) as loader:
+        batches = iter(loader)
+        next(batches)
+        next(batches)
+        state = loader.state_dict()
+    for step in (2, 4):
+        with made(order) as loader:
+            loader.load_state_dict(state)
+            loader.set_step(step)
             assert rows(loader) == epochs[0][step:]
     with made(order) as loader:
         loader.load_state_dict(state)
         with pytest.raises(UsageError, match=r"step 2 of epoch 0 by a state.*begin at step 1"):
             loader.set_step(1)
         assert rows(loader) == epochs[0][2:]
+
+
+def test_a_step_behind_a_state_between_epochs_is_of_the_next(
+    order: dict[str, Any], epochs: list[list[list[int]]]
+) -> None:
+    with made(order) as loader:
+        batches = iter(loader)
+        for _ in epochs[0]:
+            next(batches)
+        last = loader.state_dict()
+        assert next(batches, None) is None
+        between = loader.state_dict()
+    if not order.get("generator"):  # which stands elsewhere once the last batch was handed out
+        with made(order) as loader:
+            loader.load_state_dict(last)
+            loader.set_step(0)
+            assert len(rows(loader)) == len(epochs[1])
+    with made(order) as loader:
+        loader.load_state_dict(between)
+        loader.set_step(3)
+        torch.manual_seed(99)
+        assert rows(loader) == epochs[1][3:]
+
+
+def test_the_epoch_may_be_set_behind_the_step(order: dict[str, Any]) -> None:
+    with made(order) as loader:
+        loader.set_step(3)
+        loader.set_epoch(2)
+        assert len(rows(loader)) == 4
+        assert loader.epoch == 3
+        assert len(rows(loader)) == 7
+
+
+@pytest.mark.parametrize("after_iter", [False, True])
+def test_a_sampler_may_be_told_its_epoch_behind_the_step(after_iter: bool) -> None:
+    sampler = DistributedSampler(range(20), 1, 0)
+    loader = DataLoader(list(range(20)), 3, sampler=sampler)
+    sampler.set_epoch(2)
+    wanted = rows(loader)
+    sampler.set_epoch(0)
+    loader.set_step(3)
+    batches = iter(loader) if after_iter else loader
+    sampler.set_epoch(2)
+    assert rows(batches) == wanted[3:]
+
+
+def test_the_last_step_that_is_set_counts_and_draws_nothing_before_the_epoch_begins() -> None:
+    torch.manual_seed(0)
+    loader = DataLoader(list(range(20)), 3, shuffle=True)
+    loader.set_step(5)
+    loader.set_step(1)
+    assert torch.equal(torch.get_rng_state(), torch.manual_seed(0).get_state())
+    found = rows(loader)
+    torch.manual_seed(0)
+    assert found == rows(DataLoader(list(range(20)), 3, shuffle=True))[1:]
 
 
 def test_an_iteration_under_way_goes_on_by_itself(

@@ -75,6 +75,25 @@ def test_the_share_shows_as_torchs_sampler_shows_it(
     assert loader.sampler.epoch == 3
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_fills_no_batch_is_left_to_the_batch_sampler(world_size: int, drop_last: bool) -> None:
+    kept = []
+    for rank in range(world_size):
+        loader = made(drop_last=drop_last, rank=rank, world_size=world_size)
+        keys = list(loader.sampler)
+        assert list(BatchSampler(keys, 2, drop_last)) == epoch(loader)
+        theirs = DistributedSampler(
+            list(range(9)),  # type: ignore[arg-type]
+            world_size,
+            0,
+            drop_last=drop_last,
+        )
+        assert len(loader.sampler) == len(keys) == len(theirs)
+        kept += keys
+    assert len(set(kept)) == (8 if drop_last and world_size == 2 else 9)
+
+
 def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
     loader = made()
     with pytest.raises(UsageError, match=r"name their sizes in the schedule"):

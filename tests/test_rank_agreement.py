@@ -41,12 +41,22 @@ found = {
     "without a seed": outcome(loader(20 + last, seed=None)),
 }
 dist.barrier()
+restored = loader()
+list(restored)
+restored.load_state_dict({**restored.state_dict(), "epoch": int(last)})
+found["state"] = outcome(restored)
+samples = list(range(20))
+grown = feedline.DataLoader(samples, 4, seed=1)
+list(grown)
+dist.barrier()
 if rank == 0:
+    samples.append(20)
     rank_agreement.PATIENCE_S = 1.0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found["alone"] = outcome(loader())
+        found["alone"] = outcome(grown)
     found["warned"] = [str(warning.message) for warning in caught]
+found["after that"] = outcome(loader())
 dist.barrier()
 print(json.dumps(found))
 """
@@ -62,11 +72,13 @@ def test_what_differs_is_named_on_every_rank_and_nothing_hangs() -> None:
     assert "rank=0, world_size=1" in warning
     for found in everyone:
         assert found["same"] == [2, 2]
+        assert found["after that"] == 2
         assert found["its own"] == found["without a seed"] == 5 + (found is everyone[2])
         for name, words in {
             "length": "length is 20 on ranks 0, 1, 21 on rank 2",
             "seed": "seed is 1 on ranks 0, 1, 2 on rank 2",
             "batch size": 'schedule is "ownx2@4" on ranks 0, 1, "ownx2@5" on rank 2',
+            "state": "epoch is 0 on ranks 0, 1, 1 on rank 2",
             "shuffle": 'shuffle is "shuffled" on ranks 0, 1, "sequential" on rank 2',
             "position": "step is 0 on ranks 0, 1, 1 on rank 2",
         }.items():

@@ -478,6 +478,16 @@ def test_an_iterable_runs_on_torchs_engine_and_says_so() -> None:
         loader(Counting(), num_workers=0).load_state_dict(state)
 
 
+def test_the_workers_of_torchs_engine_are_torchs_own_objects_also_when_they_have_ended() -> None:
+    with loader(Counting(), num_workers=2) as made:
+        epoch = iter(made)
+        workers = epoch._workers
+        assert len(list(epoch)) == 6
+        for process in workers:
+            process.join()
+        assert [process.exitcode for process in epoch._workers] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "said"),
     [

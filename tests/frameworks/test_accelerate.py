@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +115,29 @@ def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelera
     again = pickle.loads(pickle.dumps(accelerator))
     stock = again.prepare(TorchDataLoader(list(range(6)), 2))  # type: ignore[arg-type]
     assert [batch.tolist() for batch in again.skip_first_batches(stock, 1)] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("put", "config"),
+    [
+        (lambda accelerator, loader: accelerator.prepare_data_loader(loader), {}),
+        (prepare, {"split_batches": True}),
+    ],
+)
+def test_a_prepared_loader_and_its_accelerator_are_gone_with_their_last_names(
+    put: Any, config: dict[str, Any]
+) -> None:
+    accelerator = accelerator_of(**config)
+    loader = put(accelerator, DataLoader(list(range(6)), 2))
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    gone = [weakref.ref(thing) for thing in (accelerator, loader)]
+    gc.disable()  # a circle of references would wait for it
+    try:
+        del accelerator, loader, batches
+        assert [thing() for thing in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:

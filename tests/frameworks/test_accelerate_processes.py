@@ -105,6 +105,17 @@ def resumed(put, options):
     return [whole, parts]
 
 
+def skipped(kind, put):
+    # The rest of an epoch on ranks that were seeded apart, as for augmentations.
+    torch.manual_seed(100 + torch.distributed.get_rank())
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = put(accelerator, kind(list(range(24)), 3, shuffle=True))
+    rest = accelerator.skip_first_batches(loader, 2)
+    found = accelerator.gather(torch.cat(list(rest))).tolist()
+    accelerator.free_memory()
+    return found
+
+
 def planned():
     accelerator = accelerate.Accelerator(cpu=True)
     loader = feedline.DataLoader(list(range(16)), 4, shuffle=True, seed=1, num_workers=2)
@@ -142,6 +153,7 @@ if __name__ == "__main__":
         ]
     kinds = ((DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare))
     found["validation in between"] = [between(*each, {"num_workers": 2}) for each in kinds]
+    found["skipped"] = [skipped(*each) for each in kinds]
     found["resumed"] = [resumed(prepare, {}), resumed(usual, {"seed": 1})]
     print(json.dumps(found))
 """
@@ -156,6 +168,7 @@ def test_two_processes_get_what_torchs_class_gives_for_each_setting(tmp_path: Pa
         for whole, parts in found.pop("resumed"):
             assert len(whole) == 5
             assert parts == whole
+        assert len(set(found["skipped"][0])) == 12
         for name, (theirs, ours, prepared) in found.items():
             assert theirs, name
             assert ours == theirs, name

@@ -471,6 +471,22 @@ def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -
         assert len(seen) == 6
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_from_before_the_first_epoch_stays_as_it_is_within_an_iteration(
+    persistent: bool,
+) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
+    with DataLoader(DATA, 4, shuffle=True, **options) as first:
+        state = first.state_dict()
+        wanted = [plain(batch) for batch in first]
+    with DataLoader(DATA, 4, shuffle=True, **options) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert [plain(batch) for batch in loader] == wanted
+
+
 def test_epochs_after_one_that_was_restored_go_on_as_they_would_have() -> None:
     torch.manual_seed(4)
     whole = DataLoader(DATA, 4, shuffle=True)
@@ -535,3 +551,19 @@ def test_states_hold_where_others_draw_between_iter_and_the_first_batch(
         with two()[k] as again:
             again.load_state_dict(state)
             assert [batch.tolist() for batch in again] == [batches[k] for batches in rests]
+
+
+def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
+    def seen(ask: bool) -> list[Any]:
+        torch.manual_seed(0)
+        loader = DataLoader(DATA, 4, shuffle=True)
+        batches = iter(loader)
+        if ask:
+            state = loader.state_dict()
+            other = DataLoader(DATA, 4, shuffle=True)
+            other.load_state_dict(through_json(state))
+        torch.manual_seed(5)
+        found = [plain(batch) for batch in batches]
+        return [found, torch.get_rng_state().tolist()]
+
+    assert seen(ask=True) == seen(ask=False)

@@ -7,7 +7,6 @@ Relies on: Accelerate keeping the loader that its wrapper reads from as `base_da
 
 from __future__ import annotations
 
-import types
 import warnings
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.accelerate_mixin import skip_first_batches
+from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
 
 __all__ = ["prepare"]
 
@@ -29,6 +28,8 @@ _OURS = ("image_size", "max_image_size", "on_error", "start_method", "in_order")
 
 class _Inner(DataLoader[Any]):
     """What a wrapper of Accelerate's reads from."""
+
+    in_a_wrapper = True
 
     # Accelerate asks a loader that has a state for it, at each batch.
     state_dict = property()
@@ -73,7 +74,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             "it to accelerator.prepare"
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accelerate makes a stock DataLoader", RuntimeWarning)
+        warnings.filterwarnings("ignore", BUILDS_STOCK, RuntimeWarning)
         prepared = accelerator.prepare(loader)
     stock = getattr(prepared, "base_dataloader", None)
     if prepared is loader or loader._asked.iterable:
@@ -83,6 +84,6 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, in which "
             "there is no place for feedline's workers; use accelerator.prepare"
         )
-    accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
+    accelerator.skip_first_batches = SkipFirstBatches(accelerator)
     prepared.base_dataloader = _in_place_of(stock, loader)
     return prepared

@@ -8,10 +8,13 @@ Relies on: those who take it apart passing on what the batch sampler yields, in 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
+
+from feedline.errors import UsageError
 
 __all__ = ["Stepwise"]
 
@@ -25,17 +28,41 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
     that resumes in the middle of an epoch goes on with the batch that comes next.
 
     Args:
-        loader: a feedline.DataLoader.
+        loader: a feedline.DataLoader that makes its own order, by `seed` or a schedule.
+
+    Raises:
+        UsageError: its order is drawn from samplers.
     """
 
-    _is_accelerate_prepared = True  # a feedline loader shares its samples among ranks itself
-
     def __init__(self, loader: Any) -> None:
+        if loader.plan is None:
+            raise UsageError(
+                "Stepwise asks for batches by epoch and step, and this loader draws its order from "
+                "samplers; give the loader a seed or a schedule, or use "
+                "feedline.frameworks.accelerate.prepare(accelerator, loader)"
+            )
+        self._loader = loader
         super().__init__(
             _Made(loader),  # type: ignore[arg-type]
             batch_sampler=_Places(loader),  # type: ignore[arg-type]
             collate_fn=_as_it_is,
         )
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked by an Accelerator: True, as the loader shares its samples among ranks itself.
+
+        Raises:
+            UsageError: the Accelerator wants them otherwise.
+        """
+        accelerator = sys._getframe(1).f_locals.get("self")
+        if hasattr(accelerator, "dataloader_config"):
+            self._loader.check_accelerator(accelerator)
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        """What an Accelerator does to each loader it keeps."""
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` what the next iteration runs."""

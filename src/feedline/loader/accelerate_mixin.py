@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar
@@ -21,14 +20,17 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import UsageError
 from feedline.loader.checks import is_native
+from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
 from feedline.plan.batches import Plan
-from feedline.sampling.samplers import epoch_mark
+from feedline.sampling.samplers import chain
 
-__all__ = ["TOLD_BY_ACCELERATE", "Accelerated", "skip_first_batches"]
+__all__ = ["TOLD_BY_ACCELERATE", "Accelerated"]
 
 T = TypeVar("T")
 
-TOLD_BY_ACCELERATE = frozenset({"end_of_dataloader", "gradient_state", "remainder", "_sends"})
+TOLD_BY_ACCELERATE = frozenset(
+    {"end_of_dataloader", "gradient_state", "remainder", "_passes", "_sends"}
+)
 """Attributes of a loader that are of one run: a copy has to be prepared itself."""
 
 _HEEDED = ("non_blocking", "use_stateful_dataloader")
@@ -63,22 +65,30 @@ class Accelerated:
         """The order that feedline makes; None where samplers or the dataset make it."""
         raise NotImplementedError
 
+    @property
+    def epoch(self) -> int:
+        """The epoch under way."""
+        raise NotImplementedError
+
     use_stateful_dataloader = True  # save_state and load_state ask for this name
     end_of_dataloader = False
     remainder = -1
     gradient_state: Any = None  # Accelerate's, from `prepare` on
     _sends: Callable[[Any], Any] | None = None  # moves a batch to Accelerate's device
+    _passes = 0  # iterations that Accelerate knows of
+    in_a_wrapper = False
+    """Whether a wrapper of Accelerate's reads from this loader."""
 
     @property
     def collate_fn(self) -> Any:
         """As it was given, or torch's. Who builds a stock loader of this one's parts takes it."""
         asking = sys._getframe(1).f_globals.get("__name__")
-        if asking == "accelerate.data_loader" and self.gradient_state is not None:
+        prepared = self.in_a_wrapper or self.gradient_state is not None
+        if prepared and asking == "accelerate.data_loader":
             warnings.warn(
-                "Accelerate builds a stock DataLoader of a feedline.DataLoader that it has "
-                "prepared: torch's workers load, the place of this loader does not move, and no "
-                "batch is known as the epoch's last. Call skip_first_batches of the Accelerator; "
-                "after load_state no batch is left to skip",
+                f"{BUILDS_STOCK} of a feedline.DataLoader that it has prepared: torch's workers "
+                f"load{_lost(self)}. Call skip_first_batches of the Accelerator; of a loader whose "
+                "state load_state has restored no batch is left to skip",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -109,29 +119,13 @@ class Accelerated:
                     stacklevel=3,
                 )
             return prepared
-        planned = self.plan is not None or is_native(self.dataset)
-        processes = accelerator.num_processes
-        if planned and processes != self.ranks:
-            raise UsageError(
-                f"the loader shares its samples among {self.ranks} and Accelerate runs {processes} "
-                "processes; give the loader a seed, by which it shares them out itself, and build "
-                "it after the Accelerator, or pass rank and world_size"
-            )
-        mesh = getattr(accelerator, "torch_device_mesh", None)
-        why = self._why_not(processes, _changed(config), planned)
-        if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
-            why = "in the Accelerator's device mesh several ranks share one batch"
-        if why and planned:
-            raise UsageError(
-                f"the loader makes its own order, and {why}; leave that out, or leave seed and "
-                "schedule out of the loader: then Accelerate shares the samples out"
-            )
+        why = self.check_accelerator(accelerator)
         if why:
             if not isinstance(self.dataset, IterableDataset):
                 warnings.warn(
-                    f"Accelerate makes a stock DataLoader of this feedline.DataLoader, as {why}: "
-                    "torch's workers load. feedline.frameworks.accelerate.prepare(accelerator, "
-                    "loader) gives the same batches by feedline's workers",
+                    f"{BUILDS_STOCK} of this feedline.DataLoader, as {why}: torch's workers load"
+                    f"{_lost(self)}. feedline.frameworks.accelerate.prepare(accelerator, loader) "
+                    "gives the same batches by feedline's workers",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -143,6 +137,39 @@ class Accelerated:
     def _is_accelerate_prepared(self, prepared: bool) -> None:
         """What `Accelerator.prepare` does to each loader it keeps: the getter did it all."""
 
+    def check_accelerator(self, accelerator: Any) -> str:
+        """Why feedline cannot do what an Accelerator promises; "" where it does.
+
+        Raises:
+            UsageError: the loader plans its order, or was given a seed or a schedule beside a
+                sampler, and the Accelerator wants the batches otherwise.
+        """
+        planned = self.plan is not None or is_native(self.dataset)
+        processes = accelerator.num_processes
+        if planned and processes != self.ranks:
+            raise UsageError(
+                f"the loader shares its samples among {self.ranks} and Accelerate runs {processes} "
+                "processes; give the loader a seed, by which it shares them out itself, and build "
+                "it after the Accelerator, or pass rank and world_size"
+            )
+        mesh = getattr(accelerator, "torch_device_mesh", None)
+        why = self._why_not(processes, _changed(accelerator.dataloader_config), planned)
+        if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
+            why = "in the Accelerator's device mesh several ranks share one batch"
+        if why and planned:
+            raise UsageError(
+                f"the loader makes its own order, and {why}; leave that out, or leave seed and "
+                "schedule out of the loader: then Accelerate shares the samples out"
+            )
+        given = [name for name in ("schedule", "seed") if vars(self)[name] is not None]
+        if why and given:
+            raise UsageError(
+                f"{' and '.join(given)} and a sampler were given to the loader, and {why}, for "
+                "which it builds a loader without them; leave them out, or the sampler: then "
+                "feedline makes the order and shares it out"
+            )
+        return why
+
     def _why_not(self, processes: int, changed: Mapping[str, Any], planned: bool) -> str:
         """Why feedline cannot do what Accelerate promises; "" where it does."""
         harmless = _HEEDED + (_WITHOUT_EFFECT["planned"] if planned else ())
@@ -151,18 +178,21 @@ class Accelerated:
         if told:
             said = ", ".join(f"{name}={value!r}" for name, value in told.items())
             return f"the Accelerator was given DataLoaderConfiguration({said})"
+        if planned and hasattr(self.dataset, "set_epoch"):
+            return "Accelerate tells the dataset the epoch, by its set_epoch, which it leaves here"
         if planned:
             return ""
         if isinstance(self.dataset, IterableDataset):
             return "the dataset is an IterableDataset"
         if processes > 1:
             return f"Accelerate runs {processes} processes"
-        if hasattr(self.dataset, "set_epoch") or epoch_mark(self.batch_sampler) is not None:
+        parts = (self.dataset, *chain(self.batch_sampler))
+        if any(hasattr(part, "set_epoch") for part in parts):
             return "Accelerate tells the sampler or the dataset the epoch"
         return ""
 
     def _join(self, accelerator: Any, placed: bool | None, config: Any) -> None:
-        accelerator.skip_first_batches = types.MethodType(skip_first_batches, accelerator)
+        accelerator.skip_first_batches = SkipFirstBatches(accelerator)
         state, utils = sys.modules["accelerate.state"], sys.modules["accelerate.utils"]
         self.gradient_state = state.GradientState()
         target = accelerator.device
@@ -175,27 +205,33 @@ class Accelerated:
         """Make the next iteration begin behind so many batches of its epoch."""
         raise NotImplementedError
 
-    def watched(self, batches: Iterator[T], left: Callable[[], int]) -> Iterator[T]:
+    def watched(self, batches: Iterator[T], at_end: Callable[[], bool]) -> Iterator[T]:
         """The batches, told to Accelerate once it prepared this loader.
 
         Args:
             batches: the iteration.
-            left: how many batches the epoch under way still has, as of now.
+            at_end: whether it has none left, as of now.
         """
-        return batches if self.gradient_state is None else self._told(batches, left)
+        return batches if self.gradient_state is None else self._told(batches, at_end)
 
-    def _told(self, batches: Iterator[T], left: Callable[[], int]) -> Generator[T, None, None]:
+    def _told(self, batches: Iterator[T], at_end: Callable[[], bool]) -> Generator[T, None, None]:
         self.end_of_dataloader, self.remainder = False, self._unpadded()
-        self.gradient_state._add_dataloader(self)
+        self._passes += 1
+        if self._passes == 1:  # what is taken from Accelerate's list is taken for all of them
+            self.gradient_state._add_dataloader(self)
         try:
             for batch in batches:
-                self.end_of_dataloader = left() == 0
+                self.end_of_dataloader = at_end()
                 yield batch if self._sends is None else self._sends(batch)
         finally:
-            self.gradient_state._remove_dataloader(self)
+            self._passes -= 1
+            if not self._passes:
+                self.gradient_state._remove_dataloader(self)
 
     def _unpadded(self) -> int:
         rows_a_batch = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
+        if self.plan is not None:
+            rows_a_batch = self.plan.global_batch(self.epoch) // self.ranks
         if not isinstance(rows_a_batch, int) or not hasattr(self.dataset, "__len__"):
             return -1
         if self.drop_last:
@@ -215,6 +251,14 @@ class Accelerated:
         return rows if missing < 2 else 0
 
 
+def _lost(loader: Any) -> str:
+    """What a stock loader has nothing of, where it was asked for."""
+    usual = {"on_error": "raise", "image_size": None}
+    asked = {name: vars(loader)[name] for name in usual}
+    said = [f"{name}={value!r}" for name, value in asked.items() if value != usual[name]]
+    return f", and {' and '.join(said)} is lost" if said else ""
+
+
 def _changed(config: Any) -> dict[str, Any]:
     """The settings of a DataLoaderConfiguration that are not Accelerate's defaults."""
     usual = type(config)()
@@ -223,23 +267,3 @@ def _changed(config: Any) -> dict[str, Any]:
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != getattr(usual, field.name)
     }
-
-
-def skip_first_batches(accelerator: Any, dataloader: Any, num_batches: int = 0) -> Any:
-    """What an Accelerator that prepared a loader of feedline's does as its method of that name.
-
-    The loader itself, which begins its next iteration behind these batches and makes none of them;
-    a loader that a state has brought there already is left as it is. Of a wrapper that
-    `feedline.frameworks.accelerate.prepare` gave, a wrapper of the rest, with feedline's workers.
-
-    Raises:
-        UsageError: a state brought the loader to a later batch.
-    """
-    if isinstance(dataloader, Accelerated) and dataloader.gradient_state is not None:
-        dataloader.set_step(num_batches)
-        return dataloader
-    rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
-    in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
-    if in_place_of is not None:
-        rest.base_dataloader = in_place_of(rest.base_dataloader)
-    return rest

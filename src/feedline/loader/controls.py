@@ -15,6 +15,7 @@ from feedline.errors import UsageError
 from feedline.loader.checks import check_size, worker_count
 from feedline.loader.explain import explain
 from feedline.loader.planning import plan_of
+from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, Settings, settings_of
 from feedline.plan.batches import Batch, Plan
@@ -35,6 +36,7 @@ class Controls:
     _arguments: dict[str, Any]
     _planned_batches: object
     _session: Session
+    _agreement: RankAgreement
     _finalizer: weakref.finalize[Any, Any]
 
     def _settings(self) -> Settings:
@@ -147,6 +149,7 @@ class Controls:
         self._session.ensure_usable()
         self._adopt_before_epoch()
         self._session.load(state)
+        self._agreement.forget()
 
     def _adopt_before_epoch(self) -> None:
         """Follow torch.distributed, or a dataset's new length, unless an epoch is under way.

@@ -26,10 +26,9 @@ from feedline.loader.controls import Controls
 from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
-from feedline.loader.rank_agreement import check_ranks_agree
+from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
-from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
 
 __all__ = ["DataLoader"]
@@ -179,7 +178,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._asked = asked
         self._arguments = given
         self._planned_batches = self.batch_sampler if plan else None
-        self._agreed: Plan | None = None  # what the ranks were last found to agree on
+        self._agreement = RankAgreement()
         engine = TorchBackend(self) if asked.iterable else None
         self._session = Session(settings_of(self, asked, plan), engine)
         self._finalizer = weakref.finalize(self, self._session.close)
@@ -211,18 +210,12 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
         iteration, settings = Iteration(self, self._session), self._settings()
-        if settings.plan is not None and settings.plan != self._agreed:
-            check_ranks_agree(settings.plan, self._session.cursor.position, self.dataset)
-            self._agreed = settings.plan
+        if settings.plan is not None:
+            self._agreement.check(settings.plan, self._session.cursor.position, self.dataset)
         self._session.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
             self.sampler.follow(self.plan, self.dataset)
-        return self.watched(iteration, self._left)
-
-    def _left(self) -> int:
-        """Batches that the epoch under way still has."""
-        position = self._session.cursor.position
-        return self._session.cursor.steps(position.epoch) - position.step
+        return self.watched(iteration, iteration.at_end)
 
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""

@@ -7,13 +7,12 @@ import os
 import time
 from typing import Any, Protocol
 
-import psutil
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader.backends.backend import Backend
 
-__all__ = ["Iteration", "WorkerHandle"]
+__all__ = ["Iteration"]
 
 _STARTED_WITHIN_S = 10.0
 
@@ -23,6 +22,9 @@ class _Session(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+
+    @property
+    def cursor(self) -> Any: ...
 
     def ensure_usable(self) -> None: ...
 
@@ -47,7 +49,7 @@ class Iteration(_BaseDataLoaderIter):
     def __init__(self, loader: object, session: _Session) -> None:
         self.session = session
         self.ended = False
-        self.ended_pids: list[int] = []  # of workers that ended with it
+        self.ended_workers: list[Any] = []  # those that ended with it
         self._loader = loader
         self._own = session
         self._process = os.getpid()
@@ -77,11 +79,15 @@ class Iteration(_BaseDataLoaderIter):
                 self.session.close()
             raise
 
+    def at_end(self) -> bool:
+        """Whether no batch is left, of an iteration whose order feedline makes or draws."""
+        return bool(self.session.cursor.at_end())
+
     def __reduce__(self) -> Any:
         raise NotImplementedError("an iteration cannot be pickled; pickle the loader")
 
     @property
-    def _workers(self) -> list[WorkerHandle]:
+    def _workers(self) -> list[Any]:
         """The workers, as tools that know torch's iterators look for them.
 
         When the epoch and its workers have ended, those that there were.
@@ -93,25 +99,4 @@ class Iteration(_BaseDataLoaderIter):
                 self.session.ensure_usable()
                 time.sleep(0.001)
                 backend.poll()
-        return [WorkerHandle(pid) for pid in self.ended_pids or backend.pids]
-
-
-class WorkerHandle:
-    """A worker's process, with the few methods that torch's worker objects are asked for."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        try:
-            os.kill(self.pid, 0)
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except (OSError, psutil.Error):
-            return False
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.is_alive() and (deadline is None or time.monotonic() < deadline):
-            time.sleep(0.005)
+        return self.ended_workers or backend.handles

@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
@@ -74,7 +75,11 @@ class PlannedSampler(DistributedSampler[Any]):
         return self.epoch if loader is None else loader.epoch
 
     def __iter__(self) -> Iterator[int]:
-        """The sample numbers of this rank's part of the epoch, in order."""
+        """The sample numbers of this rank's part of the epoch, in order.
+
+        With `drop_last` as well: what fills no batch is left out by the batch sampler, or kept
+        where a framework sets it to keep that, as Lightning does to predict.
+        """
         epoch = self._now()
         if self.shuffle and epoch == self._drawn:
             warnings.warn(
@@ -86,15 +91,17 @@ class PlannedSampler(DistributedSampler[Any]):
                 stacklevel=2,
             )
         self._drawn = epoch
-        for step in range(self._plan.steps(epoch)):
-            yield from self._plan.batch(epoch, step).samples.tolist()
+        plan, left = replace(self._plan, drop_last=False), len(self)
+        for step in range(plan.steps(epoch)):
+            samples = plan.batch(epoch, step).samples[:left]
+            yield from samples.tolist()
+            left -= len(samples)
 
     def __len__(self) -> int:
-        """How many samples this rank gets in an epoch, padding included."""
-        epoch = self._now()
-        last = self._plan.steps(epoch) - 1
-        rows = self._plan.global_batch(epoch) // self._plan.world_size
-        return last * rows + self._plan.batch(epoch, last).rows
+        """How many samples this rank gets in an epoch: as many as any other, by padding or not."""
+        plan = self._plan
+        padded = plan.length + (0 if plan.drop_last else plan.world_size - 1)
+        return padded // plan.world_size
 
 
 class PublicBatchSampler(BatchSampler):

@@ -1,8 +1,10 @@
-"""Whether the ranks that share a loader's samples out do it by one plan.
+"""Whether the ranks that share a loader's samples out do it by one plan, from one place.
 
 Guarantees: ranks that differ in the dataset, its length, the seed, the batch size, the schedule or
-the position all raise the same error before any of them hands out a batch. A rank that the others
-leave alone goes on after PATIENCE_S, with a warning: nothing hangs.
+the position all raise the same error before any of them hands out a batch. They are compared when
+a loader first begins, and when it begins again after a state was loaded or its plan has changed; at
+no other time, so that one rank may look at a batch by itself. A rank that the others leave alone
+goes on after PATIENCE_S, with a warning: nothing hangs.
 Relies on: every rank beginning its loaders in the same order. What is said travels through the
 store of torch.distributed, not by a collective, which could come between those of the training.
 """
@@ -23,41 +25,57 @@ from feedline.errors import UsageError
 from feedline.plan.batches import Plan
 from feedline.plan.state import Position
 
-__all__ = ["PATIENCE_S", "check_ranks_agree"]
+__all__ = ["PATIENCE_S", "RankAgreement"]
 
 PATIENCE_S = 60.0
 """How long a rank waits for what the others say. A rank may read its dataset first."""
 
-_rounds = itertools.count()
+_loaders = itertools.count()
 
 
-def check_ranks_agree(plan: Plan, position: Position, dataset: object) -> None:
-    """Compare a plan with those of the other ranks; does nothing without a process group.
+class RankAgreement:
+    """What the ranks were last found to agree on, of one loader."""
 
-    Raises:
-        UsageError: they differ; says in what, and on which ranks.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    if (dist.get_rank(), dist.get_world_size()) != (plan.rank, plan.world_size):
-        return  # they are not who was asked for the rank
-    mine = _said(plan, position, dataset)
-    theirs = _exchange(json.dumps(mine), plan.rank, plan.world_size)
-    everyone = {plan.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
-    if differences := _differences(everyone):
-        raise UsageError(
-            f"the ranks share one loader's samples out and differ: {'; '.join(differences)}. Give "
-            "every rank the same dataset, arguments and state, and begin the loaders in the same "
-            "order on each; a loader for one rank alone needs rank=0, world_size=1"
-        )
-    if silent := sorted(set(range(plan.world_size)) - set(everyone)):
-        warnings.warn(
-            f"rank {plan.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin such a "
-            "loader, to compare length and seed, and goes on without; if it is for this rank "
-            "alone, pass rank=0, world_size=1",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._loader: int | None = None  # its number among those that were compared
+        self._times = itertools.count()
+
+    def forget(self) -> None:
+        """Compare again when the next iteration begins: the position is another."""
+        self._plan = None
+
+    def check(self, plan: Plan, position: Position, dataset: object) -> None:
+        """Compare a plan with those of the other ranks; does nothing without a process group.
+
+        Raises:
+            UsageError: they differ; says in what, and on which ranks.
+        """
+        if plan == self._plan or not (dist.is_available() and dist.is_initialized()):
+            return
+        if (dist.get_rank(), dist.get_world_size()) != (plan.rank, plan.world_size):
+            return  # they are not who was asked for the rank
+        if self._loader is None:
+            self._loader = next(_loaders)
+        mine = _said(plan, position, dataset)
+        where = f"feedline/{self._loader}/{next(self._times)}"
+        theirs = _exchange(where, json.dumps(mine), plan.rank, plan.world_size)
+        everyone = {plan.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
+        if differences := _differences(everyone):
+            raise UsageError(
+                f"the ranks share one loader's samples out and differ: {'; '.join(differences)}. "
+                "Give every rank the same dataset, arguments and state, and begin the loaders in "
+                "the same order on each; a loader for one rank alone needs rank=0, world_size=1"
+            )
+        if silent := sorted(set(range(plan.world_size)) - set(everyone)):
+            warnings.warn(
+                f"rank {plan.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin this "
+                "loader, to compare length, seed and position, and goes on without; if it is for "
+                "this rank alone, pass rank=0, world_size=1",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self._plan = plan
 
 
 def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
@@ -77,11 +95,11 @@ def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
     }
 
 
-def _exchange(said: str, rank: int, world: int) -> dict[int, str]:
-    """What the other ranks say in this round: of those that said something in time."""
+def _exchange(where: str, said: str, rank: int, world: int) -> dict[int, str]:
+    """What the other ranks say there: of those that said something in time."""
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-    store = PrefixStore(f"feedline/{next(_rounds)}", _get_default_store())
+    store = PrefixStore(where, _get_default_store())
     store.set(str(rank), said)
     end = time.monotonic() + PATIENCE_S
     heard = {}

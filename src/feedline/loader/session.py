@@ -205,9 +205,9 @@ class Session:
             self.cursor.set_generator(settings.generator)
         if settings.sampler is not before.sampler and not isinstance(self.cursor, TorchBackend):
             self._end_workers()
-            position = self.cursor.position
-            self.cursor = open_cursor(settings)
-            self.cursor.position = position.at(0)
+            old_cursor, self.cursor = self.cursor, open_cursor(settings)
+            self.cursor.position = old_cursor.position.at(0)
+            self.cursor.to_leave_out = old_cursor.to_leave_out
 
     def move(self, how: Callable[[BatchCursor | TorchBackend], bool]) -> None:
         """Move the cursor; `how` says if it did. An iteration that gave something goes on apart."""
@@ -278,7 +278,7 @@ class Session:
         self._skipped += old.skipped
         self._deaths += old.deaths
         if self._current is not None and (iteration := self._current()) is not None:
-            iteration.ended_pids = old.pids
+            iteration.ended_workers = old.handles
         old.close()
 
     def ensure_usable(self) -> None:

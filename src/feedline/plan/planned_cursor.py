@@ -38,6 +38,9 @@ class PlannedCursor:
         self._endless = endless
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
+        self._restored_step = 0  # where a state brought it, in the epoch to come
+        self.to_leave_out = 0
+        """How many of the next epoch's first batches `set_step` leaves out."""
         self.position = Position()
 
     def replan(self, plan: Plan) -> None:
@@ -61,35 +64,41 @@ class PlannedCursor:
 
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out."""
-        self._begun = True
+        self._begun, self._restored_step, self.to_leave_out = True, 0, 0
         size = self.position.image_size
         self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
 
     def finish(self) -> None:
         """The iteration is over, at the epoch's end or before it: the next epoch comes."""
-        self._begun = False
-        self.position = replace(self.position, epoch=self.position.epoch + 1, step=0)
+        self.restore(replace(self.position, epoch=self.position.epoch + 1, step=0))
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration with `epoch`; whether that changes what lies ahead.
 
-        A position restored within that very epoch stays: its remainder is what comes next.
+        A position restored within that very epoch stays: its remainder is what comes next. So does
+        a step that was set.
         """
         if not self._begun and epoch == self.position.epoch:
             return False
-        self._begun = False
-        self.position = replace(self.position, epoch=epoch, step=0)
+        step = 0 if self._begun else self.to_leave_out
+        self.restore(replace(self.position, epoch=epoch, step=0))
+        if step:
+            self.set_step(step)
         return True
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch; whether that changes what lies ahead."""
-        if not self._begun and step == self.position.step:
-            return False
-        if self._begun:
+        """Begin the next iteration at a step of its epoch; whether that changes what lies ahead.
+
+        A state from the end of an epoch counts as one from the beginning of the next.
+        """
+        before = self.position
+        at_end = self._restored_step >= self._plan.steps(before.epoch)
+        if self._begun or (at_end and step < self._restored_step):
             self.finish()
-        last = self._plan.steps(self.position.epoch)
-        self.position = self.position.later(step).at(min(step, last))
-        return True
+        standing = self.position.at(self._restored_step).later(step)
+        self.position = standing.at(min(step, self._plan.steps(standing.epoch)))
+        self.to_leave_out = step
+        return self.position != before
 
     def set_image_size(self, size: int | None) -> bool:
         """Make all batches from here on of one size; None follows the schedule again."""
@@ -133,8 +142,8 @@ class PlannedCursor:
 
     def restore(self, position: Position) -> None:
         """Go to a position. An iteration under way goes on from there, and so does a new one."""
-        self._begun = False
-        self.position = position
+        self._begun, self.to_leave_out = False, 0
+        self.position, self._restored_step = position, position.step
 
     def ahead(self) -> Iterator[Batch]:
         """The batches from the position on, in order."""

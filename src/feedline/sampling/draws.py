@@ -83,12 +83,15 @@ class Draws:
         self.mark = epoch_mark(sampler)
         """The epoch that the sampler is at. At its end it may count on by itself."""
         self._waiting: deque[Draw] = deque()
+        self.begun = False
+        """Whether the sampler was asked for a first batch."""
         self.sampler_state = self._state()
         """The sampler's state as of the last batch that was handed out."""
 
     def at(self, position: int) -> Draw | None:
         """The draw so many places behind the next to be handed out; None beyond the end."""
         while len(self._waiting) <= position:
+            self.begun = True
             keys = ask(self._keys, _END)
             if self.mark is not None:
                 self.mark = epoch_mark(self._sampler)
@@ -112,14 +115,6 @@ class Draws:
         self._waiting.popleft()
         self.sampler_state = draw.state
         return draw.digest(digest)
-
-    def leave_out(self, count: int, digest: int = 0) -> tuple[int, int]:
-        """Draw the next `count` and no more: the digest, and how many there were."""
-        for k in range(count):
-            if self.at(0) is None:
-                return digest, k
-            digest = self.deliver(digest)
-        return digest, count
 
 
 def _numbers(keys: Any) -> NDArray[np.int64] | None:

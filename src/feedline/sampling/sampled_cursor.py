@@ -30,11 +30,16 @@ from feedline.plan.state import (
     position_in,
 )
 from feedline.sampling.draws import Draw
-from feedline.sampling.epoch import Epoch, Sampling, check_record
+from feedline.sampling.epoch import Epoch, check_record
 from feedline.sampling.epoch_seeds import EpochSeeds
+from feedline.sampling.opening import Sampling
+from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 
 __all__ = ["SampledCursor"]
+
+_AS_THEY_CAME = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
+"""What a state that was loaded keeps until a batch was handed out."""
 
 
 class SampledCursor:
@@ -67,8 +72,8 @@ class SampledCursor:
         self._begun = False  # a batch was handed out since the position was come to
         self._open: Epoch | None = None
         self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
-        self._digest = 0
-        self._early: set[int] = set()  # steps handed out before their turn: in_order=False
+        self.to_leave_out = 0
+        """How many of the next epoch's first batches `set_step` leaves out."""
 
     # Position
 
@@ -78,48 +83,54 @@ class SampledCursor:
             self._go_to(self.position.epoch + 1)
         self._under_way = True
         if self._restored is None:
-            self._open = self._sampling.open(self.position.epoch)
+            self._open_anew()
         else:
             self._open_restored()
         return True
 
+    def _open_anew(self, then: RandomStates | None = None) -> None:
+        """Open the epoch at its beginning; `then` are the random states to draw from."""
+        self._stand_in(self._sampling.open(self.position.epoch, then))
+
     def _open_restored(self) -> None:
         """Open what was restored; at its beginning with the sampler as it is set by now."""
-        if self._restored is not None and self.position.step == 0:
-            self._open, self._digest = self._sampling.reopen(
-                self._restored, self.position, comparable=False, begin=True
-            )
+        epoch = self._open
+        if self._restored is not None and (epoch is None or not self._restored["step"]):
+            at = self.position.at(0)
+            epoch = self._sampling.reopen(self._restored, at, comparable=False, begin=True)
+        assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
+        self._stand_in(epoch)
+
+    def _stand_in(self, epoch: Epoch) -> None:
+        """Stand where an epoch does, or behind what is to be left out of it."""
+        epoch.leave_out(self.to_leave_out)
+        self._open, self.position = epoch, self.position.at(epoch.step)
+
+    @property
+    def _restored_step(self) -> int:
+        """Where a state that waits for an iteration brought it."""
+        return 0 if self._restored is None else int(self._restored["step"])
 
     def order_changed(self) -> bool:
         """Whether the sampler was set to another epoch before the first batch was handed out."""
         epoch = self._open
-        begun = self._begun or self.position.step > 0
+        begun = self._begun or self._restored_step > 0
         if epoch is None or begun or epoch.draws.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
-        self._open = self._sampling.open(self.position.epoch, epoch.random)
+        self._open_anew(epoch.random)
         return True
 
     def at_end(self) -> bool:
         """True if the epoch has no batch left; asks the sampler if that is not known."""
-        next_step = self.position.step
-        while next_step in self._early:
-            next_step += 1
-        epoch = self._open
-        return epoch is not None and epoch.draws.at(next_step - self.position.step) is None
+        return self._open is not None and self._open.at_end()
 
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out, or what was raised in its place."""
         assert self._open is not None, "a batch of an epoch that was never opened"
-        self._begun = True
-        self._restored = None
-        self._early.add(batch.step)
-        step = self.position.step
-        while step in self._early:
-            self._early.remove(step)
-            self._digest = self._open.draws.deliver(self._digest)
-            step += 1
-        self.position = self.position.at(step)
+        self._begun, self._restored, self.to_leave_out = True, None, 0
+        self._open.delivered(batch.step)
+        self.position = self.position.at(self._open.step)
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
@@ -128,37 +139,40 @@ class SampledCursor:
 
     def _go_to(self, epoch: int) -> None:
         """Stand at the beginning of an epoch that is not opened yet."""
-        self._begun, self._digest = False, 0
+        self._begun, self.to_leave_out = False, 0
         self._open = self._restored = None
-        self._early.clear()
         self.position = replace(self.position, epoch=epoch, step=0)
 
     def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration as `epoch`; a restored position within it stays."""
+        """Begin the next iteration as `epoch`.
+
+        A restored position within it stays, and so does a step that was set.
+        """
         set_epoch(self._sampling.sampler, epoch)
         if not self._begun and epoch == self.position.epoch:
             return False
         self._under_way = self._under_way and not self._begun
+        step = 0 if self._begun else self.to_leave_out
         self._go_to(epoch)
+        self.to_leave_out = step
         if self._under_way:  # an iteration has begun and given nothing: it is this epoch's
-            self._open = self._sampling.open(self.position.epoch)
+            self._open_anew()
         return True
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch, at or behind the one restored."""
-        if not self._begun and step == self.position.step:
-            return False
-        if self._begun:
-            self._under_way = False
+        """Begin the next iteration at a step of its epoch, at or behind the one restored.
+
+        A state from the end of an epoch counts as one from the beginning of the next. Nothing is
+        drawn before the iteration begins.
+        """
+        back = step < self._restored_step == self.position.step
+        if self._begun or (back and self.at_end()):
+            self._under_way = self._under_way and not self._begun
             self._go_to(self.position.epoch + 1)
-        before, after = self.position, self.position.later(step)
-        if self._open is None:
-            self._open = self._sampling.open(self.position.epoch)
-        more = after.step - before.step
-        self._digest, drawn = self._open.draws.leave_out(more, self._digest)
-        self.position = before.at(before.step + drawn)
-        self._early = {early for early in self._early if early >= self.position.step}
-        self._restored = self._open.record()  # the next iteration goes on from it
+        standing = self.position if self._under_way else self.position.at(self._restored_step)
+        self.to_leave_out = standing.later(step).step
+        if self._under_way and self._open is not None:
+            self._stand_in(self._open)
         return True
 
     def set_image_size(self, size: int | None) -> bool:
@@ -178,14 +192,11 @@ class SampledCursor:
     def ahead(self) -> Iterator[Batch]:
         """The batches of this epoch from the position on, in order."""
         epoch = self._open
-        step = self.position.step
-        while epoch is not None and epoch is self._open:
-            draw = epoch.draws.at(step - self.position.step)
-            if draw is None:
-                return
-            if step not in self._early:
+        if epoch is not None:
+            for step, draw in epoch.ahead():
                 yield self._batch(epoch, step, draw)
-            step += 1
+                if epoch is not self._open:
+                    return
 
     @property
     def phase(self) -> Phase:
@@ -222,11 +233,7 @@ class SampledCursor:
 
         It takes over the draws of the epoch that is open: this cursor must begin another.
         """
-        if self._open is None:
-            return None
-        other = copy.copy(self)
-        other._early = set(self._early)
-        return other
+        return None if self._open is None else copy.copy(self)
 
     # State
 
@@ -236,27 +243,28 @@ class SampledCursor:
         Between two epochs it says from which random states the next will be drawn, and draws
         nothing.
         """
-        epoch = self._open
         state = {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
             "step": self.position.step,
-            "early": sorted(self._early),
+            "early": [],
             "image_size": self.position.image_size,
             **self._mine(identity),
             "rank": self._rank,
             "world": self._world,
-            "drawn": self._digest,
+            "drawn": 0,
+            "drawn_seed": None,
             "kept_seed": self._sampling.seeds.kept,
         }
-        restored = self._restored
+        if self.to_leave_out > self.position.step:
+            state["to_leave_out"] = self.to_leave_out
+        epoch, restored = self._open, self._restored
         mark = epoch_mark(self._sampling.sampler)
-        if restored is not None and (epoch is None or restored["start"].get("epoch") == mark):
-            names = ("drawn_seed", "start", "sampler_state", "upcoming")  # as they came
-            return state | {name: restored[name] for name in names if name in restored}
+        still = self.position.step == self._restored_step
+        if restored and still and (epoch is None or restored["start"].get("epoch") == mark):
+            return state | {name: restored[name] for name in _AS_THEY_CAME if name in restored}
         if epoch is None:
-            start = self._sampling.start(self._sampling.now())
-            return state | {"drawn_seed": None, "start": start}
+            return state | {"start": self._sampling.start(self._sampling.now())}
         return state | epoch.record()
 
     def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,12 +291,10 @@ class SampledCursor:
         position = position_in(state)
         opened = check_record(state, position)
         mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world)
-        found, digest = self._sampling.reopen(state, position, comparable=mine)
+        epoch = self._sampling.reopen(state, position, comparable=mine)
         self._sampling.seeds.go_on(state, position.epoch)
-        self._open, self._digest = (found, digest) if opened else (None, 0)
-        self._early = set(state.get("early", ()))
-        self._restored = state
-        self._begun = False
+        self._open, self._restored = epoch if opened else None, state
+        self._begun, self.to_leave_out = False, state.get("to_leave_out", 0)
         self.position = position
         if self._under_way:  # and goes on from here
             self._open_restored()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from feedline.loader.backends.worker_handle import WorkerHandle
 from feedline.plan.batches import Batch
 
 __all__ = ["IDLE", "Backend", "Skipped"]
@@ -42,6 +43,11 @@ class Backend:
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return []
+
+    @property
+    def handles(self) -> list[Any]:
+        """The workers' processes: torch's objects, or such that are asked for the same."""
+        return [WorkerHandle(pid) for pid in self.pids]
 
     @property
     def deaths(self) -> list[str]:

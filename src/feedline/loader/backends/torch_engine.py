@@ -49,7 +49,7 @@ class TorchBackend(Backend):
         self.position = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self._iterator: Any = None
-        self._pids: list[int] = []
+        self._processes: list[Any] = []
         self._start: RandomStates | None = None
         self._restored: Mapping[str, Any] | None = None
 
@@ -72,7 +72,12 @@ class TorchBackend(Backend):
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers of the epoch under way, or else of the last one."""
-        return self._pids
+        return [process.pid for process in self._processes]
+
+    @property
+    def handles(self) -> list[Any]:
+        """Torch's own objects of these workers."""
+        return self._processes
 
     def begin(self, restart: bool = False) -> bool:
         """An iteration begins."""
@@ -112,7 +117,7 @@ class TorchBackend(Backend):
         else:
             iterator = loader._iterator
             iterator._reset(loader)
-        self._pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        self._processes = list(getattr(iterator, "_workers", ()))
         return iterator
 
     def _skip(self, iterator: Any) -> None:

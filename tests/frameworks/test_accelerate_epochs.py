@@ -1,0 +1,239 @@
+"""What Accelerate knows of an epoch of feedline's, and what it leaves out of one, as with torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
+
+import feedline
+from feedline import DataLoader
+from feedline.errors import UsageError
+from feedline.frameworks.accelerate import prepare
+from feedline.frameworks.stepwise import Stepwise
+
+accelerate = pytest.importorskip("accelerate")
+DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
+pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and torch's own
+
+NUMBERS: Any = list(range(12))
+
+
+@pytest.fixture(autouse=True)
+def _no_loader_is_noted() -> Iterator[None]:
+    accelerate.state.GradientState._reset_state()
+    yield
+    accelerate.state.GradientState._reset_state()
+
+
+def accelerator_of(steps: int = 1, **config: Any) -> Any:
+    return accelerate.Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=steps,
+        dataloader_config=DataLoaderConfiguration(**config),
+    )
+
+
+def rows(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+class Says(Sampler[Any]):
+    """Batches of two, of a number that may be wrong."""
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ([0, 1], [2, 3], [4, 5])
+
+    def __len__(self) -> int:
+        return self.said
+
+
+class SaysNothing(Sampler[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ([0, 1], [2, 3], [4, 5])
+
+
+class Turning(Sampler[int]):
+    """Follows an epoch that it keeps under a name of its own."""
+
+    turn = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.turn = epoch
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(k + self.turn) % 12 for k in range(12)])
+
+
+# The end of an epoch
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 2},
+        {"batch_size": 2, "seed": 0, "shuffle": False},
+        {"batch_size": 2, "num_workers": 1},
+        {"batch_sampler": Says(3)},
+        {"batch_sampler": Says(7)},
+        {"batch_sampler": Says(1)},
+        {"batch_sampler": SaysNothing()},
+    ],
+    ids=["plain", "seed", "worker", "right", "too many", "too few", "none"],
+)
+@pytest.mark.parametrize("look", [False, True])
+def test_the_last_accumulation_steps_whatever_else_is_looked_at(
+    options: dict[str, Any], look: bool
+) -> None:
+    accelerator = accelerator_of(2)
+    loader = accelerator.prepare(DataLoader(list(range(6)), **options))
+    synchronised = []
+    for step, _ in enumerate(loader):
+        if look and step == 0:
+            next(iter(loader))
+        with accelerator.accumulate(torch.nn.Linear(1, 1)):
+            synchronised.append(accelerator.sync_gradients)
+    assert synchronised == [False, True, True]
+    assert not accelerator.gradient_state.in_dataloader
+    loader.close()
+
+
+@pytest.mark.parametrize("schedule", [None, "ownx1@50,ownx1@64"])
+def test_metrics_count_each_sample_once_at_any_batch_size(schedule: str | None) -> None:
+    accelerator = accelerator_of()
+    loader = accelerator.prepare(DataLoader(list(range(100)), 32, schedule=schedule))
+    for _ in range(2):
+        gathered = [accelerator.gather_for_metrics(batch) for batch in loader]
+        assert sorted(torch.cat(gathered).tolist()) == list(range(100))
+
+
+# Which epoch it is
+
+
+@pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
+def test_a_sampler_that_has_epochs_under_any_name_is_told_of_them(put: Any) -> None:
+    wanted = accelerator_of().prepare(TorchDataLoader(NUMBERS, 3, sampler=Turning()))
+    found = put(accelerator_of(), DataLoader(NUMBERS, 3, sampler=Turning()))
+    for _ in range(3):
+        assert rows(found) == rows(wanted)
+
+
+def test_a_dataset_that_is_to_be_told_of_epochs_goes_with_no_order_of_feedlines() -> None:
+    class Dated(torch.utils.data.Dataset[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return 100 * self.epoch + index
+
+    with pytest.raises(UsageError, match="tells the dataset the epoch, by its set_epoch"):
+        accelerator_of().prepare(DataLoader(Dated(), 2, seed=0))
+    loader = prepare(accelerator_of(), DataLoader(Dated(), 2))
+    assert [rows(loader) for _ in range(2)] == [[[0, 1], [2, 3]], [[100, 101], [102, 103]]]
+
+
+# The first batches of an epoch
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("sampler", ["distributed", "turning", "shuffle"])
+def test_the_rest_of_an_epoch_of_a_wrapper_is_of_the_epoch_that_comes(
+    sampler: str, before: int
+) -> None:
+    def found(kind: Any, put: Any) -> list[Any]:
+        options: dict[str, Any] = {
+            "distributed": {"sampler": DistributedSampler(NUMBERS, 1, 0)},
+            "turning": {"sampler": Turning()},
+            "shuffle": {"shuffle": True},
+        }[sampler]
+        torch.manual_seed(7)
+        accelerator = accelerator_of(use_seedable_sampler=True, data_seed=3)
+        loader = put(accelerator, kind(NUMBERS, 3, **options))
+        seen = [rows(loader) for _ in range(before)]
+        rest = accelerator.skip_first_batches(loader, 1)
+        return [*seen, len(rest), rows(rest), rows(loader)]
+
+    wanted = found(TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader))
+    assert found(DataLoader, prepare) == wanted
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 0}])
+def test_a_run_saved_at_an_epochs_last_batch_goes_on_with_the_next(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    accelerator = accelerator_of()
+    loader = accelerator.prepare(DataLoader(NUMBERS, 3, shuffle=True, **options))
+    for step, _ in enumerate(loader):
+        if step == 3:
+            accelerator.save_state(str(tmp_path))
+    accelerator.free_memory()
+    again = accelerator.prepare(DataLoader(NUMBERS, 3, shuffle=True, **options))
+    accelerator.load_state(str(tmp_path))
+    # As Accelerate's examples count: so many whole epochs, and no batch of the next.
+    first = rows(accelerator.skip_first_batches(again, 0))
+    assert sorted(row for batch in first for row in batch) == NUMBERS
+    assert len(rows(again)) == 4
+
+
+def test_the_function_says_that_a_wrapper_loses_feedlines_workers() -> None:
+    accelerator = accelerator_of(split_batches=True)
+    loader = prepare(accelerator, DataLoader(NUMBERS, 3, on_error="skip"))
+    with pytest.warns(RuntimeWarning, match=r"torch's workers load, and on_error='skip' is lost"):
+        rest = accelerate.skip_first_batches(loader, 1)
+    assert rows(rest) == [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        rest = accelerator.skip_first_batches(loader, 1)
+    assert rows(rest) == [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+# What would be lost
+
+
+@pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
+@pytest.mark.parametrize("given", [{"schedule": "8x1,12x1"}, {"seed": 0}])
+def test_a_schedule_beside_a_sampler_is_not_left_out(put: Any, given: dict[str, Any]) -> None:
+    def sized(index: int) -> int:
+        return feedline.image_size(default=1)
+
+    class Sized(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        __getitem__ = staticmethod(sized)
+
+    loader = DataLoader(Sized(), 2, sampler=SequentialSampler(range(4)), **given)
+    with pytest.raises(UsageError, match=rf"{next(iter(given))} and a sampler were given.*without"):
+        put(accelerator_of(use_seedable_sampler=True), loader)
+    if "schedule" in given:
+        kept = put(accelerator_of(), loader)
+        assert [rows(kept) for _ in range(2)] == [[[8, 8]] * 2, [[12, 12]] * 2]
+
+
+def test_batches_by_their_steps_are_of_an_order_of_feedlines_and_of_all_ranks() -> None:
+    with pytest.raises(UsageError, match="this loader draws its order from samplers"):
+        Stepwise(DataLoader(NUMBERS, 3))
+    third = Stepwise(DataLoader(NUMBERS, 3, seed=0, rank=0, world_size=3))
+    with pytest.raises(UsageError, match="among 3 and Accelerate runs 1"):
+        accelerator_of().prepare(third)
+    with pytest.raises(UsageError, match="split_batches=True"):
+        accelerator_of(split_batches=True).prepare(Stepwise(DataLoader(NUMBERS, 3, seed=0)))
+    whole = accelerator_of().prepare(Stepwise(DataLoader(NUMBERS, 3, seed=0, shuffle=False)))
+    assert rows(whole) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
