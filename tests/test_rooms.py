@@ -19,6 +19,7 @@ ROOMS = (
     "train",
     "bench",
     "frameworks",
+    "cache",
     "loader",
     "sampling",
     "dataset",

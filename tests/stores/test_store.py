@@ -54,6 +54,9 @@ class ZipStore:
     def original_size(self, sample):
         return None
 
+    def check_side(self, side):
+        return ""
+
     def form(self):
         return ""
 

@@ -189,7 +189,7 @@ def _make(
     made: list[tuple[int, bool]] = []
     for position, sample in numbers:
         try:
-            data = read_file(folder.store.path(sample))
+            data = read_file(folder.files.path(sample))
             height, width = decoder.open(data)
             pixels = decoder.read()
         except ImageError:  # removed since it was looked at

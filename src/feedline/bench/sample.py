@@ -30,7 +30,7 @@ def draw(folder: ImageFolder, seed: int, most: int = _MOST_IMAGES) -> ImageFolde
     Its classes are the whole folder's.
     """
     numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
-    index = folder._index
+    index = folder.files.paths
     names = [index.name(number) + b"\0" for number in numbers.tolist()]
     blob = np.frombuffer(b"".join(names), np.uint8)
     drawn = copy.copy(folder)

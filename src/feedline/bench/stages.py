@@ -101,7 +101,7 @@ def _one(
 ) -> tuple[float, float, float]:
     """Milliseconds to read one image, to resize it, and to do everything."""
     start = time.perf_counter()
-    data = read_file(folder.store.path(item.sample))
+    data = read_file(folder.files.path(item.sample))
     was_read = time.perf_counter()
     height, width = decoder.open(data)
     placement = folder.transform.place(height, width, item)
@@ -120,7 +120,7 @@ def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, st
         return None, f"{sys.platform} has no way to drop files from memory"
     if len(numbers) < 2:
         return None, "it takes two images"
-    paths = [folder.store.path(sample) for sample in numbers]
+    paths = [folder.files.path(sample) for sample in numbers]
     # Looking whether a file is in memory starts to fetch it: those looked at are not timed.
     probes = min(_PROBES, len(paths) // 2)
     for path in paths[:probes]:

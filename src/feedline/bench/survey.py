@@ -108,7 +108,7 @@ def _look(
         size = height = width = 0
         problem = ""
         try:
-            data = read_file(folder.store.path(sample))
+            data = read_file(folder.files.path(sample))
             size = len(data)
             height, width = decoder.open(data)
             decoder.read()

@@ -2,7 +2,8 @@
 
 Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
 with 16-bit weights: horizontally first, rounded to bytes, then vertically; or the other way round,
-as newer Pillows do it with some images. No byte before the image's first or behind its last is
+as newer Pillows do it with some images. Of a box in the image whose edges lie within pixels, those
+that the same arithmetic gives with Pillow's weights for a box. No byte before the image's first or behind its last is
 read, none between its rows counts, none outside the row is written. Python's lock is not held
 meanwhile.
 
@@ -68,16 +69,20 @@ typedef struct {
     const uint8_t *end; /* behind the last byte of the image */
     Py_ssize_t stride;
     int height, width;       /* of the image */
+    double from_top, from_left, from_height, from_width; /* the box in it that is resized */
     int to_height, to_width; /* of the whole */
     int top, left, size;     /* of the window */
     int flip, down_first;
     uint8_t *row;
 } Task;
 
-/* torch's arithmetic for the weights of uint8, step by step: they are the same to the bit. */
-static Axis weigh(Pixel *pixels, double *shares, int source, int resized)
+/* torch's arithmetic for the weights of uint8, step by step: they are the same to the bit.
+
+What is resized begins at `first` and has `extent` of the `source` pixels that there are. */
+static Axis weigh(
+    Pixel *pixels, double *shares, int source, double first, double extent, int resized)
 {
-    const double scale = (double)source / resized;
+    const double scale = extent / resized;
     const double support = scale >= 1.0 ? scale : 1.0;
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
     /* The ends of a pixel's sources are 2 * support apart: it has at most that many, rounded up. */
@@ -87,7 +92,7 @@ static Axis weigh(Pixel *pixels, double *shares, int source, int resized)
     int precision = 0;
     for (int i = 0; i < resized; i++) {
         double *share = shares + i * MOST_TAPS, total = 0.0;
-        const double centre = scale * (i + 0.5);
+        const double centre = first + scale * (i + 0.5);
         int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
         start = start < 0 ? 0 : start;
         stop = stop > source ? source : stop;
@@ -124,11 +129,14 @@ static int32_t pair_of(const Pixel *pixel, int pair)
 /* The pixels of a block: as many as surely find their source pixels in the same 16 bytes.
 
 Pixels n - 1 apart start at most ceil((n - 1) * scale) source pixels apart, which is at most 3 where
-(n - 1) * scale is. Where that is 3 exactly the scale is 3, 3/2, 1 or 3/4 and no double is rounded;
-else it is less by 1/4096 or more, far above any rounding. */
+(n - 1) * scale is. Where that is 3 exactly, and whole pixels are resized, the scale is 3, 3/2, 1 or
+3/4 and no double is rounded; else it is less by 1/4096 or more, far above any rounding. A box
+is given that much. */
 static int together(const Task *task)
 {
-    const int most = 1 + (SPAN - 1) * task->to_width / task->width;
+    const int whole = task->from_left == 0.0 && task->from_width == task->width;
+    const int most = whole ? 1 + (SPAN - 1) * task->to_width / task->width
+                           : 1 + (int)((SPAN - 1 - 1.0 / 4096) * task->to_width / task->from_width);
     const int pixels = most < MOST_PIXELS ? most : MOST_PIXELS;
     return pixels < task->size ? pixels : task->size;
 }
@@ -351,8 +359,10 @@ static int run(const Task *task)
     Pixel *columns = (Pixel *)(memory + steps + shares), *lines = columns + task->to_width;
     plan.source = (int *)(lines + task->to_height);
     uint8_t *kept = (uint8_t *)(plan.source + plan.blocks);
-    const Axis horizontal = weigh(columns, share, task->width, task->to_width);
-    const Axis vertical = weigh(lines, share, task->height, task->to_height);
+    const Axis horizontal = weigh(
+        columns, share, task->width, task->from_left, task->from_width, task->to_width);
+    const Axis vertical = weigh(
+        lines, share, task->height, task->from_top, task->from_height, task->to_height);
     divide(&plan, columns, task, horizontal.pairs);
     if (task->down_first)
         resize_down_first(task, &plan, horizontal, lines, vertical, kept, kept + ring);
@@ -378,9 +388,11 @@ static PyObject *resample(PyObject *module, PyObject *args)
     Py_buffer image, row;
     long to_height, to_width, to_top, to_left;
     int flip, down_first = 0;
+    double top = 0.0, left = 0.0, tall = 0.0, wide = 0.0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOllllp|p:resample", &given_image, &given_row, &to_height,
-                          &to_width, &to_top, &to_left, &flip, &down_first))
+    if (!PyArg_ParseTuple(args, "OOllllp|p(dddd):resample", &given_image, &given_row, &to_height,
+                          &to_width, &to_top, &to_left, &flip, &down_first, &top, &left, &tall,
+                          &wide))
         return NULL;
     if (PyObject_GetBuffer(given_image, &image, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
         return NULL;
@@ -395,14 +407,20 @@ static PyObject *resample(PyObject *module, PyObject *args)
         goto done;
     }
     const Py_ssize_t height = image.shape[0], width = image.shape[1];
+    const int boxed = PyTuple_GET_SIZE(args) > 8;
+    tall = boxed ? tall : (double)height;
+    wide = boxed ? wide : (double)width;
     if (size < 1 || height < 1 || width < 1 || to_top < 0 || to_left < 0 || to_height < size
         || to_width < size || to_top > to_height - size || to_left > to_width - size) {
         PyErr_SetString(
             PyExc_ValueError, "the image must hold pixels, the window must lie in the whole");
+    } else if (!(top >= 0.0 && left >= 0.0 && tall > 0.0 && wide > 0.0 && top + tall <= height
+                 && left + wide <= width)) { /* not true of what is no number */
+        PyErr_SetString(PyExc_ValueError, "the box must lie in the image");
     } else if (
         !supported() || image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
         || to_height > LARGEST || to_width > LARGEST
-        || height > STEEPEST * to_height || width > STEEPEST * to_width
+        || tall > STEEPEST * to_height || wide > STEEPEST * to_width
         || (down_first && 3 * width < 2 * WIDE)) { /* so many of a row are read at once */
         answer = Py_NewRef(Py_False);
     } else {
@@ -411,6 +429,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
             .end = (const uint8_t *)image.buf + (height - 1) * image.strides[0] + width * 3,
             .stride = image.strides[0],
             .height = (int)height, .width = (int)width,
+            .from_top = top, .from_left = left, .from_height = tall, .from_width = wide,
             .to_height = (int)to_height, .to_width = (int)to_width,
             .top = (int)to_top, .left = (int)to_left, .size = (int)size,
             .flip = flip, .down_first = down_first,

@@ -16,6 +16,7 @@ def resample(
     to_left: int,
     flip: bool,
     down_first: bool = False,
+    box: tuple[float, float, float, float] = ...,
     /,
 ) -> bool:
     """Resize an image to (to_height, to_width).
@@ -26,11 +27,13 @@ def resample(
         image: uint8 (h, w, 3); its rows may lie apart.
         row: uint8 (n, n, 3), C-contiguous.
         down_first: the vertical pass comes before the horizontal one, not after it.
+        box: the top, left, height and width of what is resized, in the image; all of it if not
+            given.
 
     Returns:
         False, with nothing written, where the resize is steeper, larger or laid out otherwise
         than this takes.
 
     Raises:
-        ValueError: the image is empty, or the window is not in the whole.
+        ValueError: the image is empty, the window is not in the whole or the box not in the image.
     """

@@ -55,13 +55,18 @@ def cut(image: Pixels, part: Part | None) -> Pixels:
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels, to be resized to a square row and perhaps mirrored."""
+    """A part of an image, in pixels, to be resized to a square row and perhaps mirrored.
+
+    `edges` are the top, left, height and width of what is resized of it, in the part's own pixels,
+    where they lie within pixels: so a part of an image is found on a copy of another size.
+    """
 
     top: int
     left: int
     height: int
     width: int
     flip: bool
+    edges: tuple[float, float, float, float] | None = None
 
     def shrink(self, height: int, width: int, size: int) -> int:
         """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
@@ -79,12 +84,13 @@ class Box(NamedTuple):
         """Find this part of an image `of` (height, width) on a copy of (height, width)."""
         if (height, width) == of:
             return self
-        down, across = height / of[0], width / of[1]
-        top = min(round(self.top * down), height - 1)
-        left = min(round(self.left * across), width - 1)
-        bottom = min(max(round((self.top + self.height) * down), top + 1), height)
-        right = min(max(round((self.left + self.width) * across), left + 1), width)
-        return Box(top, left, bottom - top, right - left, self.flip)
+        within = self.edges or (0.0, 0.0, self.height, self.width)
+        top, bottom, *down = _interval(self.top + within[0], within[2], height, of[0])
+        left, right, *across = _interval(self.left + within[1], within[3], width, of[1])
+        edges: tuple[float, float, float, float] | None = (down[0], across[0], down[1], across[1])
+        if edges == (0.0, 0.0, bottom - top, right - left):
+            edges = None
+        return Box(top, left, bottom - top, right - left, self.flip, edges)
 
 
 class Window(NamedTuple):
@@ -262,6 +268,19 @@ def checked_transform(transform: object) -> Transform:
     if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
         raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
     return transform  # type: ignore[return-value]
+
+
+def _interval(first: float, extent: float, length: int, of: int) -> tuple[int, int, float, float]:
+    """An interval of `of` pixels on a copy of `length`: the whole pixels, and where in them it is.
+
+    Returns:
+        The first pixel and the one behind the last; the interval's first edge and its extent,
+        counted from there.
+    """
+    low = min(first * length / of, length - 1e-3)
+    high = min(max((first + extent) * length / of, low + 1e-3), length)
+    start, stop = math.floor(low), math.ceil(high)
+    return start, stop, low - start, min(high - low, stop - low)
 
 
 def _shrink(pixels: int, wanted: int) -> int:

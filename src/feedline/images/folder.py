@@ -1,4 +1,4 @@
-"""A folder of images as a source of rows.
+"""A folder of images, or a cache of one, as a source of rows.
 
 Guarantees: those of `rows`; what fails is an ImageError that names the file, whatever is wrong
 with it; a pickle carries the index out of band.
@@ -19,19 +19,22 @@ from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.rows import RowPipeline
+from feedline.stores.cache_layout import is_cache
+from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.index import FolderIndex, scan_folder
 
 __all__ = ["ImageFolder"]
 
 
-class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
-    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
+class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
+    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does; or a cache.
 
-    A row is "image", uint8 (size, size, 3), RGB, and "label", int64.
+    A row is "image", uint8 (size, size, 3), RGB, and "label", int64, or as the cache's labels are.
 
     Args:
-        root: the folder with one sub-folder a class.
+        root: the folder with one sub-folder a class; or a cache that `build_cache` made, of whose
+            copies each phase gets the smallest that serves its image size.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
             `EvalCrop()`.
         decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
@@ -40,13 +43,16 @@ class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
             grey levels on average at 224 px (up to 6 in an image that was reduced) and by 2 to
             2.7 at 112 px (up to 13), against 0.02 to 0.09 and 0.02 or less for "exact"; it was
             as fast at 224 px and 1.05 times as fast at 112 px.
-        exif: turn images upright by their Exif orientation; torchvision's loader does not.
+        exif: turn images upright by their Exif orientation; torchvision's loader does not. A cache
+            was made with it or without it.
         max_pixels: an image whose header announces more is an ImageError.
         extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
             list; with another one, sample numbers may differ from torchvision's.
+        enlarge: of a cache whose copies are all smaller than wanted, enlarge the largest ones.
 
     Raises:
-        DatasetError: the folder is missing, unreadable, without classes or with empty ones.
+        DatasetError: the folder is missing, unreadable, without classes or with empty ones; the
+            cache is unfinished, damaged or of a newer version.
         UsageError: an argument cannot be used.
     """
 
@@ -59,6 +65,7 @@ class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
         extensions: Sequence[str] | None = None,
+        enlarge: bool = False,
     ) -> None:
         if decode not in ("exact", "scaled"):
             raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
@@ -66,35 +73,59 @@ class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
             raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
         self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
         checked = checked_transform(transform)
-        store = _store_of(self.root, scan_folder(self.root, extensions))
+        store: FileStore[FolderIndex] | CacheStore
+        if is_cache(self.root):
+            store = _cache_at(self.root, exif=exif, extensions=extensions, enlarge=enlarge)
+        else:
+            store = _store_of(self.root, scan_folder(self.root, extensions))
         scaled = decode == "scaled"
-        super().__init__(store, checked, scaled=scaled, exif=bool(exif), max_pixels=max_pixels)
-
-    @property
-    def _index(self) -> FolderIndex:
-        return self.store.paths
+        # Copies in a cache stand as they should.
+        turn = bool(exif) and isinstance(store, FileStore)
+        super().__init__(store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels)
 
     def _adopt(self, index: FolderIndex) -> None:
         self.store = _store_of(self.root, index)
 
+    @property
+    def files(self) -> FileStore[FolderIndex]:
+        """The images' files.
+
+        Raises:
+            UsageError: the images are of a cache, which has no files of the originals.
+        """
+        if isinstance(self.store, CacheStore):
+            raise UsageError(
+                f"{self.root!r} is a cache, which has no original files; name(sample) says what an "
+                "image was called"
+            )
+        return self.store
+
     def path(self, sample: int) -> str:
-        """The absolute path of a sample's file, to open it; odd names keep their odd bytes."""
-        return os.fsdecode(self.store.path(sample))
+        """The absolute path of a sample's file, to open it; odd names keep their odd bytes.
+
+        Raises:
+            UsageError: the images are of a cache.
+        """
+        return os.fsdecode(self.files.path(sample))
 
     @property
     def classes(self) -> list[str]:
-        """The class names, by class number."""
-        return self._index.classes
+        """The class names, by class number; of a cache without names an empty list."""
+        store = self.store
+        return store.classes if isinstance(store, CacheStore) else store.paths.classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
         """The class numbers, by class name; a new dictionary each time."""
-        return {name: number for number, name in enumerate(self._index.classes)}
+        return {name: number for number, name in enumerate(self.classes)}
 
     @property
-    def targets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The class number of every sample, int64 (n); a new array each time."""
-        return self._index.labels.astype(np.int64)
+    def targets(self) -> np.ndarray[Any, Any]:
+        """The class number of every sample, int64 (n), or a cache's labels; a new array."""
+        store = self.store
+        if isinstance(store, CacheStore):
+            return np.array(store.labels)
+        return store.paths.labels.astype(np.int64)
 
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
@@ -108,6 +139,21 @@ class ImageFolder(RowPipeline[FileStore[FolderIndex]]):
             f"decode={'scaled' if self._scaled else 'exact'!r}): "
             f"{len(self)} images, {len(self.classes)} classes"
         )
+
+
+def _cache_at(
+    root: str, *, exif: bool, extensions: Sequence[str] | None, enlarge: bool
+) -> CacheStore:
+    store = CacheStore(root, enlarge=enlarge)
+    if extensions is not None:
+        raise UsageError(f"extensions are of a folder of images, and {root!r} is a cache")
+    if bool(exif) != store.manifest.exif:
+        made = "with" if store.manifest.exif else "without"
+        raise UsageError(
+            f"exif={exif!r} was asked for, and the cache {root!r} was built {made} turning images "
+            f"upright; pass exif={store.manifest.exif}, or build another cache"
+        )
+    return store
 
 
 def _store_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:

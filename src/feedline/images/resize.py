@@ -51,6 +51,9 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     from_height, from_width = image.shape[:2]
     if isinstance(placement, Box):
         height, width, top, left, flip = size, size, 0, 0, placement.flip
+        if placement.edges is not None:
+            _resize_edges(image, row, placement.edges, flip, down_first)
+            return
     else:
         height, width, top, left, flip = placement
     if (from_height, from_width) == (height, width):
@@ -69,6 +72,52 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     if flip:
         mirrored = torch.from_numpy(row)
         mirrored.copy_(mirrored.flip(1))
+
+
+def _resize_edges(
+    image: Pixels,
+    row: Pixels,
+    edges: tuple[float, float, float, float],
+    flip: bool,
+    down_first: bool,
+) -> None:
+    """Resize what lies between edges within pixels: top, left, height, width."""
+    size = len(row)
+    if _quick and compiled.resample(image, row, size, size, 0, 0, flip, down_first, edges):
+        return
+    pixels = image.astype(np.int32)
+    for axis in (0, 1) if down_first else (1, 0):
+        taps, weights, precision = _whole_weights(
+            image.shape[axis], edges[axis], edges[axis + 2], size
+        )
+        gathered = np.take(pixels, taps, axis)  # (h, size, taps, 3) or (size, taps, w, 3)
+        mixed = np.einsum("hstc,st->hsc" if axis else "stwc,st->swc", gathered, weights)
+        pixels = np.clip(mixed + (1 << precision - 1) >> precision, 0, 255)
+    np.copyto(row, (pixels[:, ::-1] if flip else pixels).astype(np.uint8))
+
+
+def _whole_weights(
+    source: int, first: float, extent: float, resized: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int32]], int]:
+    """Which source pixels `_resample.c` weighs, shape (resized, taps), and their weights.
+
+    Returns:
+        the source pixels, their weights as whole numbers, and by how many bits these are too large.
+    """
+    scale = extent / resized
+    support, shrink = max(scale, 1.0), min(1.0, 1.0 / scale)
+    centres = first + scale * (np.arange(resized) + 0.5)
+    starts = np.maximum((centres - support + 0.5).astype(int), 0)
+    stops = np.minimum((centres + support + 0.5).astype(int), source)
+    taps = starts[:, None] + np.arange((stops - starts).max())
+    shares = np.maximum(1.0 - np.abs((taps - centres[:, None] + 0.5) * shrink), 0.0)
+    shares[taps >= stops[:, None]] = 0.0
+    shares /= np.cumsum(shares, 1)[:, -1:]  # one by one, as C adds them up
+    precision = 0
+    while precision < 22 and int(0.5 + shares.max() * (1 << precision + 1)) < 1 << 15:
+        precision += 1
+    weights = (0.5 + shares * (1 << precision)).astype(np.int32)
+    return np.minimum(taps, source - 1), weights, precision
 
 
 def _resize(source: Pixels, target: Pixels, down_first: bool) -> None:

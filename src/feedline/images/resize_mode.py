@@ -35,7 +35,8 @@ def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) 
     """Resize a part of an image into a row, in a given mode; the rest is as in `fill`."""
     size = len(row)
     height, width = (size, size) if isinstance(placement, Box) else placement[:2]
-    if mode == "floats" and height * width <= _WHOLE_LIMIT * size * size:
+    edges = isinstance(placement, Box) and placement.edges is not None
+    if mode == "floats" and not edges and height * width <= _WHOLE_LIMIT * size * size:
         top, left = (0, 0) if isinstance(placement, Box) else (placement.top, placement.left)
         whole = _resized_in_floats(image, height, width)[top : top + size, left : left + size]
         np.copyto(row, whole[:, ::-1] if placement.flip else whole)

@@ -72,8 +72,13 @@ class RowPipeline(Generic[Store]):
         self.store.close()
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels, which must be given."""
+        """The arrays of a row at this image size, in pixels, which must be given.
+
+        Raises:
+            UsageError: the store has no images that are large enough.
+        """
         assert image_size is not None, "stored images have no common size of their own"
+        self.store.check_side(wanted_side(self.transform, image_size))
         return Field("image", "uint8", (image_size, image_size, 3)), self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from feedline.images.crops import wanted_side
 from feedline.images.resize_mode import fill_as
 from feedline.images.rows import RowPipeline
 from feedline.images.stable_repr import without_addresses
@@ -69,6 +70,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """The arrays of a row at this image size, in pixels; None for the transform's own."""
         tail = self.recognised.tail
         image_size = image_size or self.image_size
+        self.store.check_side(wanted_side(self.transform, image_size))
         image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
         return image, self.store.label_field
 

@@ -56,6 +56,10 @@ class ArrayStore:
     def original_size(self, sample: int) -> None:
         """None: what is read is the original."""
 
+    def check_side(self, side: int) -> str:
+        """Nothing: the originals."""
+        return ""
+
     def label(self, sample: int) -> Any:
         """The label of a sample."""
         return self.labels[sample]

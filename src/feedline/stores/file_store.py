@@ -50,6 +50,10 @@ class FileStore(Generic[Paths]):
     def original_size(self, sample: int) -> None:
         """None: what is read is the original."""
 
+    def check_side(self, side: int) -> str:
+        """Nothing: the originals."""
+        return ""
+
     def label(self, sample: int) -> Any:
         """The label of a sample, a whole number."""
         return self.paths.labels[sample]

@@ -62,6 +62,14 @@ class SampleStore(Protocol):
         """The height and width, in pixels, of what `read` gives a copy of; None: of itself."""
         ...
 
+    def check_side(self, side: int) -> str:
+        """In which form images are read for this side, in words; "" for the originals.
+
+        Raises:
+            UsageError: it has none that serve.
+        """
+        ...
+
     def label(self, sample: int) -> Any:
         """What is written as the sample's label: fits `label_field`."""
         ...

@@ -1,0 +1,43 @@
+"""One builder at a time in a cache's folder.
+
+Relies on: flock, which the kernel takes back when its process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from feedline.errors import UsageError
+
+__all__ = ["only_builder"]
+
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def only_builder(root: str) -> Iterator[None]:
+    """Work in a folder where no other build does.
+
+    Raises:
+        UsageError: one does.
+    """
+    descriptor = os.open(os.path.join(root, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            said = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
+            raise UsageError(
+                f"another build works in {root!r} (process {said or 'unknown'}): wait for it, or "
+                "name another folder"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+        # Not removed: another builder may have opened it and wait for nothing else.
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""The records of units that are done: the columns of their samples, and the files they have made.
+
+Guarantees: nothing is unpickled; a record that is damaged or of other images counts as none.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedline.cache.settings import Spec, Unit
+from feedline.cache.source import Source
+from feedline.cache.writers import write_whole
+from feedline.stores.cache_index import CacheIndex, load_entries
+from feedline.stores.cache_layout import UNFINISHED, Manifest, shard_name
+
+__all__ = ["read_record", "unit_matches", "write_record", "write_records"]
+
+Columns = Mapping[str, np.ndarray[Any, Any]]
+
+
+def _path(root: str, unit: int) -> Path:
+    """Where a unit's record lies: an .npz file of the columns of its samples."""
+    return Path(root, UNFINISHED, f"{unit:06d}.npz")
+
+
+def read_record(root: str, unit: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The record of a unit that is done.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    with np.load(_path(root, unit), allow_pickle=False) as record:
+        return {name: record[name] for name in record.files}
+
+
+def write_record(root: str, unit: int, columns: Columns) -> None:
+    """Say that a unit is done."""
+    whole = io.BytesIO()
+    np.savez(whole, allow_pickle=False, **columns)
+    write_whole(_path(root, unit), whole.getvalue())
+
+
+def write_records(root: str, manifest: Manifest) -> None:
+    """Write the records of a finished cache's units once more, of its index."""
+    index = CacheIndex(root, manifest)
+    entries = {
+        f"level-{level.name}": load_entries(root, level, manifest.samples)
+        for level in manifest.levels
+    }
+    units = index.keys // manifest.per_shard
+    skipped: dict[int, list[Any]] = {}
+    for key, name, why in manifest.skipped:
+        skipped.setdefault(key // manifest.per_shard, []).append((key, name, why))
+    for unit in range(len(manifest.levels[0].shards)):
+        rows = slice(*np.searchsorted(units, [unit, unit + 1]).tolist())
+        names = [index.name(row).encode() for row in range(rows.start, rows.stop)]
+        columns = {
+            name: np.array(getattr(index, name)[rows]) for name in ("keys", "sizes", "stamps")
+        }
+        columns |= {name: np.array(column[rows]) for name, column in entries.items()}
+        columns["labels"] = np.array(index.labels[rows])
+        columns["names"] = np.frombuffer(b"".join(names), np.uint8)
+        columns["name_ends"] = np.cumsum([len(name) for name in names], dtype=np.int64)
+        columns["shards"] = np.array([level.shards[unit] for level in manifest.levels], np.int64)
+        said = json.dumps(skipped.get(unit, []))
+        columns["skipped"] = np.frombuffer(said.encode(), np.uint8)
+        write_record(root, unit, columns)
+
+
+def unit_matches(source: Source, spec: Spec, unit: Unit) -> bool:
+    """Whether a unit is done, of the images as they are now, and all its files are there."""
+    try:
+        record = read_record(spec.root, unit.number)
+        for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
+            if spec.format == "webdataset":
+                path = Path(spec.root, level.name, shard_name(unit.number))
+                if path.stat().st_size != size:
+                    return False
+        broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
+        if broken and not spec.skip_broken:
+            return False
+        ends = record["name_ends"].tolist()
+        starts, names = [0, *ends[:-1]], bytes(record["names"])
+        called = [names[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+        known = broken | dict(zip(record["keys"].tolist(), called, strict=True))
+        numbers = range(unit.start, unit.stop)
+        if known != {number: source.name(number) for number in numbers}:
+            return False
+        return all(
+            stamp == source.stamp(key) and np.array_equal(label, source.label(key))
+            for key, stamp, label in zip(
+                record["keys"].tolist(), record["stamps"].tolist(), record["labels"], strict=True
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,103 @@
+"""The unit of a build: some samples in a row, which become one shard of every level.
+
+Guarantees: a unit that is made twice comes out the same, to the byte; its files get their names
+when they are whole, and its record, which says that it is done, comes last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from feedline.cache.level_encoder import LevelEncoder
+from feedline.cache.records import write_record
+from feedline.cache.settings import Spec, Unit
+from feedline.cache.source import Source
+from feedline.cache.writers import WRITERS, Sample
+from feedline.errors import ImageError
+from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.stores.cache_index import COLUMNS, ENTRY, checksum
+
+__all__ = ["Units", "make_unit"]
+
+
+class Units:
+    """The units of a build as a dataset: reading one makes it. Needs no order and no memory.
+
+    Args:
+        source: what the images come from.
+        spec: how.
+        units: all of them.
+    """
+
+    def __init__(self, source: Source, spec: Spec, units: Sequence[Unit]) -> None:
+        self._source, self._spec, self._units = source, spec, units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __getitem__(self, at: int) -> tuple[int, int]:
+        """Make a unit: its number, and how many samples it has."""
+        unit = self._units[at]
+        make_unit(self._source, self._spec, unit)
+        return unit.number, unit.stop - unit.start
+
+
+def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
+    """Make the shards of a unit, and its record.
+
+    Raises:
+        ImageError: an image is broken, and may not be left out; names it.
+    """
+    encoder = LevelEncoder(spec.levels, exif=spec.exif, max_pixels=DEFAULT_MAX_PIXELS)
+    columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "labels")}
+    entries: list[list[tuple[int, int, int, int]]] = [[] for _ in spec.levels]
+    names, skipped = bytearray(), []
+    label_dtype = np.dtype(source.label_field.dtype)
+    with ExitStack() as opened:
+        writers = [
+            opened.enter_context(
+                WRITERS[spec.format](spec.root, level, unit.number, source.classes)
+            )
+            for level in spec.levels
+        ]
+        for number in range(unit.start, unit.stop):
+            name, stamp = source.name(number), source.stamp(number)
+            try:
+                copies = encoder.copies(source.read(number))
+            except ImageError as error:
+                if not spec.skip_broken:
+                    raise ImageError(
+                        f"sample {number}, {name}, cannot be put into a cache: {error}. Mend or "
+                        "remove it, or leave such images out: --on-error skip"
+                    ) from error
+                skipped.append((number, name, str(error)))
+                continue
+            label = np.asarray(source.label(number), label_dtype)
+            sample = Sample(number, name, label, copies)
+            for writer, image, rows in zip(writers, copies.images, entries, strict=True):
+                first = writer.write(sample, image)
+                rows.append((unit.number, first, len(image), checksum(image, number, label)))
+            names += name.encode("utf-8", "backslashreplace")
+            row = (number, (copies.height, copies.width), len(names), stamp)
+            for column, value in zip(COLUMNS, row, strict=True):
+                columns[column].append(value)
+            columns["labels"].append(label)
+        shards = [writer.finish() for writer in writers]
+    arrays = {
+        name: np.array(columns[name], dtype).reshape(-1, *shape)
+        for name, (dtype, shape) in COLUMNS.items()
+    }
+    arrays["labels"] = np.array(columns["labels"], label_dtype).reshape(
+        -1, *source.label_field.shape
+    )
+    arrays["names"] = np.frombuffer(bytes(names), np.uint8)
+    for level, rows in zip(spec.levels, entries, strict=True):
+        arrays[f"level-{level.name}"] = np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
+    arrays["shards"] = np.array(shards, np.int64)
+    arrays["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
+    write_record(spec.root, unit.number, arrays)

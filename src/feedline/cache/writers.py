@@ -1,0 +1,150 @@
+"""What writes the images of a level, one shard at a time, in each of the formats.
+
+Guarantees: files get their names when they are whole; nothing is left of a shard that was broken
+off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feedline.cache.level_encoder import Copies
+from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, member, shard_name
+from feedline.stores.file_name import file_name
+
+__all__ = ["WRITERS", "Sample", "part_path", "write_whole"]
+
+_BLOCK = 512  # bytes, of tar
+
+
+class Sample(NamedTuple):
+    """A sample as it goes into the levels."""
+
+    key: int
+    name: str
+    label: Any
+    copies: Copies
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power cut."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def part_path(root: str, level: Level, unit: int) -> Path:
+    """A tar file whose entries are still to go into an LMDB."""
+    return Path(root, UNFINISHED, f"{level.name}-{shard_name(unit)}")
+
+
+class _TarWriter:
+    """A tar shard of a level."""
+
+    def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
+        self._level, self._classes = level, classes
+        self._path = self._target(Path(root), level, unit)
+        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._file = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115
+        self._at = 0
+
+    def _target(self, root: Path, level: Level, unit: int) -> Path:
+        return root / level.name / shard_name(unit)
+
+    def __enter__(self) -> _TarWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def write(self, sample: Sample, image: bytes) -> int:
+        """Append a sample; where its image begins."""
+        name = member(sample.key)
+        first = self._append(f"{name}.{self._level.ending}", image)
+        label = sample.label.tolist()
+        about: dict[str, Any] = {"label": label}
+        if isinstance(label, int):
+            self._append(f"{name}.cls", str(label).encode())
+            if self._classes is not None and 0 <= label < len(self._classes):
+                about["class"] = self._classes[label]
+        about |= {
+            "path": sample.name,
+            "height": sample.copies.height,
+            "width": sample.copies.width,
+        }
+        self._append(f"{name}.json", json.dumps(about).encode())
+        return first
+
+    def _append(self, name: str, data: bytes) -> int:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        header = info.tobuf(tarfile.USTAR_FORMAT)
+        first = self._at + len(header)
+        padding = -len(data) % _BLOCK
+        self._file.write(header)
+        self._file.write(data)
+        self._file.write(b"\0" * padding)
+        self._at = first + len(data) + padding
+        return first
+
+    def finish(self) -> int:
+        """Give it its name; its size in bytes."""
+        self._file.write(b"\0" * 2 * _BLOCK)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._partial, self._path)
+        return self._at + 2 * _BLOCK
+
+
+class _PartWriter(_TarWriter):
+    """A tar file whose entries go into an LMDB afterwards."""
+
+    def _target(self, root: Path, level: Level, unit: int) -> Path:
+        return part_path(str(root), level, unit)
+
+
+class _FileWriter:
+    """A file for each image."""
+
+    def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
+        self._folder, self._level = Path(root, level.name), level
+        self._classes = classes
+        self._bytes = 0
+
+    def __enter__(self) -> _FileWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is kept open."""
+
+    def write(self, sample: Sample, image: bytes) -> int:
+        """Write an image's file."""
+        name = file_name(sample.key, sample.name, sample.label, self._classes)
+        path = self._folder / f"{name}.{self._level.ending}"
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(image)
+        os.replace(partial, path)
+        self._bytes += len(image)
+        return 0
+
+    def finish(self) -> int:
+        """The images' size in bytes."""
+        return self._bytes
+
+
+WRITERS: dict[CacheFormat, Callable[..., Any]] = {
+    "webdataset": _TarWriter,
+    "lmdb": _PartWriter,
+    "folder": _FileWriter,
+}

@@ -1,0 +1,100 @@
+"""The columns of a cache: what is known of each sample without looking at its images.
+
+Guarantees: the files are mapped and shared by all processes, so a million samples cost no memory of
+their own; nothing is unpickled; a file that does not fit the manifest is a DatasetError.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from feedline.errors import DatasetError
+from feedline.stores.cache_layout import INDEX, Level, Manifest
+
+__all__ = ["COLUMNS", "ENTRY", "CacheIndex", "checksum", "load_column"]
+
+Array = np.ndarray[Any, Any]
+
+COLUMNS = {
+    "keys": ("int64", ()),
+    "sizes": ("uint32", (2,)),
+    "name_ends": ("int64", ()),
+    "stamps": ("uint64", ()),
+}
+"""The dtype and the row's shape of each column beside labels, names and levels.
+
+    keys        a sample's number in the source
+    sizes       the height and width of the original, in pixels
+    name_ends   where its name ends in `names`, UTF-8
+    stamps      changes when its file does
+"""
+
+ENTRY = ("uint64", (4,))
+"""Where a level has an image: shard, first byte, number of bytes, checksum."""
+
+
+def checksum(image: Any, key: int, label: Array) -> int:
+    """Of an image's bytes as a level holds them, for this sample and label: 64 bits, XXH3.
+
+    An image that is found in another sample's place, or with another label, does not have it.
+    """
+    return xxhash.xxh3_64_intdigest(image, seed=xxhash.xxh3_64_intdigest(label.tobytes(), seed=key))
+
+
+class CacheIndex:
+    """The columns of a cache, mapped. Pickled, it is a path.
+
+    Args:
+        root: the cache's folder.
+        manifest: what it holds.
+
+    Raises:
+        DatasetError: a column is missing or does not fit.
+    """
+
+    def __init__(self, root: str, manifest: Manifest) -> None:
+        samples, (dtype, shape) = manifest.samples, manifest.label
+        self.labels = load_column(root, "labels", samples, dtype, shape)
+        self.keys = load_column(root, "keys", samples, *COLUMNS["keys"])
+        self.sizes = load_column(root, "sizes", samples, *COLUMNS["sizes"])
+        self.stamps = load_column(root, "stamps", samples, *COLUMNS["stamps"])
+        self._name_ends = load_column(root, "name_ends", samples, *COLUMNS["name_ends"])
+        total = int(self._name_ends[-1]) if samples else 0
+        self._names = load_column(root, "names", total, "uint8", ())
+
+    def name(self, sample: int) -> str:
+        """The path or the name of a sample in the source."""
+        start = int(self._name_ends[sample - 1]) if sample else 0
+        return bytes(self._names[start : int(self._name_ends[sample])]).decode("utf-8", "replace")
+
+
+def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, ...]) -> Array:
+    """A column of so many rows, mapped, read only.
+
+    Raises:
+        DatasetError: it is missing, no array, or one of another shape.
+    """
+    path = os.path.join(root, INDEX, f"{name}.npy")
+    try:
+        # numpy cannot map an array of nothing.
+        column: Array = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DatasetError(
+            f"the cache's index {path!r} cannot be read: {error}. Build the cache anew"
+        ) from error
+    if (column.shape, column.dtype) != ((rows, *shape), np.dtype(dtype)):
+        raise DatasetError(
+            f"the cache's index {path!r} does not match its manifest: it is {column.dtype} of "
+            f"shape {column.shape}, and {dtype} of {(rows, *shape)} was written. Was it copied in "
+            "part, or is it another cache's? Build the cache anew"
+        )
+    return column
+
+
+def load_entries(root: str, level: Level, samples: int) -> Array:
+    """Where a level has its images."""
+    return load_column(root, f"level-{level.name}", samples, *ENTRY)

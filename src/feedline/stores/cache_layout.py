@@ -1,0 +1,223 @@
+"""What a cache is on disk: the names of its files, and the manifest that says what it holds.
+
+    DIR/feedline-cache.json         the manifest: written last, so a cache without one is unfinished
+    DIR/index/*.npy                 labels, original sizes, names; where each level has its images
+    DIR/256/000000.tar ...          a level of format "webdataset": tar shards
+    DIR/256/data.mdb                a level of format "lmdb"
+    DIR/256/CLASS/000000000-NAME.jpg  a level of format "folder"
+
+A sample has a *key*, its number in the source. In tar shards and LMDB it has the entries
+`KEY.jpg` (or `KEY.npy`, raw pixels), `KEY.cls` (the class number as text) and `KEY.json` (label,
+class, original path, height, width), KEY being nine digits: what the `webdataset` package reads.
+
+Guarantees: reading a manifest runs no code of its writer's, opens no other file and is bounded;
+what is no manifest, or one of a newer version, is a DatasetError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from feedline.errors import DatasetError
+
+__all__ = [
+    "INDEX",
+    "MANIFEST",
+    "UNFINISHED",
+    "CacheFormat",
+    "Level",
+    "Manifest",
+    "is_cache",
+    "level_size",
+    "member",
+    "read_manifest",
+    "shard_name",
+]
+
+MANIFEST = "feedline-cache.json"
+INDEX = "index"
+UNFINISHED = "unfinished"
+"""The folder of what a build has done so far."""
+
+VERSION = 1
+_MOST_BYTES = 256 << 20
+
+CacheFormat: TypeAlias = Literal["webdataset", "lmdb", "folder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Copies of all images, of one size.
+
+    Args:
+        side: the shorter side of the copies in pixels; an image that is smaller has its own size.
+        quality: of the JPEGs, 1 to 100; None: raw pixels.
+        shards: the sizes in bytes of the tar files, or of all the images' bytes.
+    """
+
+    side: int
+    quality: int | None
+    shards: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return str(self.side)
+
+    @property
+    def ending(self) -> str:
+        """Of the names of its images."""
+        return "npy" if self.quality is None else "jpg"
+
+    @property
+    def bytes(self) -> int:
+        """What it takes on the disk."""
+        return sum(self.shards)
+
+    def __str__(self) -> str:
+        return f"{self.side} px " + ("raw" if self.quality is None else f"JPEG q{self.quality}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a cache holds.
+
+    Args:
+        format: how the images are kept.
+        samples: how many.
+        levels: smallest first.
+        classes: their names by class number; None where there are no names.
+        label: the dtype and the shape of a label.
+        exif: images were turned upright by their Exif orientation.
+        fingerprint: of the names, their order and the labels.
+        source: what it was made of: "folder", "webdataset", "parquet" or "dataset", and where.
+        samples_in_source: how many there were, with those that were left out.
+        per_shard: how many of them a shard was made of, the last one perhaps fewer.
+        skipped: broken images that were left out: their number, name, and why.
+        digests: of the index's files, by name.
+        feedline: the version that made it.
+    """
+
+    format: CacheFormat
+    samples: int
+    levels: tuple[Level, ...]
+    classes: tuple[str, ...] | None
+    label: tuple[str, tuple[int, ...]]
+    exif: bool
+    fingerprint: str
+    source: tuple[str, str]
+    samples_in_source: int
+    per_shard: int
+    skipped: tuple[tuple[int, str, str], ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
+    feedline: str = ""
+
+    def as_text(self) -> str:
+        """As a file: JSON."""
+        return json.dumps({"feedline_cache": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+def is_cache(root: str) -> bool:
+    """Whether a folder is a cache, finished or not."""
+    return os.path.exists(os.path.join(root, MANIFEST)) or os.path.isdir(
+        os.path.join(root, UNFINISHED)
+    )
+
+
+def read_manifest(root: str) -> Manifest:
+    """The manifest of a cache.
+
+    Raises:
+        DatasetError: it is missing, unfinished, damaged or of a newer version.
+    """
+    path = os.path.join(root, MANIFEST)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        if os.path.isdir(os.path.join(root, UNFINISHED)):
+            raise DatasetError(
+                f"the cache {root!r} is not finished: its build was interrupted or is under way. "
+                "Run the same build once more; it goes on where it stopped"
+            ) from None
+        raise DatasetError(f"{root!r} is no cache: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error
+    try:
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        given = json.loads(data)
+        version = given.pop("feedline_cache")
+        if isinstance(version, int) and version > VERSION:
+            raise DatasetError(
+                f"the cache {root!r} was made by a newer feedline, {given.get('feedline')!r} "
+                f"(version {version} of the format; this one reads {VERSION}): upgrade feedline, "
+                "or build the cache anew"
+            )
+        return _checked(given)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(
+            f"{path!r} is no manifest of a cache: {type(error).__name__}: {error}. Is it damaged? "
+            "Build the cache anew"
+        ) from error
+
+
+def _checked(given: dict[str, Any]) -> Manifest:
+    """A manifest of what JSON held; raises ValueError, KeyError or TypeError for what is none."""
+    levels = []
+    for level in given.pop("levels"):
+        made = Level(**{**level, "shards": tuple(level["shards"])})
+        quality_ok = made.quality is None or (_is_count(made.quality) and made.quality <= 100)
+        if not (_is_count(made.side, 1) and quality_ok and all(map(_is_count, made.shards))):
+            raise ValueError(f"the level {level!r}")
+        levels.append(made)
+    dtype, shape = given.pop("label")
+    classes = given.pop("classes")
+    made_of = Manifest(
+        levels=tuple(levels),
+        classes=None if classes is None else tuple(classes),
+        label=(dtype, tuple(shape)),
+        source=tuple(given.pop("source")),
+        skipped=tuple((int(key), str(name), str(why)) for key, name, why in given.pop("skipped")),
+        **given,
+    )
+    sides = [level.side for level in levels]
+    texts = (dtype, made_of.fingerprint, *made_of.source, *(classes or ()))
+    if not levels or sides != sorted(set(sides)):
+        raise ValueError(f"the levels {sides}")
+    counts = made_of.samples, made_of.samples_in_source, made_of.per_shard
+    if made_of.format not in get_args(CacheFormat) or not all(map(_is_count, counts)):
+        raise ValueError(f"format {made_of.format!r}, samples {counts!r}")
+    if not all(isinstance(text, str) for text in texts) or len(made_of.source) != 2:
+        raise ValueError("what should be text is none")
+    if not (
+        re.fullmatch(r"bool|u?int\d+|float\d+|complex\d+", dtype) and all(map(_is_count, shape))
+    ):
+        raise ValueError(f"labels of {dtype!r}, {shape!r}")
+    return made_of
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def member(key: int) -> str:
+    """What a sample is called in tar shards and LMDB, without an ending."""
+    return f"{key:09d}"
+
+
+def shard_name(shard: int) -> str:
+    """The file of a level's tar shard."""
+    return f"{shard:06d}.tar"
+
+
+def level_size(height: int, width: int, side: int) -> tuple[int, int]:
+    """The height and width of the copy of an image of (height, width) pixels in a level."""
+    short = min(height, width)
+    if short <= side:
+        return height, width
+    return max(1, round(height * side / short)), max(1, round(width * side / short))

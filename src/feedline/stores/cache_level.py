@@ -1,0 +1,204 @@
+"""The images of one level of a cache, in each of its formats.
+
+Guarantees: what is given is what was written, for this very sample and label (a checksum is
+compared at each read); a shard that is cut short is an error, not a crash; memory is mapped and
+shared by all processes; descriptors are bounded, however many shards there are.
+
+Relies on: files that nobody changes while they are mapped. One that shrinks then ends the process
+that reads it, as any mapped file does; the loader names the sample.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections import OrderedDict
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from feedline.errors import DatasetError, ImageError
+from feedline.stores.cache_index import CacheIndex, checksum, load_entries
+from feedline.stores.cache_layout import (
+    CacheFormat,
+    Level,
+    Manifest,
+    level_size,
+    member,
+    shard_name,
+)
+from feedline.stores.file_name import file_name
+from feedline.stores.read_file import read_file
+from feedline.stores.store import Pixels
+
+__all__ = ["NPY_HEADER_BYTES", "LevelReader", "reader_of"]
+
+NPY_HEADER_BYTES = 128
+"""Before the pixels of a raw image: numpy's header, of this length for any image of bytes."""
+
+_MOST_MAPS = 256
+# From 3.13 on a map needs no descriptor.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+Held: TypeAlias = "bytes | memoryview"
+
+
+class LevelReader:
+    """Reads images of a level. The subclasses know where they are.
+
+    Args:
+        root: the cache's folder.
+        manifest: what it holds.
+        level: which of its levels.
+        index: its columns.
+    """
+
+    def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+        self.level = level
+        self._folder = os.path.join(root, level.name)
+        self._manifest = manifest
+        self._index = index
+        self._entries = load_entries(root, level, manifest.samples)
+
+    def read(self, sample: int) -> bytes | Pixels:
+        """An image, encoded or raw, read only.
+
+        Raises:
+            ImageError: it is not what was written.
+        """
+        shard, first, length, written = self._entries[sample].tolist()
+        held = self._held(sample, shard, first, length)
+        key = int(self._index.keys[sample])
+        if checksum(held, key, self._index.labels[sample]) != written:
+            raise ImageError(
+                f"the cache's copy at {self.level.side} px is not what was written: its checksum "
+                "differs. A damaged disk, a copy that was not finished, or files of two caches; "
+                "`feedline cache verify` lists what is damaged"
+            )
+        if self.level.quality is not None:
+            return bytes(held)
+        height, width = self.size(sample)
+        pixels: Pixels = np.frombuffer(held, np.uint8, offset=NPY_HEADER_BYTES)
+        return pixels.reshape(height, width, 3)
+
+    def size(self, sample: int) -> tuple[int, int]:
+        """The height and width of an image, in pixels."""
+        height, width = self._index.sizes[sample].tolist()
+        return level_size(height, width, self.level.side)
+
+    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Let go of what another process opened."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+
+
+class _Shards(LevelReader):
+    """In tar files, which are mapped."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        mapped = self._maps.get(shard) or self._map(shard)
+        if first + length > len(mapped):
+            raise ImageError(f"shard {shard} of the cache ends before it")
+        if self.level.quality is not None:
+            return mapped[first : first + length]
+        return memoryview(mapped)[first : first + length]
+
+    def _map(self, shard: int) -> mmap.mmap:
+        path = os.path.join(self._folder, shard_name(shard))
+        try:
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
+                size = os.fstat(descriptor).st_size
+                if size != self.level.shards[shard]:
+                    raise ImageError(
+                        f"{path!r} has {size} bytes, and {self.level.shards[shard]} were written: "
+                        "a copy that was not finished, or another cache's. Build the cache anew"
+                    )
+                mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
+            finally:
+                os.close(descriptor)
+        except IndexError:
+            raise ImageError(f"the cache has no shard {shard}") from None
+        except (OSError, ValueError) as error:
+            raise ImageError(f"{path!r} cannot be read: {error}") from error
+        self._maps[shard] = mapped
+        if len(self._maps) > _MOST_MAPS:
+            self._maps.popitem(last=False)  # gone once nobody looks at its bytes
+        return mapped
+
+    def close(self) -> None:
+        self._maps.clear()
+
+
+class _Lmdb(LevelReader):
+    """In one LMDB, which it maps itself."""
+
+    _environment: Any = None
+    _reading: Any = None
+
+    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        if self._reading is None:
+            self._begin()
+        name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
+        found = self._reading.get(name.encode())
+        if found is None:
+            raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
+        held: Held = found
+        return held
+
+    def _begin(self) -> None:
+        try:
+            import lmdb
+        except ImportError as error:
+            raise DatasetError(
+                "this cache is an LMDB, and the package lmdb is not installed: "
+                'pip install "feedline[cache]"'
+            ) from error
+        try:
+            # Nobody writes to it, so no lock file is made: its folder may be read only.
+            self._environment = lmdb.open(
+                self._folder, readonly=True, lock=False, create=False, readahead=False, max_dbs=0
+            )
+            self._reading = self._environment.begin(buffers=True)
+        except lmdb.Error as error:
+            raise ImageError(f"the LMDB {self._folder!r} cannot be read: {error}") from error
+
+    def open(self) -> None:
+        # An LMDB must not be used in a process that was forked from the one that opened it.
+        self._reading = self._environment = None
+
+    def close(self) -> None:
+        self._reading = None
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+
+class _Files(LevelReader):
+    """In one file each."""
+
+    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        index, classes = self._index, self._manifest.classes
+        name = file_name(int(index.keys[sample]), index.name(sample), index.labels[sample], classes)
+        return read_file(os.fsencode(os.path.join(self._folder, f"{name}.{self.level.ending}")))
+
+
+_READERS: dict[CacheFormat, type[LevelReader]] = {
+    "webdataset": _Shards,
+    "lmdb": _Lmdb,
+    "folder": _Files,
+}
+
+
+def reader_of(root: str, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
+    """What reads a level of a cache."""
+    return _READERS[manifest.format](root, manifest, level, index)

@@ -1,0 +1,136 @@
+"""A cache as a store: for each phase the smallest level that serves its image size.
+
+Guarantees: those of `cache_level`; crops are drawn on the original's size, so that a seed gives the
+same crop on every level; a pickle holds a path, and workers share one copy of everything.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+from feedline.plan.row import Field
+from feedline.stores.cache_index import CacheIndex
+from feedline.stores.cache_layout import Level, Manifest, read_manifest
+from feedline.stores.cache_level import LevelReader, reader_of
+from feedline.stores.store import Pixels
+
+__all__ = ["CacheStore"]
+
+
+class CacheStore:
+    """The images of a cache; a `SampleStore`.
+
+    Args:
+        root: its folder.
+        enlarge: use the largest level also where a smaller image than wanted is all there is.
+
+    Raises:
+        DatasetError: it is no cache, unfinished, damaged or of a newer version.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, enlarge: bool = False) -> None:
+        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+        self.enlarge = enlarge
+        self.manifest: Manifest = read_manifest(self.root)
+        self._begin()
+
+    def _begin(self) -> None:
+        dtype, shape = self.manifest.label
+        self.label_field = Field("label", dtype, shape)
+        self.index = CacheIndex(self.root, self.manifest)
+        self._readers: dict[int, LevelReader] = {}  # by the side that was wanted
+
+    def __len__(self) -> int:
+        return self.manifest.samples
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, by class number; empty where there are none."""
+        return list(self.manifest.classes or ())
+
+    def level_for(self, side: int) -> Level:
+        """The smallest level that serves images wanted at a shorter side of so many pixels.
+
+        Raises:
+            UsageError: all levels are smaller, and may not be enlarged.
+        """
+        for level in self.manifest.levels:
+            if level.side >= side:
+                return level
+        if self.enlarge:
+            return self.manifest.levels[-1]
+        sides = ", ".join(str(level.side) for level in self.manifest.levels)
+        raise UsageError(
+            f"images of {side} px are wanted of the cache {self.root!r}, whose copies are of "
+            f"{sides} px. Add a level, `feedline cache add-size {self.root} {side}`; or pass "
+            "enlarge=True to have smaller copies enlarged"
+        )
+
+    def reader(self, level: Level) -> LevelReader:
+        """What reads a level."""
+        return reader_of(self.root, self.manifest, level, self.index)
+
+    def open(self) -> None:
+        """Let go of what another process opened."""
+        for reader in self._readers.values():
+            reader.open()
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def read(self, sample: int, side: int) -> bytes | Pixels:
+        """A copy of an image that is large enough for a shorter side of so many pixels."""
+        reader = self._readers.get(side)
+        if reader is None:
+            reader = self._readers[side] = self.reader(self.level_for(side))
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return reader.read(sample)
+
+    def check_side(self, side: int) -> str:
+        """The level that serves images wanted at this side."""
+        return str(self.level_for(side))
+
+    def original_size(self, sample: int) -> tuple[int, int]:
+        """The height and width of the original, in pixels."""
+        height, width = self.index.sizes[sample].tolist()
+        return height, width
+
+    def label(self, sample: int) -> Any:
+        """The label of a sample."""
+        return self.index.labels[sample]
+
+    @property
+    def labels(self) -> np.ndarray[Any, Any]:
+        """All labels (n, ...), mapped: no image is read for them."""
+        return self.index.labels
+
+    def name(self, sample: int) -> str:
+        """What the sample is called in the source."""
+        return self.index.name(sample)
+
+    def fingerprint(self) -> str:
+        """A short hash of the names, their order and the labels."""
+        return self.manifest.fingerprint
+
+    def form(self) -> str:
+        """The levels, in words."""
+        return "copies of " + ", ".join(map(str, self.manifest.levels))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "enlarge": self.enlarge, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if read_manifest(self.root) != self.manifest:
+            raise DatasetError(
+                f"the cache {self.root!r} was built anew since the dataset was made of it; make "
+                "the dataset once more"
+            )
+        self._begin()
