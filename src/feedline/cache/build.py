@@ -4,58 +4,28 @@ Guarantees: goes on where an earlier build of the same settings was broken off, 
 off; makes only those shards anew whose images have changed; one build at a time works in a folder;
 what is there before the end is never taken for a cache.
 
-Relies on: `loader`, whose workers make the units: a worker that dies is replaced, and its unit is
-made once more.
+Relies on: `unit_maker` for the work, `records` for what is done, `finish` for the end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.build_plan import Estimate, divide, estimate, levels_of, samples_per_shard
+from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
 from feedline.cache.finish import finish
-from feedline.cache.lmdb_writer import LmdbWriter
-from feedline.cache.lock import only_builder
+from feedline.cache.lock import LOCK, only_builder
 from feedline.cache.records import unit_matches, write_records
-from feedline.cache.settings import Settings, Spec, Unit
+from feedline.cache.settings import Settings, Spec
 from feedline.cache.source import Source, open_source
-from feedline.cache.unit import Units
-from feedline.errors import ResourceError, UsageError
-from feedline.loader import DataLoader
-from feedline.stores.cache_layout import (
-    MANIFEST,
-    UNFINISHED,
-    CacheFormat,
-    Manifest,
-    is_cache,
-    read_manifest,
-)
-from feedline.system import usable_cores
+from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
+from feedline.errors import UsageError
+from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, is_cache, read_manifest
 
-__all__ = ["Progress", "build_cache"]
-
-_SPARE = 1.05  # of the disk: the estimate is of a few images
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a build has come.
-
-    Args:
-        estimate: what is to be made.
-        images: how many are done, those of an earlier build included.
-        made: how many of them this build made.
-    """
-
-    estimate: Estimate
-    images: int
-    made: int
+__all__ = ["build_cache"]
 
 
 def build_cache(
@@ -69,7 +39,7 @@ def build_cache(
     workers: int | str = "auto",
     on_error: str = "raise",
     exif: bool = False,
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Report = lambda progress: None,
 ) -> Manifest:
     """Make smaller copies of all images, which `feedline.ImageFolder(root)` reads.
 
@@ -107,57 +77,28 @@ def build_cache(
     images = open_source(source)
     _check_folder(where, images)
     spec = Spec(where, format, levels, exif, on_error == "skip")
-    os.makedirs(os.path.join(where, UNFINISHED), exist_ok=True)
-    with only_builder(where), _tidy(where):
-        return _build(images, spec, usable_cores() if workers == "auto" else workers, progress)
+    os.makedirs(where, exist_ok=True)
+    with only_builder(where), unfinished_work(spec):
+        return _build(images, spec, workers, progress)
 
 
-def _build(
-    source: Source, spec: Spec, workers: int | str, progress: Callable[[Progress], None]
-) -> Manifest:
+def _build(source: Source, spec: Spec, workers: int | str, progress: Report) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
     each = finished.per_shard if finished else samples_per_shard(expected)
-    settings = Settings.of(source, spec, each).agreed(spec.root)
+    settings = Settings.of(source, spec, each).agreed(spec)
     units = divide(len(source), settings.per_shard)
     if finished is not None:
-        write_records(spec.root, finished)
+        write_records(spec, finished)
     todo = [unit for unit in units if not unit_matches(source, spec, unit)]
     if finished is not None and not todo and finished.samples_in_source == len(source):
-        shutil.rmtree(os.path.join(spec.root, UNFINISHED))
+        shutil.rmtree(spec.unfinished)
         return finished
-    done = len(source) - sum(unit.stop - unit.start for unit in todo)
-    share = 1 - done / len(source)
-    _check_room(spec, [round(size * share) for size in expected.level_bytes])
+    check_room(spec, expected, todo)
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    for level in spec.levels:
-        os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
-    progress(Progress(expected, done, 0))
-    made = 0
-    with contextlib.ExitStack() as opened:
-        put: Callable[[int], None] | None = None
-        if spec.format == "lmdb":
-            sizes = [2 * size for size in expected.level_bytes]
-            put = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes)).put
-        for number, images in opened.enter_context(_made(source, spec, todo, workers)):
-            if put is not None:
-                put(number)
-            made += images
-            progress(Progress(expected, done + made, made))
+    make_units(source, spec, expected, units, todo, workers, progress)
     return finish(source, spec, units, settings.per_shard)
-
-
-def _made(
-    source: Source, spec: Spec, todo: Sequence[Unit], workers: int | str
-) -> DataLoader[tuple[int, int]]:
-    """Makes the units by worker processes, as they come."""
-    return DataLoader(
-        Units(source, spec, todo),  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=min(int(workers), len(todo)),
-        in_order=False,
-    )
 
 
 def _finished(source: Source, spec: Spec) -> Manifest | None:
@@ -188,41 +129,9 @@ def _check_folder(root: str, source: Source) -> None:
             f"the cache {root!r} would lie in its source {source.where!r} and become a part of it; "
             "name a folder elsewhere"
         )
-    if os.path.isdir(root) and os.listdir(root) and not is_cache(root):
+    # A build that was refused or stopped before it did anything leaves its lock.
+    if os.path.isdir(root) and set(os.listdir(root)) - {LOCK} and not is_cache(root):
         raise UsageError(
             f"{root!r} is not empty, and it is no cache of feedline's; name a new folder, or empty "
             "this one"
         )
-
-
-def _check_room(spec: Spec, level_bytes: Sequence[int]) -> None:
-    needed = sum(level_bytes) * _SPARE
-    if spec.format == "lmdb":
-        needed += max(level_bytes)  # of what waits to go in
-    free = shutil.disk_usage(spec.root).free
-    if needed > free:
-        sizes = ", ".join(
-            f"{level} {size / 1e9:.2f} GB"
-            for level, size in zip(spec.levels, level_bytes, strict=True)
-        )
-        raise ResourceError(
-            f"the cache needs about {needed / 1e9:.2f} GB ({sizes}), and {spec.root!r} has "
-            f"{free / 1e9:.2f} GB free; choose fewer or smaller sizes, a lower quality, JPEG "
-            "instead of raw, or another disk"
-        )
-
-
-@contextlib.contextmanager
-def _tidy(root: str) -> Iterator[None]:
-    """Leave no half-written files behind, and no folder of a build that has done nothing."""
-    try:
-        yield
-    finally:
-        for folder, _, files in os.walk(root):
-            for name in files:
-                if name.endswith(".partial"):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(folder, name))
-        unfinished = Path(root, UNFINISHED)
-        if not any(unfinished.glob("*.npz")):
-            shutil.rmtree(unfinished, ignore_errors=True)

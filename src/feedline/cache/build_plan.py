@@ -34,12 +34,14 @@ class Estimate:
     """What a look at some images says of all.
 
     Args:
+        levels: which copies are made.
         images: how many there are.
         looked_at: how many were made.
         image_bytes: the mean size of an image in each level.
         seconds: to make all of them, on one core.
     """
 
+    levels: tuple[Level, ...]
     images: int
     looked_at: int
     image_bytes: tuple[float, ...]
@@ -92,6 +94,7 @@ def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate
             + (f"; the last, {why}" if why else "")
         )
     return Estimate(
+        levels=tuple(levels),
         images=len(source),
         looked_at=made,
         image_bytes=tuple(total / made for total in totals),

@@ -1,6 +1,7 @@
 """The last step of a build: the units' records become the index, and the manifest is written.
 
-Guarantees: the manifest comes when all else is on the disk; until then the folder is no cache.
+Guarantees: the manifest comes when all else is on the disk; until then the folder is no cache, or
+the one that it was before a level was added.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,21 @@ import numpy as np
 import xxhash
 
 from feedline import __version__
-from feedline.cache.records import read_record
+from feedline.cache.records import Columns, read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.writers import write_whole
 from feedline.stores.cache_index import COLUMNS
-from feedline.stores.cache_layout import INDEX, MANIFEST, UNFINISHED, Manifest
+from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
 
-__all__ = ["finish"]
+__all__ = ["finish", "finish_addition"]
 
 Array = np.ndarray[Any, Any]
 
 
 def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) -> Manifest:
     """Make a cache of what the units have made: its manifest."""
-    root = Path(spec.root)
-    records = [read_record(spec.root, unit.number) for unit in units]
+    records = [read_record(spec, unit.number) for unit in units]
     columns = {
         name: np.concatenate([record[name] for record in records])
         for name in ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in spec.levels))
@@ -43,21 +43,11 @@ def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) ->
     counts = [len(record["keys"]) for record in records]
     columns["name_ends"] += np.repeat(before, counts)
     skipped = [tuple(said) for record in records for said in json.loads(bytes(record["skipped"]))]
-    (root / INDEX).mkdir(exist_ok=True)
-    digests = {}
-    for name, column in columns.items():
-        data = _as_npy(column)
-        digests[name] = xxhash.xxh3_64_hexdigest(data)
-        write_whole(root / INDEX / f"{name}.npy", data)
-    levels = tuple(
-        replace(level, shards=tuple(int(record["shards"][place]) for record in records))
-        for place, level in enumerate(spec.levels)
-    )
     label = source.label_field
     manifest = Manifest(
         format=spec.format,
         samples=len(columns["keys"]),
-        levels=levels,
+        levels=_levels_made(spec, records),
         classes=None if source.classes is None else tuple(source.classes),
         label=(label.dtype, label.shape),
         exif=spec.exif,
@@ -66,12 +56,59 @@ def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) ->
         skipped=tuple(skipped),
         samples_in_source=len(source),
         per_shard=per_shard,
-        digests=digests,
+        digests=_write_index(spec.root, columns),
         feedline=__version__,
     )
+    return _complete(spec, manifest)
+
+
+def finish_addition(spec: Spec, units: Sequence[Unit], manifest: Manifest) -> Manifest:
+    """Make the levels that the units have made a part of a finished cache: its new manifest."""
+    records = [read_record(spec, unit.number) for unit in units]
+    columns = {
+        name: np.concatenate([record[name] for record in records])
+        for name in (f"level-{level.name}" for level in spec.levels)
+    }
+    levels = (*manifest.levels, *_levels_made(spec, records))
+    return _complete(
+        spec,
+        replace(
+            manifest,
+            levels=tuple(sorted(levels, key=lambda level: level.side)),
+            digests={**manifest.digests, **_write_index(spec.root, columns)},
+        ),
+    )
+
+
+def _levels_made(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
+    """The levels with the sizes of their shards."""
+    return tuple(
+        replace(level, shards=tuple(int(record["shards"][place]) for record in records))
+        for place, level in enumerate(spec.levels)
+    )
+
+
+def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
+    """Write files of the index: their digests."""
+    folder, digests = Path(root, INDEX), {}
+    folder.mkdir(exist_ok=True)
+    for name, column in columns.items():
+        data = _as_npy(column)
+        digests[name] = xxhash.xxh3_64_hexdigest(data)
+        write_whole(folder / f"{name}.npy", data)
+    return digests
+
+
+def _complete(spec: Spec, manifest: Manifest) -> Manifest:
+    """Bring all to the disk, and the manifest last."""
+    root = Path(spec.root)
+    for name in (INDEX, *(level.name for level in spec.levels)):
+        for folder, _, files in os.walk(root / name, topdown=False):
+            for file in (*files, "."):
+                _to_disk(os.path.join(folder, file))
     _to_disk(root)
     write_whole(root / MANIFEST, manifest.as_text().encode())
-    shutil.rmtree(root / UNFINISHED)
+    shutil.rmtree(spec.unfinished)
     return manifest
 
 
@@ -89,14 +126,10 @@ def _fingerprint(columns: dict[str, Array]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _to_disk(root: Path) -> None:
-    """Have everything below a folder written through, files before folders."""
-    for folder, _, files in os.walk(root, topdown=False):
-        for name in (*files, "."):
-            if name.endswith(".partial"):
-                continue
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+def _to_disk(path: str | Path) -> None:
+    """Have a file or a folder's list of files written through."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

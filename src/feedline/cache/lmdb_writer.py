@@ -1,19 +1,20 @@
 """The entries of a unit's tar files into an LMDB.
 
 Guarantees: a unit goes in whole or not at all; a map that turns out too small is made larger, and
-the unit is tried again.
+the unit is tried again; the data file is as long as LMDB says that it is, so that a copy which was
+cut short can be told.
 """
 
 from __future__ import annotations
 
+import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.writers import part_path
 from feedline.errors import ResourceError, UsageError
-from feedline.stores.cache_layout import Level
+from feedline.stores.cache_layout import LMDB_FILE, Level, shard_name
 
 __all__ = ["LmdbWriter"]
 
@@ -37,10 +38,10 @@ class LmdbWriter:
                 "format lmdb needs the package lmdb, which is not installed: "
                 'pip install "feedline[cache]"; or choose the format webdataset'
             ) from error
-        self._lmdb, self._root, self._levels = lmdb, root, levels
+        self._lmdb = lmdb
+        self._folders = [Path(root, level.name) for level in levels]
         self._open: list[Any] = []
-        for level, size in zip(levels, map_bytes, strict=True):
-            folder = Path(root, level.name)
+        for folder, size in zip(self._folders, map_bytes, strict=True):
             folder.mkdir(exist_ok=True)
             self._open.append(
                 # What was written is brought to the disk when the cache is finished.
@@ -51,24 +52,34 @@ class LmdbWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for environment in self._open:
+        for folder, environment in zip(self._folders, self._open, strict=True):
+            pages, page_bytes = environment.info()["last_pgno"] + 1, environment.stat()["psize"]
             environment.close()
-        for level in self._levels:
-            Path(self._root, level.name, "lock.mdb").unlink(missing_ok=True)
+            data = folder / LMDB_FILE
+            # LMDB may leave the last pages unwritten where they hold nothing.
+            if data.stat().st_size < pages * page_bytes:
+                os.truncate(data, pages * page_bytes)
+            (folder / "lock.mdb").unlink(missing_ok=True)
 
     def put(self, unit: int) -> None:
-        """Put a unit's entries in, and remove its tar files.
+        """Put a unit's entries in, and remove its tar files; those that are gone are in already.
 
         Raises:
             ResourceError: the disk is full.
         """
-        for level, environment in zip(self._levels, self._open, strict=True):
-            part = part_path(self._root, level, unit)
-            while not self._put(environment, part):
+        parts = [folder / shard_name(unit) for folder in self._folders]
+        for part, environment in zip(parts, self._open, strict=True):
+            while part.exists() and not self._put(environment, part):
                 environment.set_mapsize(2 * environment.info()["map_size"])
             environment.sync()
-        for level in self._levels:
-            part_path(self._root, level, unit).unlink()
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+    def put_rest(self, done: Collection[int]) -> None:
+        """Put in what an earlier build left: the tar files of units that are done."""
+        for unit in done:
+            if any((folder / shard_name(unit)).exists() for folder in self._folders):
+                self.put(unit)
 
     def _put(self, environment: Any, part: Path) -> bool:
         """Whether a file's entries fitted into the map."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from feedline.errors import UsageError
 
-__all__ = ["only_builder"]
+__all__ = ["LOCK", "only_builder"]
 
-_LOCK = ".lock"
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def only_builder(root: str) -> Iterator[None]:
     Raises:
         UsageError: one does.
     """
-    descriptor = os.open(os.path.join(root, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,41 +17,46 @@ from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.writers import write_whole
 from feedline.stores.cache_index import CacheIndex, load_entries
-from feedline.stores.cache_layout import UNFINISHED, Manifest, shard_name
+from feedline.stores.cache_layout import Manifest, shard_name
 
-__all__ = ["read_record", "unit_matches", "write_record", "write_records"]
+__all__ = ["Columns", "kept_name", "read_record", "unit_matches", "write_record", "write_records"]
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 
 
-def _path(root: str, unit: int) -> Path:
+def _path(spec: Spec, unit: int) -> Path:
     """Where a unit's record lies: an .npz file of the columns of its samples."""
-    return Path(root, UNFINISHED, f"{unit:06d}.npz")
+    return spec.unfinished / f"{unit:06d}.npz"
 
 
-def read_record(root: str, unit: int) -> dict[str, np.ndarray[Any, Any]]:
+def read_record(spec: Spec, unit: int) -> dict[str, np.ndarray[Any, Any]]:
     """The record of a unit that is done.
 
     Raises:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    with np.load(_path(root, unit), allow_pickle=False) as record:
+    with np.load(_path(spec, unit), allow_pickle=False) as record:
         return {name: record[name] for name in record.files}
 
 
-def write_record(root: str, unit: int, columns: Columns) -> None:
+def kept_name(name: str) -> bytes:
+    """A sample's name as records and the index keep it: what is no text is escaped."""
+    return name.encode("utf-8", "backslashreplace")
+
+
+def write_record(spec: Spec, unit: int, columns: Columns) -> None:
     """Say that a unit is done."""
     whole = io.BytesIO()
     np.savez(whole, allow_pickle=False, **columns)
-    write_whole(_path(root, unit), whole.getvalue())
+    write_whole(_path(spec, unit), whole.getvalue())
 
 
-def write_records(root: str, manifest: Manifest) -> None:
+def write_records(spec: Spec, manifest: Manifest) -> None:
     """Write the records of a finished cache's units once more, of its index."""
-    index = CacheIndex(root, manifest)
+    index = CacheIndex(spec.root, manifest)
     entries = {
-        f"level-{level.name}": load_entries(root, level, manifest.samples)
+        f"level-{level.name}": load_entries(spec.root, level, manifest.samples)
         for level in manifest.levels
     }
     units = index.keys // manifest.per_shard
@@ -71,27 +76,28 @@ def write_records(root: str, manifest: Manifest) -> None:
         columns["shards"] = np.array([level.shards[unit] for level in manifest.levels], np.int64)
         said = json.dumps(skipped.get(unit, []))
         columns["skipped"] = np.frombuffer(said.encode(), np.uint8)
-        write_record(root, unit, columns)
+        write_record(spec, unit, columns)
 
 
 def unit_matches(source: Source, spec: Spec, unit: Unit) -> bool:
     """Whether a unit is done, of the images as they are now, and all its files are there."""
     try:
-        record = read_record(spec.root, unit.number)
+        record = read_record(spec, unit.number)
         for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
             if spec.format == "webdataset":
                 path = Path(spec.root, level.name, shard_name(unit.number))
                 if path.stat().st_size != size:
                     return False
         broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
-        if broken and not spec.skip_broken:
+        numbers = range(unit.start, unit.stop)
+        if not spec.skip_broken and set(broken) != spec.left_out.intersection(numbers):
             return False
         ends = record["name_ends"].tolist()
         starts, names = [0, *ends[:-1]], bytes(record["names"])
-        called = [names[start:end].decode() for start, end in zip(starts, ends, strict=True)]
-        known = broken | dict(zip(record["keys"].tolist(), called, strict=True))
-        numbers = range(unit.start, unit.stop)
-        if known != {number: source.name(number) for number in numbers}:
+        called = [names[start:end] for start, end in zip(starts, ends, strict=True)]
+        known = {key: kept_name(name) for key, name in broken.items()}
+        known |= dict(zip(record["keys"].tolist(), called, strict=True))
+        if known != {number: kept_name(source.name(number)) for number in numbers}:
             return False
         return all(
             stamp == source.stamp(key) and np.array_equal(label, source.label(key))

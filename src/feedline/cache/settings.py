@@ -29,6 +29,8 @@ class Spec:
         levels: which, smallest first.
         exif: turn images upright.
         skip_broken: leave broken images out and note them; else they are an error.
+        adds: the one level is added to a cache that is finished.
+        left_out: samples that this cache has left out before.
     """
 
     root: str
@@ -36,6 +38,13 @@ class Spec:
     levels: tuple[Level, ...]
     exif: bool = False
     skip_broken: bool = False
+    adds: bool = False
+    left_out: frozenset[int] = frozenset()
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder of what is done so far: an addition has its own."""
+        return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if self.adds else UNFINISHED)
 
 
 class Unit(NamedTuple):
@@ -70,15 +79,15 @@ class Settings:
         levels = [str(level) for level in spec.levels]
         return cls(spec.format, levels, spec.exif, source.kind, per_shard)
 
-    def agreed(self, root: str) -> Settings:
-        """The settings of an unfinished build in a folder, or these, which are then noted.
+    def agreed(self, spec: Spec) -> Settings:
+        """The settings of the unfinished build that is there, or these, which are then noted.
 
         They may differ in the size of a shard, which an estimate gives.
 
         Raises:
             UsageError: they differ otherwise.
         """
-        path = Path(root, UNFINISHED, "settings.json")
+        path = spec.unfinished / "settings.json"
         before = None
         with contextlib.suppress(OSError, ValueError, TypeError):
             before = Settings(**json.loads(path.read_text()))
@@ -89,8 +98,9 @@ class Settings:
         different = [name for name in mine if name != "per_shard" and mine[name] != others[name]]
         if different:
             said = (f"{name} {others[name]}, not {mine[name]}" for name in different)
+            folder = str(spec.unfinished) if spec.adds else spec.root
             raise UsageError(
-                f"{root!r} holds an unfinished build with {'; '.join(said)}. Build with those "
-                "settings to go on with it, or remove the folder"
+                f"{folder!r} holds unfinished work with {'; '.join(said)}. Use those settings to "
+                "go on with it, or remove that folder"
             )
         return before

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.cache.level_encoder import LevelEncoder
-from feedline.cache.records import write_record
+from feedline.cache.records import kept_name, write_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.writers import WRITERS, Sample
@@ -67,6 +67,9 @@ def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
         ]
         for number in range(unit.start, unit.stop):
             name, stamp = source.name(number), source.stamp(number)
+            if number in spec.left_out:
+                skipped.append((number, name, "left out before"))
+                continue
             try:
                 copies = encoder.copies(source.read(number))
             except ImageError as error:
@@ -82,7 +85,7 @@ def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
             for writer, image, rows in zip(writers, copies.images, entries, strict=True):
                 first = writer.write(sample, image)
                 rows.append((unit.number, first, len(image), checksum(image, number, label)))
-            names += name.encode("utf-8", "backslashreplace")
+            names += kept_name(name)
             row = (number, (copies.height, copies.width), len(names), stamp)
             for column, value in zip(COLUMNS, row, strict=True):
                 columns[column].append(value)
@@ -100,4 +103,4 @@ def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
         arrays[f"level-{level.name}"] = np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
     arrays["shards"] = np.array(shards, np.int64)
     arrays["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
-    write_record(spec.root, unit.number, arrays)
+    write_record(spec, unit.number, arrays)

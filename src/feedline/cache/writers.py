@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.cache.level_encoder import Copies
-from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, member, shard_name
+from feedline.stores.cache_layout import CacheFormat, Level, member, shard_name
 from feedline.stores.file_name import file_name
 
-__all__ = ["WRITERS", "Sample", "part_path", "write_whole"]
+__all__ = ["WRITERS", "Sample", "write_whole"]
 
 _BLOCK = 512  # bytes, of tar
 
@@ -41,23 +41,15 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
-def part_path(root: str, level: Level, unit: int) -> Path:
-    """A tar file whose entries are still to go into an LMDB."""
-    return Path(root, UNFINISHED, f"{level.name}-{shard_name(unit)}")
-
-
 class _TarWriter:
-    """A tar shard of a level."""
+    """A tar shard of a level; for an LMDB its entries go in afterwards."""
 
     def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
         self._level, self._classes = level, classes
-        self._path = self._target(Path(root), level, unit)
+        self._path = Path(root, level.name, shard_name(unit))
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._file = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115
         self._at = 0
-
-    def _target(self, root: Path, level: Level, unit: int) -> Path:
-        return root / level.name / shard_name(unit)
 
     def __enter__(self) -> _TarWriter:
         return self
@@ -106,13 +98,6 @@ class _TarWriter:
         return self._at + 2 * _BLOCK
 
 
-class _PartWriter(_TarWriter):
-    """A tar file whose entries go into an LMDB afterwards."""
-
-    def _target(self, root: Path, level: Level, unit: int) -> Path:
-        return part_path(str(root), level, unit)
-
-
 class _FileWriter:
     """A file for each image."""
 
@@ -145,6 +130,6 @@ class _FileWriter:
 
 WRITERS: dict[CacheFormat, Callable[..., Any]] = {
     "webdataset": _TarWriter,
-    "lmdb": _PartWriter,
+    "lmdb": _TarWriter,
     "folder": _FileWriter,
 }

@@ -19,13 +19,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from feedline.errors import DatasetError
 
 __all__ = [
     "INDEX",
+    "LMDB_FILE",
     "MANIFEST",
     "UNFINISHED",
     "CacheFormat",
@@ -40,6 +41,7 @@ __all__ = [
 
 MANIFEST = "feedline-cache.json"
 INDEX = "index"
+LMDB_FILE = "data.mdb"
 UNFINISHED = "unfinished"
 """The folder of what a build has done so far."""
 
@@ -116,6 +118,14 @@ class Manifest:
     digests: dict[str, str] = field(default_factory=dict)
     feedline: str = ""
 
+    def extends(self, other: Manifest) -> bool:
+        """Whether this is the other one, perhaps with levels that were added to it."""
+        return (
+            replace(self, levels=other.levels, digests=other.digests) == other
+            and set(other.levels) <= set(self.levels)
+            and other.digests.items() <= self.digests.items()
+        )
+
     def as_text(self) -> str:
         """As a file: JSON."""
         return json.dumps({"feedline_cache": VERSION, **asdict(self)}, indent=1) + "\n"
@@ -186,7 +196,8 @@ def _checked(given: dict[str, Any]) -> Manifest:
         **given,
     )
     sides = [level.side for level in levels]
-    texts = (dtype, made_of.fingerprint, *made_of.source, *(classes or ()))
+    digests = made_of.digests
+    texts = (dtype, made_of.fingerprint, *made_of.source, *(classes or ()), *digests.values())
     if not levels or sides != sorted(set(sides)):
         raise ValueError(f"the levels {sides}")
     counts = made_of.samples, made_of.samples_in_source, made_of.per_shard

@@ -21,6 +21,7 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError
 from feedline.stores.cache_index import CacheIndex, checksum, load_entries
 from feedline.stores.cache_layout import (
+    LMDB_FILE,
     CacheFormat,
     Level,
     Manifest,
@@ -87,6 +88,10 @@ class LevelReader:
         height, width = self._index.sizes[sample].tolist()
         return level_size(height, width, self.level.side)
 
+    def file(self, sample: int) -> str:
+        """The path of the file that holds an image."""
+        raise NotImplementedError
+
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         raise NotImplementedError
 
@@ -103,6 +108,9 @@ class _Shards(LevelReader):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    def file(self, sample: int) -> str:
+        return os.path.join(self._folder, shard_name(int(self._entries[sample, 0])))
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         mapped = self._maps.get(shard) or self._map(shard)
@@ -144,12 +152,19 @@ class _Lmdb(LevelReader):
 
     _environment: Any = None
     _reading: Any = None
+    _error: type[Exception]
+
+    def file(self, sample: int) -> str:
+        return os.path.join(self._folder, LMDB_FILE)
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         if self._reading is None:
             self._begin()
         name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
-        found = self._reading.get(name.encode())
+        try:
+            found = self._reading.get(name.encode())
+        except self._error as error:
+            raise self._unreadable(error) from error
         if found is None:
             raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
         held: Held = found
@@ -163,14 +178,24 @@ class _Lmdb(LevelReader):
                 "this cache is an LMDB, and the package lmdb is not installed: "
                 'pip install "feedline[cache]"'
             ) from error
+        self._error = lmdb.Error
         try:
             # Nobody writes to it, so no lock file is made: its folder may be read only.
-            self._environment = lmdb.open(
+            environment = lmdb.open(
                 self._folder, readonly=True, lock=False, create=False, readahead=False, max_dbs=0
             )
-            self._reading = self._environment.begin(buffers=True)
         except lmdb.Error as error:
-            raise ImageError(f"the LMDB {self._folder!r} cannot be read: {error}") from error
+            raise self._unreadable(error) from error
+        whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        size = os.path.getsize(self.file(0))
+        if size < whole:
+            environment.close()
+            # To read what is missing would end this process.
+            raise self._unreadable(f"it has {size} bytes of {whole}: a copy that was not finished")
+        self._environment, self._reading = environment, environment.begin(buffers=True)
+
+    def _unreadable(self, why: object) -> ImageError:
+        return ImageError(f"the LMDB {self._folder!r} cannot be read: {why}")
 
     def open(self) -> None:
         # An LMDB must not be used in a process that was forked from the one that opened it.
@@ -186,10 +211,13 @@ class _Lmdb(LevelReader):
 class _Files(LevelReader):
     """In one file each."""
 
-    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+    def file(self, sample: int) -> str:
         index, classes = self._index, self._manifest.classes
         name = file_name(int(index.keys[sample]), index.name(sample), index.labels[sample], classes)
-        return read_file(os.fsencode(os.path.join(self._folder, f"{name}.{self.level.ending}")))
+        return os.path.join(self._folder, f"{name}.{self.level.ending}")
+
+    def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        return read_file(os.fsencode(self.file(sample)))
 
 
 _READERS: dict[CacheFormat, type[LevelReader]] = {

@@ -128,7 +128,7 @@ class CacheStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if read_manifest(self.root) != self.manifest:
+        if not read_manifest(self.root).extends(self.manifest):
             raise DatasetError(
                 f"the cache {self.root!r} was built anew since the dataset was made of it; make "
                 "the dataset once more"

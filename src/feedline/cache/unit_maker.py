@@ -1,0 +1,154 @@
+"""Makes the units that a cache, or a new level of one, still lacks: by worker processes.
+
+Guarantees: nothing half-written is left, however it ends, and what was done stays for the next
+time; a disk that cannot hold the result is said before.
+
+Relies on: `loader`, whose workers make the units: a worker that dies is replaced, and its unit is
+made once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from feedline.cache.build_plan import Estimate
+from feedline.cache.lmdb_writer import LmdbWriter
+from feedline.cache.settings import Spec, Unit
+from feedline.cache.source import Source
+from feedline.cache.unit import Units
+from feedline.errors import ResourceError
+from feedline.loader import DataLoader
+from feedline.stores.cache_layout import INDEX, MANIFEST
+from feedline.system import usable_cores
+
+__all__ = ["Progress", "Report", "check_room", "make_units", "unfinished_work"]
+
+_PARTIAL = "*.partial"
+_SPARE = 1.05  # of the disk: the estimate is of a few images
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build has come.
+
+    Args:
+        estimate: what is to be made.
+        images: how many are done, those of an earlier build included.
+        made: how many of them this build made.
+    """
+
+    estimate: Estimate
+    images: int
+    made: int
+
+
+Report = Callable[[Progress], None]
+
+
+@contextlib.contextmanager
+def unfinished_work(spec: Spec) -> Iterator[None]:
+    """The folder of what is done so far is there; afterwards nothing half-written is."""
+    spec.unfinished.mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        _tidy(spec)
+
+
+def check_room(spec: Spec, expected: Estimate, todo: Sequence[Unit]) -> None:
+    """See whether the disk can hold what is to be made.
+
+    Raises:
+        ResourceError: it cannot.
+    """
+    share = _images(todo) / expected.images
+    needed_by = [round(size * share) for size in expected.level_bytes]
+    needed = sum(needed_by) * _SPARE
+    if spec.format == "lmdb":
+        needed += max(needed_by)  # of what waits to go in
+    free = shutil.disk_usage(spec.root).free
+    if needed > free:
+        sizes = ", ".join(
+            f"{level} {size / 1e9:.2f} GB"
+            for level, size in zip(spec.levels, needed_by, strict=True)
+        )
+        raise ResourceError(
+            f"the cache needs about {needed / 1e9:.2f} GB ({sizes}), and {spec.root!r} has "
+            f"{free / 1e9:.2f} GB free; choose fewer or smaller sizes, a lower quality, JPEG "
+            "instead of raw, or another disk"
+        )
+
+
+def make_units(
+    source: Source,
+    spec: Spec,
+    expected: Estimate,
+    units: Sequence[Unit],
+    todo: Sequence[Unit],
+    workers: int | str,
+    progress: Report,
+) -> None:
+    """Make some units, and put all into their level, where it has one place for all.
+
+    Args:
+        source: what the images come from.
+        spec: how.
+        expected: what comes of it.
+        units: all of them.
+        todo: those that are not done.
+        workers: processes; "auto" for the cores that this process may use.
+        progress: called again and again, once before the first unit.
+    """
+    done, made = expected.images - _images(todo), 0
+    for level in spec.levels:
+        os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
+    progress(Progress(expected, done, 0))
+    with contextlib.ExitStack() as opened:
+        lmdb = None
+        if spec.format == "lmdb":
+            sizes = [2 * size for size in expected.level_bytes]
+            lmdb = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes))
+            lmdb.put_rest({unit.number for unit in units} - {unit.number for unit in todo})
+        for number, images in opened.enter_context(_made(source, spec, todo, workers)):
+            if lmdb is not None:
+                lmdb.put(number)
+            made += images
+            progress(Progress(expected, done + made, made))
+
+
+def _made(
+    source: Source, spec: Spec, todo: Sequence[Unit], workers: int | str
+) -> DataLoader[tuple[int, int]]:
+    """Makes the units by worker processes, as they come."""
+    processes = usable_cores() if workers == "auto" else int(workers)
+    return DataLoader(
+        Units(source, spec, todo),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=min(processes, len(todo)),
+        in_order=False,
+    )
+
+
+def _images(units: Sequence[Unit]) -> int:
+    return sum(unit.stop - unit.start for unit in units)
+
+
+def _tidy(spec: Spec) -> None:
+    """Leave no half-written files behind, and no folders of a build that has done nothing."""
+    root = Path(spec.root)
+    levels = [root / level.name for level in spec.levels]
+    folders = (*levels, root / INDEX, spec.unfinished)
+    for partial in chain(root.glob(_PARTIAL), *(folder.rglob(_PARTIAL) for folder in folders)):
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
+        shutil.rmtree(spec.unfinished, ignore_errors=True)
+        if spec.adds or not (root / MANIFEST).exists():
+            for level in levels:
+                shutil.rmtree(level, ignore_errors=True)
