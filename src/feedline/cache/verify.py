@@ -1,0 +1,258 @@
+"""Whether a cache is what was written: each image of each level, and the index.
+
+Guarantees: nothing is changed; whatever the files hold, damage is told and not raised, and what is
+broken hides nothing else, also where reading it ends a process; only a manifest that cannot be read
+is an error.
+
+Relies on: the checksums that a build took of the bytes which it wrote; `loader` for the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from feedline.errors import DatasetError, FeedlineError, SampleError
+from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
+from feedline.loader import DataLoader
+from feedline.stores.cache_index import COLUMNS, CacheIndex
+from feedline.stores.cache_layout import (
+    INDEX,
+    LMDB_FILE,
+    Level,
+    Manifest,
+    read_manifest,
+    shard_name,
+)
+from feedline.stores.cache_level import LevelReader, reader_of
+from feedline.system import usable_cores
+
+__all__ = ["Damage", "Verification", "verify"]
+
+_IN_PIECE = 256  # samples that a worker checks at a time
+_FATAL = "to read it ends the process that does: its file is damaged, or shrank while it was read"
+
+
+class Damage(NamedTuple):
+    """An image that is not what was written.
+
+    Args:
+        level: of which copies, in pixels.
+        sample: its number in the cache.
+        name: what it is called in the source.
+        file: the path of what holds it.
+        why: what is wrong.
+    """
+
+    level: int
+    sample: int
+    name: str
+    file: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a check has found.
+
+    Args:
+        images: how many were checked, those of all levels together.
+        damaged: those that are not what was written, by level and number.
+        files: shards and databases that are missing or have another size, and why.
+        index: files of the index that are not what was written, and why.
+    """
+
+    images: int
+    damaged: tuple[Damage, ...]
+    files: tuple[str, ...]
+    index: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not (self.damaged or self.files or self.index)
+
+
+class _Piece(NamedTuple):
+    """Samples from `start` up to `stop` of a level, by its place in the manifest."""
+
+    level: int
+    start: int
+    stop: int
+
+
+class _Pieces:
+    """The pieces of a cache as a dataset: reading one checks it.
+
+    Args:
+        root: the cache's folder.
+        manifest: what it holds.
+        decode: decode the JPEGs as well.
+        pieces: all of them.
+    """
+
+    def __init__(
+        self, root: str, manifest: Manifest, decode: bool, pieces: Sequence[_Piece]
+    ) -> None:
+        self._root, self._manifest, self._decode, self.all = root, manifest, decode, pieces
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, at: int) -> tuple[int, list[tuple[int, str]]]:
+        """Check a piece: its number, and which samples are damaged, and why."""
+        place, start, stop = self.all[at]
+        level = self._manifest.levels[place]
+        try:
+            index = CacheIndex(self._root, self._manifest)
+            reader = reader_of(self._root, self._manifest, level, index)
+        except DatasetError as error:
+            return at, [(sample, str(error)) for sample in range(start, stop)]
+        decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if self._decode else None
+        damaged = []
+        try:
+            for sample in range(start, stop):
+                why = _what_is_wrong(reader, sample, decoder)
+                if why:
+                    damaged.append((sample, why))
+        finally:
+            reader.close()
+        return at, damaged
+
+
+def _what_is_wrong(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
+    try:
+        image = reader.read(sample)
+        if decoder is not None and isinstance(image, bytes):
+            decoder.open(image)
+            decoder.read()
+    except FeedlineError as error:
+        return str(error)
+    except Exception as error:  # an index that holds anything: the other samples are checked too
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def verify(
+    root: str | os.PathLike[str],
+    *,
+    decode: bool = False,
+    workers: int | str = "auto",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verification:
+    """Check every image of a cache against its checksum, and the files of its index.
+
+    Args:
+        root: the cache's folder.
+        decode: decode the JPEGs as well, which takes several times as long.
+        workers: processes, at least one; "auto" for the cores that this process may use.
+        progress: called with how many images are checked, of how many.
+
+    Raises:
+        DatasetError: there is no cache, or its manifest cannot be read.
+    """
+    where = os.path.abspath(os.path.expanduser(os.fspath(root)))
+    manifest = read_manifest(where)
+    index = _index_damage(where, manifest)
+    files = [said for level in manifest.levels for said in _file_damage(where, manifest, level)]
+    pieces = [
+        _Piece(place, start, min(start + _IN_PIECE, manifest.samples))
+        for place in range(len(manifest.levels))
+        for start in range(0, manifest.samples, _IN_PIECE)
+    ]
+    total, done = manifest.samples * len(manifest.levels), 0
+    progress(done, total)
+    damaged: list[Damage] = []
+    while pieces:
+        lost = set(pieces)
+        for piece, found in _checked(_Pieces(where, manifest, decode, pieces), workers):
+            lost.remove(piece)
+            side = manifest.levels[piece.level].side
+            damaged += (Damage(side, sample, "", "", why) for sample, why in found)
+            done += piece.stop - piece.start
+            progress(done, total)
+        # What ended its worker is looked at sample by sample, and those that do it again are told.
+        pieces = []
+        for place, start, stop in lost:
+            if stop - start > 1:
+                pieces += (_Piece(place, sample, sample + 1) for sample in range(start, stop))
+            else:
+                damaged.append(Damage(manifest.levels[place].side, start, "", "", _FATAL))
+                done += 1
+    return Verification(done, tuple(sorted(_named(where, manifest, damaged))), tuple(files), index)
+
+
+def _checked(pieces: _Pieces, workers: int | str) -> Iterator[tuple[_Piece, list[tuple[int, str]]]]:
+    """Check pieces by worker processes, as they come; those that end their workers are missing."""
+    processes = usable_cores() if workers == "auto" else int(workers)
+    loader: DataLoader[Any] = DataLoader(
+        pieces,  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=max(1, min(processes, len(pieces))),
+        in_order=False,
+    )
+    with loader:
+        checked = iter(loader)
+        while True:
+            with contextlib.suppress(SampleError):
+                for at, found in checked:
+                    yield pieces.all[at], found
+                return
+
+
+def _named(where: str, manifest: Manifest, damaged: Sequence[Damage]) -> list[Damage]:
+    """With the names of the samples and their files, where the index still knows them."""
+    try:
+        index = CacheIndex(where, manifest)
+        readers = {
+            level.side: reader_of(where, manifest, level, index) for level in manifest.levels
+        }
+        return [
+            each._replace(name=index.name(each.sample), file=readers[each.level].file(each.sample))
+            for each in damaged
+        ]
+    except Exception:  # an index that holds anything
+        return list(damaged)
+
+
+def _index_damage(where: str, manifest: Manifest) -> tuple[str, ...]:
+    """The files of the index that are missing or have another digest."""
+    names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
+    found = []
+    for name in names:
+        path, digest = Path(where, INDEX, f"{name}.npy"), xxhash.xxh3_64()
+        try:
+            with open(path, "rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            found.append(f"{path}: {error.strerror or error}")
+            continue
+        if digest.hexdigest() != manifest.digests.get(name):
+            found.append(f"{path}: it is not what was written, its digest differs")
+    return tuple(found)
+
+
+def _file_damage(where: str, manifest: Manifest, level: Level) -> list[str]:
+    """The files of a level that are missing or have another size; of single images: none."""
+    folder = Path(where, level.name)
+    if manifest.format == "webdataset":
+        sizes: dict[str, int | None] = {shard_name(n): size for n, size in enumerate(level.shards)}
+    else:
+        sizes = {LMDB_FILE: None} if manifest.format == "lmdb" else {}
+    found = []
+    for name, size in sizes.items():
+        try:
+            has = (folder / name).stat().st_size
+        except OSError as error:
+            found.append(f"{folder / name}: {error.strerror or error}")
+            continue
+        if size is not None and has != size:
+            found.append(f"{folder / name}: it has {has} bytes, and {size} were written")
+    return found
