@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feedline.cache.build import build_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
@@ -28,6 +29,7 @@ __all__ = [
     "TrainCrop",
     "__version__",
     "augmentation_strength",
+    "build_cache",
     "image_size",
     "per_size",
 ]
@@ -44,6 +46,7 @@ _HOMES = {
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
     "augmentation_strength": "feedline.request",
+    "build_cache": "feedline.cache.build",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
 }

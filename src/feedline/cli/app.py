@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from feedline import __version__
 from feedline.cli.bench import bench
+from feedline.cli.cache import cache
 from feedline.cli.demo_data import demo_data
 from feedline.cli.output import complain
 from feedline.cli.train import train
@@ -69,6 +70,7 @@ app = typer.Typer(
 app.command("train", no_args_is_help=True)(train)
 app.command("bench", no_args_is_help=True)(bench)
 app.command("demo-data", no_args_is_help=True)(demo_data)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-__all__ = ["progress_bar"]
+__all__ = ["note", "progress_bar"]
 
 
 def progress_bar(clock: ProgressColumn, *, auto_refresh: bool = True) -> Progress:
@@ -30,3 +30,11 @@ def progress_bar(clock: ProgressColumn, *, auto_refresh: bool = True) -> Progres
         auto_refresh=auto_refresh,
         disable=not drawn,
     )
+
+
+def note(bar: Progress, text: str) -> None:
+    """Print a line to stdout, above a bar on the same screen."""
+    if sys.stdout.isatty() and not bar.disable:  # the bar steps aside
+        bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(text, flush=True)

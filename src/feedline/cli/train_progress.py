@@ -6,10 +6,9 @@ stderr. Where stderr is no terminal there are lines alone.
 
 from __future__ import annotations
 
-import sys
-
 from rich.progress import Progress
 
+from feedline.cli.progress import note
 from feedline.train.journal import EpochRecord
 
 __all__ = ["TrainProgress", "epoch_line"]
@@ -48,10 +47,7 @@ class TrainProgress:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        if sys.stdout.isatty() and not self._bar.disable:  # the bar on the same screen steps aside
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
+        note(self._bar, text)
 
     def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
         """Show the epoch in the bar."""

@@ -1,0 +1,74 @@
+"""How `feedline cache` shows how far it is: what will be made, once, then a bar with the rate.
+
+Guarantees: lines go to stdout, the bar to stderr; where that is no terminal there are lines alone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rich.progress import Progress as Bar
+
+from feedline.cache.build_plan import Estimate
+from feedline.cache.unit_maker import Progress
+from feedline.cli.progress import note
+
+__all__ = ["BuildProgress", "CheckProgress"]
+
+
+class BuildProgress:
+    """What `build_cache` and `add_size` report, to a bar.
+
+    Args:
+        bar: shows it.
+        processes: how many work, for the time that is expected.
+
+    Attributes:
+        made: how many images this run has made.
+    """
+
+    def __init__(self, bar: Bar, processes: int) -> None:
+        self._bar, self._processes = bar, max(1, processes)
+        self._task = bar.add_task("looking at the images", total=None)
+        self._started = time.monotonic()
+        self.made = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show how far it is."""
+        self.made = progress.made
+        if not self.made:
+            self._announce(progress.estimate, progress.images)
+            self._started = time.monotonic()
+            total = progress.estimate.images
+            self._bar.reset(
+                self._task, total=total, completed=progress.images, description="images"
+            )
+        else:
+            rate = self.made / (time.monotonic() - self._started)
+            self._bar.update(
+                self._task, description=f"images, {rate:.0f}/s", completed=progress.images
+            )
+
+    def _announce(self, expected: Estimate, done: int) -> None:
+        for level, size in zip(expected.levels, expected.level_bytes, strict=True):
+            note(self._bar, f"{level}: about {size / 1e9:.2f} GB")
+        rest = expected.images - done
+        seconds = expected.seconds * rest / expected.images / self._processes
+        last = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        before = f", {done} are done already" if done else ""
+        note(self._bar, f"{expected.images} images{before}: about {last} to go")
+
+
+class CheckProgress:
+    """What `verify` reports, to a bar."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._started = bar, time.monotonic()
+        self._task = bar.add_task("images", total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far it is."""
+        rate = done / (time.monotonic() - self._started)
+        self._bar.update(
+            self._task, description=f"images, {rate:.0f}/s", completed=done, total=total
+        )
