@@ -1,0 +1,271 @@
+"""Adding a level to a cache: as if it had been built with it, and nothing else changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from caches import FORMATS, STOPPED, contents, environment, made, photo, photos, stopping
+
+import feedline
+from feedline.cache.add_size import add_size
+from feedline.cache.verify import verify
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.stores.cache_layout import MANIFEST, read_manifest
+from feedline.stores.cache_store import CacheStore
+
+PER_CLASS = 40  # three units
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 photographs of 2 classes."""
+    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """12 photographs of 2 classes."""
+    return photos(tmp_path / "photos")
+
+
+def images(root: Path) -> list[bytes]:
+    store = CacheStore(root)
+    levels = store.manifest.levels
+    found = [store.read(sample, level.side) for level in levels for sample in range(len(store))]
+    store.close()
+    return [bytes(memoryview(np.asarray(each))) for each in found]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_added_level_is_what_a_build_of_all_levels_makes(tmp_path, few, form) -> None:
+    made(few, tmp_path / "cache", form, sizes=(16, 24))
+    made(few, tmp_path / "all", form, sizes=(16, 20, 24))
+    before = contents(tmp_path / "cache", but=(MANIFEST,))
+    manifest = add_size(tmp_path / "cache", 20, workers=0)
+    assert manifest == read_manifest(tmp_path / "cache") == read_manifest(tmp_path / "all")
+    after = contents(tmp_path / "cache", but=(MANIFEST,))
+    assert {name: after[name] for name in before} == before
+    assert images(tmp_path / "cache") == images(tmp_path / "all")
+    if form != "lmdb":
+        assert after == contents(tmp_path / "all", but=(MANIFEST,))
+    assert verify(tmp_path / "cache", workers=1).sound
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
+    tmp_path, source, form
+) -> None:
+    made(source, tmp_path / "cache", form)
+    dataset = feedline.ImageFolder(tmp_path / "cache")
+    while_it_is_made = []
+
+    def look(said: object) -> None:
+        if said.made:
+            store = CacheStore(tmp_path / "cache")
+            while_it_is_made.append(store.manifest.levels)
+            assert store.read(79, 24) == dataset.store.read(79, 24)
+            store.close()
+
+    with feedline.DataLoader(dataset, 16, image_size=24, num_workers=1) as loader:
+        before = sum(len(batch) for batch, _ in loader)
+        add_size(tmp_path / "cache", 20, workers=1, progress=look)
+        assert sum(len(batch) for batch, _ in loader) == before == 80
+    assert len(while_it_is_made) == 3
+    assert all([level.side for level in had] == [16, 24] for had in while_it_is_made)
+    # A worker that is replaced unpickles the dataset, whose cache has a level more by now.
+    with feedline.DataLoader(dataset, 16, image_size=20, num_workers=1) as loader:
+        assert sum(len(batch) for batch, _ in loader) == 80
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_addition_that_was_killed_goes_on_where_it_was(tmp_path, source, form) -> None:
+    root = tmp_path / "cache"
+    made(source, root, form)
+    before = contents(root)
+    command = stopping(f"add_size({str(root)!r}, 20, workers=1, progress=progress)")
+    ended = subprocess.run(command, capture_output=True, timeout=60, env=environment())
+    assert ended.returncode == STOPPED, ended.stderr
+    assert {name: data for name, data in contents(root).items() if name in before} == before
+    assert verify(root, workers=1).sound
+
+    seen = []
+    add_size(root, 20, workers=1, progress=seen.append)
+    assert 32 <= seen[0].images < 80
+    assert seen[-1].made == 80 - seen[0].images
+    made(source, tmp_path / "all", form, sizes=(16, 20, 24))
+    assert images(root) == images(tmp_path / "all")
+    assert verify(root, workers=1).sound
+    assert sorted(path.name for path in root.iterdir()) == sorted(
+        [".lock", "16", "20", "24", MANIFEST, "index"]
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_build_that_was_killed_goes_on_where_it_was(tmp_path, source, form) -> None:
+    root = tmp_path / "cache"
+    call = f"build_cache({str(source)!r}, {str(root)!r}, (16, 24), format={form!r}, workers=2,"
+    ended = subprocess.run(
+        stopping(f"{call} progress=progress)"), capture_output=True, timeout=60, env=environment()
+    )
+    assert ended.returncode == STOPPED, ended.stderr
+    made(source, root, form)
+    made(source, tmp_path / "all", form)
+    assert images(root) == images(tmp_path / "all")
+    assert verify(root, workers=1).sound
+
+
+def test_an_unfinished_addition_and_a_build_do_not_take_each_others_records(tmp_path, few) -> None:
+    root = tmp_path / "cache"
+    manifest = made(few, root)
+    left: list[str] = []
+
+    def stop(said: object) -> None:
+        if said.made:
+            left.extend(sorted(path.name for path in root.glob("unfinished*")))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_size(root, 20, workers=0, progress=stop)
+    assert left == ["unfinished-20"]
+    assert made(few, root) == manifest
+    photo(few / "cats" / "3.jpg", 9)
+    seen: list[object] = []
+    made(few, root, progress=seen.append)
+    assert seen[-1].made == 12
+    seen.clear()
+    add_size(root, 20, workers=0, progress=seen.append)
+    assert seen[-1].made == 12  # what it had was of the old photograph
+    assert verify(root, workers=1).sound
+    made(few, tmp_path / "all", sizes=(16, 20, 24))
+    assert images(root) == images(tmp_path / "all")
+
+
+def test_one_that_was_stopped_at_its_very_end_is_complete(tmp_path, few) -> None:
+    root = tmp_path / "cache"
+    made(few, root)
+    manifest = add_size(root, 20, workers=0)
+    (root / "unfinished-20").mkdir()
+    assert add_size(root, 20, workers=0) == manifest
+    with pytest.raises(UsageError, match="has copies of 20 px already"):
+        add_size(root, 20, workers=0)
+
+
+def changed(few: Path) -> None:
+    photo(few / "cats" / "3.jpg", 15)
+
+
+def removed(few: Path) -> None:
+    (few / "dogs" / "5.jpg").unlink()
+
+
+def renamed(few: Path) -> None:
+    (few / "dogs" / "2.jpg").rename(few / "dogs" / "20.jpg")
+
+
+def moved(few: Path) -> None:
+    (few / "cats" / "5.jpg").rename(few / "dogs" / "5a.jpg")
+
+
+def added(few: Path) -> None:
+    photo(few / "dogs" / "9.jpg", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed, r"sample 3, 'cats/3\.jpg', was changed"),
+        (removed, r"it has 11 samples and had 12"),
+        (renamed, r"sample 8 is 'dogs/20\.jpg' and was 'dogs/2\.jpg'"),
+        (moved, r"sample 5 is 'dogs/0\.jpg' and was 'cats/5\.jpg'"),
+        (added, r"it has 13 samples and had 12"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_source_that_has_changed_is_refused_and_the_difference_named(
+    tmp_path, few, change, said
+) -> None:
+    made(few, tmp_path / "cache")
+    before = contents(tmp_path / "cache")
+    change(few)
+    with pytest.raises(DatasetError, match=said) as refused:
+        add_size(tmp_path / "cache", 20, workers=0)
+    assert f"feedline cache build {few} {tmp_path / 'cache'} --sizes 16,24" in str(refused.value)
+    assert contents(tmp_path / "cache") == before
+
+
+def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
+    root = tmp_path / "cache"
+    made(few, root)
+    manifest = read_manifest(root)
+
+    def change(said: object) -> None:
+        if not said.made:
+            photo(few / "cats" / "3.jpg", 15)
+
+    with pytest.raises(DatasetError, match=r"sample 3, 'cats/3\.jpg', has another size in pixels"):
+        add_size(root, 20, workers=0, progress=change)
+    assert read_manifest(root) == manifest
+
+
+def test_a_source_that_has_moved_is_named(tmp_path, few) -> None:
+    made(few, tmp_path / "cache")
+    few.rename(tmp_path / "moved")
+    with pytest.raises(DatasetError, match=f"made of '{few}', which is not there"):
+        add_size(tmp_path / "cache", 20, workers=0)
+    assert len(add_size(tmp_path / "cache", 20, source=tmp_path / "moved", workers=0).levels) == 3
+
+
+def test_quality_rawness_and_what_was_left_out_are_the_caches(tmp_path, few) -> None:
+    (few / "cats" / "2.jpg").write_bytes(b"\xff\xd8\xff torn")
+    root = tmp_path / "cache"
+    made(few, root, quality=70, on_error="skip")
+    photo(few / "cats" / "2.jpg", 2)  # mended, and still none of the cache's samples
+    manifest = add_size(root, 20, workers=0)
+    assert [level.quality for level in manifest.levels] == [70, 70, 70]
+    assert manifest.samples == 11
+    assert len(manifest.skipped) == 1
+    assert [level.quality for level in add_size(root, 22, quality=40, workers=0).levels] == [
+        70,
+        70,
+        40,
+        70,
+    ]
+    assert verify(root, decode=True, workers=1).sound
+
+    raw = tmp_path / "raw"
+    made(few, raw, raw=True)
+    assert [level.quality for level in add_size(raw, 20, workers=0).levels] == [None] * 3
+    with pytest.raises(UsageError, match="quality 90 was asked for, and the cache .* raw pixels"):
+        add_size(raw, 22, quality=90, workers=0)
+
+
+def test_an_original_that_cannot_be_read_is_named_and_leaves_no_level(tmp_path, few) -> None:
+    root = tmp_path / "cache"
+    made(few, root)
+    before = contents(root)
+    broken = few / "dogs" / "1.jpg"
+    times, size = broken.stat(), broken.stat().st_size
+    broken.write_bytes(b"\0" * size)
+    os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ImageError, match=r"sample 7, dogs/1\.jpg"):
+        add_size(root, 20, workers=0)
+    assert contents(root) == before
+    assert not (root / "20").exists()
+
+
+def test_what_is_no_cache_or_no_size_is_refused_and_left_as_it_is(tmp_path, few) -> None:
+    with pytest.raises(DatasetError, match="is no cache"):
+        add_size(few, 20)
+    assert sorted(path.name for path in few.iterdir()) == ["cats", "dogs"]
+    made(few, tmp_path / "cache")
+    for size in (0, 7, 10_000, True):
+        with pytest.raises(UsageError, match="must be from 8 to 8192"):
+            add_size(tmp_path / "cache", size)
+    shutil.rmtree(tmp_path / "cache" / "index")
+    with pytest.raises(DatasetError, match="cannot be read"):
+        add_size(tmp_path / "cache", 20)

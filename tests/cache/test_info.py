@@ -1,0 +1,64 @@
+"""What is said of a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from caches import FORMATS, contents, made, photos
+
+import feedline
+from feedline.cache import info
+from feedline.cache.info import cache_info, size_measured
+from feedline.errors import DatasetError
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_levels_sizes_and_the_source_are_told(tmp_path: Path, form: str) -> None:
+    source, root = photos(tmp_path / "photos"), tmp_path / "cache"
+    (source / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
+    made(source, root, form, quality=80, on_error="skip")
+    before = contents(root)
+    known = cache_info(root, measure=False)
+    assert known.root == str(root)
+    assert known.manifest.samples == 12
+    assert known.manifest.source == ("folder", str(source))
+    assert known.manifest.classes == ("cats", "dogs")
+    assert [name for _, name, _ in known.manifest.skipped] == ["cats/torn.jpg"]
+    assert known.manifest.feedline == feedline.__version__
+    for each, side in zip(known.levels, (16, 24), strict=True):
+        assert str(each.level) == f"{side} px JPEG q80"
+        files = [path for path in (root / str(side)).rglob("*") if path.is_file()]
+        assert each.bytes == sum(path.stat().st_size for path in files)
+        assert 100 < each.image_bytes < 5000
+        assert each.images_per_s is None
+        if form == "folder":
+            assert each.image_bytes == each.bytes / 12
+    assert contents(root) == before
+
+
+def test_each_level_is_measured_at_a_size_that_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info, "_SECONDS", 0.02)
+    made(photos(tmp_path / "photos"), tmp_path / "cache", sizes=(24, 32, 33))
+    known = cache_info(tmp_path / "cache")
+    assert [each.crop_px for each in known.levels] == [16, 32, 33]
+    assert all(each.images_per_s and each.images_per_s > 0 for each in known.levels)
+
+
+@pytest.mark.parametrize(
+    ("side", "smaller", "size"),
+    [(256, 192, 224), (192, 128, 160), (128, 0, 112), (16, 0, 8), (8, 0, 8), (136, 128, 136)],
+)
+def test_a_level_is_measured_at_seven_eighths_of_its_size(side, smaller, size) -> None:
+    assert size_measured(side, smaller) == size
+
+
+def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
+    made(photos(tmp_path / "photos"), tmp_path / "cache")
+    (tmp_path / "cache" / "index" / "level-24.npy").unlink()
+    with pytest.raises(DatasetError, match="cannot be read"):
+        cache_info(tmp_path / "cache", measure=False)
+    with pytest.raises(DatasetError, match="is no cache"):
+        cache_info(tmp_path / "photos")
