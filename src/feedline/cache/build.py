@@ -16,10 +16,11 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from feedline.cache.build_plan import Estimate, divide, estimate, levels_of, samples_per_shard
 from feedline.cache.finish import finish
+from feedline.cache.kept import Kept
 from feedline.cache.lmdb_writer import LmdbWriter
 from feedline.cache.lock import only_builder
 from feedline.cache.records import unit_matches, write_records
@@ -28,15 +29,16 @@ from feedline.cache.source import Source, open_source
 from feedline.cache.unit import Units
 from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
+from feedline.loader.checks import worker_count
 from feedline.stores.cache_layout import (
     MANIFEST,
     UNFINISHED,
     CacheFormat,
+    Level,
     Manifest,
     is_cache,
     read_manifest,
 )
-from feedline.system import usable_cores
 
 __all__ = ["Progress", "build_cache"]
 
@@ -82,7 +84,7 @@ def build_cache(
         format: "webdataset": tar shards; "lmdb": one LMDB a size; "folder": a file an image.
         quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual.
         raw: keep pixels instead of JPEGs: about 10 times as large, and nothing to decode.
-        workers: processes; "auto" for the cores that this process may use.
+        workers: processes; "auto" for the cores that this process may use; 0: in this process.
         on_error: "raise", or "skip": broken images are left out, and listed in the manifest.
         exif: turn images upright by their Exif orientation, as `ImageFolder(..., exif=True)` does.
         progress: called again and again.
@@ -103,17 +105,20 @@ def build_cache(
     levels = levels_of(sizes, quality=quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if format not in get_args(CacheFormat):
+        raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
+    processes = worker_count(workers)
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     images = open_source(source)
     _check_folder(where, images)
     spec = Spec(where, format, levels, exif, on_error == "skip")
     os.makedirs(os.path.join(where, UNFINISHED), exist_ok=True)
-    with only_builder(where), _tidy(where):
-        return _build(images, spec, usable_cores() if workers == "auto" else workers, progress)
+    with only_builder(where), _tidy(where, levels):
+        return _build(images, spec, processes, progress)
 
 
 def _build(
-    source: Source, spec: Spec, workers: int | str, progress: Callable[[Progress], None]
+    source: Source, spec: Spec, workers: int, progress: Callable[[Progress], None]
 ) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
@@ -140,7 +145,8 @@ def _build(
         if spec.format == "lmdb":
             sizes = [2 * size for size in expected.level_bytes]
             put = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes)).put
-        for number, images in opened.enter_context(_made(source, spec, todo, workers)):
+        kept = None if finished is None else Kept(spec.root, finished)
+        for number, images in opened.enter_context(_made(source, spec, todo, workers, kept)):
             if put is not None:
                 put(number)
             made += images
@@ -149,13 +155,13 @@ def _build(
 
 
 def _made(
-    source: Source, spec: Spec, todo: Sequence[Unit], workers: int | str
+    source: Source, spec: Spec, todo: Sequence[Unit], workers: int, kept: Kept | None
 ) -> DataLoader[tuple[int, int]]:
     """Makes the units by worker processes, as they come."""
     return DataLoader(
-        Units(source, spec, todo),  # type: ignore[arg-type]
+        Units(source, spec, todo, kept),  # type: ignore[arg-type]
         batch_size=None,
-        num_workers=min(int(workers), len(todo)),
+        num_workers=min(workers, len(todo)),
         in_order=False,
     )
 
@@ -213,7 +219,7 @@ def _check_room(spec: Spec, level_bytes: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _tidy(root: str) -> Iterator[None]:
+def _tidy(root: str, levels: Sequence[Level]) -> Iterator[None]:
     """Leave no half-written files behind, and no folder of a build that has done nothing."""
     try:
         yield
@@ -226,3 +232,6 @@ def _tidy(root: str) -> Iterator[None]:
         unfinished = Path(root, UNFINISHED)
         if not any(unfinished.glob("*.npz")):
             shutil.rmtree(unfinished, ignore_errors=True)
+            for level in levels:
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.join(root, level.name))  # where nothing is in it

@@ -21,6 +21,7 @@ from feedline import __version__
 from feedline.cache.records import read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
+from feedline.cache.stale import remove_stale
 from feedline.cache.writers import write_whole
 from feedline.stores.cache_index import COLUMNS
 from feedline.stores.cache_layout import INDEX, MANIFEST, UNFINISHED, Manifest
@@ -69,6 +70,7 @@ def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) ->
         digests=digests,
         feedline=__version__,
     )
+    remove_stale(spec.root, manifest)
     _to_disk(root)
     write_whole(root / MANIFEST, manifest.as_text().encode())
     shutil.rmtree(root / UNFINISHED)

@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.writers import part_path, write_whole
 from feedline.stores.cache_index import CacheIndex, load_entries
 from feedline.stores.cache_layout import UNFINISHED, Manifest, shard_name
 
@@ -83,6 +83,8 @@ def unit_matches(source: Source, spec: Spec, unit: Unit) -> bool:
                 path = Path(spec.root, level.name, shard_name(unit.number))
                 if path.stat().st_size != size:
                     return False
+            if part_path(spec.root, level, unit.number).exists():
+                return False  # it had still to go into the LMDB
         broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
         if broken and not spec.skip_broken:
             return False

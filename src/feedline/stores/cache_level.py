@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from feedline.errors import DatasetError, ImageError
+from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, checksum, load_entries
 from feedline.stores.cache_layout import (
     CacheFormat,
@@ -29,6 +29,7 @@ from feedline.stores.cache_layout import (
     shard_name,
 )
 from feedline.stores.file_name import file_name
+from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
 from feedline.stores.read_file import read_file
 from feedline.stores.store import Pixels
 
@@ -42,6 +43,14 @@ _MOST_MAPS = 256
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 Held: TypeAlias = "bytes | memoryview"
+
+
+class _Mapped:
+    """Bytes as an array, which keeps alive what they lie in."""
+
+    def __init__(self, held: Held, owner: object) -> None:
+        self._held, self._owner = held, owner
+        self.__array_interface__ = np.frombuffer(held, np.uint8).__array_interface__
 
 
 class LevelReader:
@@ -67,6 +76,15 @@ class LevelReader:
         Raises:
             ImageError: it is not what was written.
         """
+        held = self.file(sample)
+        if self.level.quality is not None:
+            return bytes(held)
+        height, width = self.size(sample)
+        pixels: Pixels = np.asarray(_Mapped(held, self._owner))[NPY_HEADER_BYTES:]
+        return pixels.reshape(height, width, 3)
+
+    def file(self, sample: int) -> bytes | memoryview:
+        """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
         key = int(self._index.keys[sample])
@@ -76,22 +94,20 @@ class LevelReader:
                 "differs. A damaged disk, a copy that was not finished, or files of two caches; "
                 "`feedline cache verify` lists what is damaged"
             )
-        if self.level.quality is not None:
-            return bytes(held)
-        height, width = self.size(sample)
-        pixels: Pixels = np.frombuffer(held, np.uint8, offset=NPY_HEADER_BYTES)
-        return pixels.reshape(height, width, 3)
+        return held
 
     def size(self, sample: int) -> tuple[int, int]:
         """The height and width of an image, in pixels."""
         height, width = self._index.sizes[sample].tolist()
         return level_size(height, width, self.level.side)
 
+    @property
+    def _owner(self) -> object:
+        """What has to live as long as the bytes that `_held` gives, beside these."""
+        return None
+
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         raise NotImplementedError
-
-    def open(self) -> None:
-        """Let go of what another process opened."""
 
     def close(self) -> None:
         """Let go of what was opened."""
@@ -142,45 +158,23 @@ class _Shards(LevelReader):
 class _Lmdb(LevelReader):
     """In one LMDB, which it maps itself."""
 
-    _environment: Any = None
-    _reading: Any = None
+    _opened: OpenLmdb | None = None
+
+    @property
+    def _owner(self) -> object:
+        return self._opened
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        if self._reading is None:
-            self._begin()
+        if self._opened is None:
+            self._opened = open_lmdb(self._folder)
         name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
-        found = self._reading.get(name.encode())
+        found = self._opened.get(name)
         if found is None:
             raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
-        held: Held = found
-        return held
-
-    def _begin(self) -> None:
-        try:
-            import lmdb
-        except ImportError as error:
-            raise DatasetError(
-                "this cache is an LMDB, and the package lmdb is not installed: "
-                'pip install "feedline[cache]"'
-            ) from error
-        try:
-            # Nobody writes to it, so no lock file is made: its folder may be read only.
-            self._environment = lmdb.open(
-                self._folder, readonly=True, lock=False, create=False, readahead=False, max_dbs=0
-            )
-            self._reading = self._environment.begin(buffers=True)
-        except lmdb.Error as error:
-            raise ImageError(f"the LMDB {self._folder!r} cannot be read: {error}") from error
-
-    def open(self) -> None:
-        # An LMDB must not be used in a process that was forked from the one that opened it.
-        self._reading = self._environment = None
+        return found
 
     def close(self) -> None:
-        self._reading = None
-        if self._environment is not None:
-            self._environment.close()
-            self._environment = None
+        self._opened = None
 
 
 class _Files(LevelReader):
