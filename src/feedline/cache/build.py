@@ -22,7 +22,7 @@ from feedline.cache.build_plan import Estimate, divide, estimate, levels_of, sam
 from feedline.cache.finish import finish
 from feedline.cache.kept import Kept
 from feedline.cache.lmdb_writer import LmdbWriter
-from feedline.cache.lock import only_builder
+from feedline.cache.lock import LOCK, only_builder
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec, Unit
 from feedline.cache.source import Source, open_source
@@ -194,7 +194,7 @@ def _check_folder(root: str, source: Source) -> None:
             f"the cache {root!r} would lie in its source {source.where!r} and become a part of it; "
             "name a folder elsewhere"
         )
-    if os.path.isdir(root) and os.listdir(root) and not is_cache(root):
+    if os.path.isdir(root) and {*os.listdir(root)} - {LOCK} and not is_cache(root):
         raise UsageError(
             f"{root!r} is not empty, and it is no cache of feedline's; name a new folder, or empty "
             "this one"

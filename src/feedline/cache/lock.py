@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 from feedline.errors import UsageError
 
-__all__ = ["only_builder"]
+__all__ = ["LOCK", "only_builder"]
 
-_LOCK = ".lock"
+LOCK = ".lock"
+"""The file that a builder locks. It stays, as others may have opened it."""
 
 _PATIENCE_S = 5.0
 """The workers of a builder that was killed hold its lock until they have seen that."""
@@ -28,7 +29,7 @@ def only_builder(root: str) -> Iterator[None]:
     Raises:
         UsageError: one does.
     """
-    descriptor = os.open(os.path.join(root, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while not _locked(descriptor):
@@ -43,7 +44,6 @@ def only_builder(root: str) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-        # Not removed: another builder may have opened it and wait for nothing else.
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)

@@ -81,6 +81,10 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
         )
     if len(source) == 0:
         raise DatasetError(f"{source!r} has no samples; look where it takes them from")
+    if given["cache"] is not None and not hasattr(source, "cached"):
+        raise UsageError(
+            f"cache={given['cache']!r} was given, and a {kind} knows of no caches; leave it out"
+        )
     if given["collate_fn"] not in (None, default_collate):
         raise UsageError(
             f"collate_fn={given['collate_fn']!r} was given, but {kind} makes batches, not samples "
@@ -89,7 +93,7 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_iterable(given: Mapping[str, Any]) -> None:
-    names = ("seed", "schedule", "image_size")
+    names = ("seed", "schedule", "image_size", "cache")
     useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
     useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
     if useless:

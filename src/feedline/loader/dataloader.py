@@ -8,6 +8,7 @@ Relies on: being used from one thread of the process that built it; `session` fo
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from inspect import signature
@@ -87,6 +88,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
+        cache: the folder of a cache with smaller copies of the dataset's images, as `build_cache`
+            makes one: of a `feedline.ImageFolder`, or of a recognised torchvision folder. Each
+            phase gets the smallest copies that serve its size; crops are where they were.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
@@ -131,6 +135,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
+        cache: str | os.PathLike[str] | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
         rank: int | None = None,
@@ -173,6 +178,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch = max_image_size, prefetch
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
+        self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.device = asked.device
         self._asked = asked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
@@ -23,6 +25,7 @@ def explain(settings: Settings, decision: Decision, memory_bytes: int) -> str:
     """
     facts = {
         "samples": _samples(settings),
+        "copies": _copies(settings, decision),
         "engine": str(decision).partition(" (")[0],
         "recognised": ", ".join(decision.fast),
         "unchanged": ", ".join(decision.unchanged),
@@ -47,6 +50,19 @@ def _samples(settings: Settings) -> str:
         text = repr(dataset)
         return count + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+
+def _copies(settings: Settings, decision: Decision) -> str:
+    """Which of a cache's levels each phase reads."""
+    source: Any = decision.rows or decision.samples
+    level_at = getattr(source, "level_at", None)
+    if level_at is None:
+        return ""
+    sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
+    levels = {size: level_at(size) for size in sizes}
+    said = [f"{level} for {size} px" for size, level in levels.items() if level]
+    where = f" (cache {settings.asked.cache})" if settings.asked.cache else ""
+    return ", ".join(said) + where if said else ""
 
 
 def _size(settings: Settings, decision: Decision) -> str:
