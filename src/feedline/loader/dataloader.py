@@ -55,7 +55,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dataset: what the samples come from.
         batch_size: rows per rank where the schedule names none; None: no batching.
         shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
-            "window:16384", with a seed or a schedule: one that reads a disk nearly in order, see
+            "window:16384", with a seed or a schedule: one for disks that seek badly, see
             docs/DATALOADER.md. Samples are mixed only with those of their window, so a folder
             that is sorted by class gives batches of few classes.
         sampler, batch_sampler: as torch's.

@@ -22,7 +22,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
         given: the arguments as they were given.
 
     Raises:
-        UsageError: arguments for a plan were given where there is none.
+        UsageError: arguments for a plan, or the name of an order, were given where there is none.
     """
     batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
@@ -38,7 +38,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
             world_size=world_found if world_size is None else world_size,
         )
     if isinstance(asked.shuffle, str):
-        lacks = {
+        against = {
             "an IterableDataset": asked.iterable,
             "a sampler": asked.sampled,
             "batch_size=None": batch_size is None,
@@ -46,7 +46,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
         }
         raise UsageError(
             f"shuffle={asked.shuffle!r} is an order of feedline's own, and was given with "
-            f"{' and '.join(name for name, so in lacks.items() if so)}: give seed=0 (or a "
+            f"{' and '.join(name for name, so in against.items() if so)}: give seed=0 (or a "
             "schedule), a map-style dataset and a batch_size, and no sampler; or shuffle=True"
         )
     if rank is not None or world_size is not None:

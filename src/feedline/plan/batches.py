@@ -103,7 +103,7 @@ class Plan:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        order_named(self.order)
+        order_named(self.order)  # refuses what names none
         whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         if not whole or not 0 <= self.rank < self.world_size:
             raise UsageError(
