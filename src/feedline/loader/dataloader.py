@@ -56,6 +56,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dataset: what the samples come from.
         batch_size: rows per rank where the schedule names none; None: no batching.
         shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
+            "window:16384", with a seed or a schedule: one for disks that seek badly, see
+            docs/DATALOADER.md. Samples are mixed only with those of their window, so a folder
+            that is sorted by class gives batches of few classes.
         sampler, batch_sampler: as torch's.
         num_workers: processes; "auto" takes the cores this process may use, 0 none. None: as
             torch's, 0; with a schedule, "auto".
@@ -110,7 +113,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self,
         dataset: Dataset[_T] | Source,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | str | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | str | None = None,
@@ -156,7 +159,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if plan else batch_size,
-            shuffle=None if plan else asked.shuffle,
+            shuffle=None if plan else asked.shuffle,  # type: ignore[arg-type]  # None or a bool
             num_workers=int(asked.num_workers),  # of numpy's, torch would keep it as it is
             collate_fn=collate_fn,
             pin_memory=pin_memory,

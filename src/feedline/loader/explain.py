@@ -7,6 +7,7 @@ from typing import Any
 from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
+from feedline.plan.order import in_words
 from feedline.sampling.samplers import describe
 
 __all__ = ["explain"]
@@ -87,7 +88,7 @@ def _schedule(settings: Settings) -> str:
 def _order(settings: Settings) -> str:
     plan = settings.plan
     if plan:
-        return f"{plan.order}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
+        return f"{in_words(plan.order)}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
     if settings.asked.iterable:
         return "the dataset's own"
     source = "a generator" if settings.generator else "torch's random state"

@@ -55,7 +55,7 @@ class Asked:
     sampled: bool
     schedule: Schedule | None
     phases: Schedule
-    shuffle: bool | None
+    shuffle: bool | str | None
     seed: int | None
     num_workers: int
     prefetch: int
