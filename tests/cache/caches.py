@@ -73,7 +73,6 @@ def stopping(call: str) -> list[str]:
     script = (
         "import os\n"
         "from feedline.cache.add_size import add_size\n"
-        "from feedline.cache.build import build_cache\n"
         "def progress(said):\n"
         "    if said.made:\n"
         f"        os._exit({STOPPED})\n"

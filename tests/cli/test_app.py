@@ -30,7 +30,17 @@ def test_the_version_is_printed(feedline: Command) -> None:
     assert (ended.status, ended.out) == (0, f"feedline {__version__}\n")
 
 
-@pytest.mark.parametrize("command", [(), ("train",), ("bench",), ("demo-data",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("train",),
+        ("bench",),
+        ("demo-data",),
+        ("cache",),
+        *(("cache", name) for name in ("build", "verify", "info", "add-size")),
+    ],
+)
 def test_every_help_text_has_an_example(feedline: Command, command: tuple[str, ...]) -> None:
     ended = feedline(*command, "--help")
     assert ended.status == 0
@@ -39,8 +49,10 @@ def test_every_help_text_has_an_example(feedline: Command, command: tuple[str, .
 
 def test_help_imports_neither_torch_nor_numpy() -> None:
     script = (
-        "import sys\n"
+        "import contextlib, sys\n"
         "from feedline.cli.app import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(['cache', 'build', '--help'])\n"
         "try:\n"
         "    main(['train', '--help'])\n"
         "finally:\n"

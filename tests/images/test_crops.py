@@ -179,7 +179,34 @@ def test_no_crop_is_decoded_smaller_than_its_row(height, width, size, seed):
 def test_a_box_is_unchanged_on_the_original():
     box = Box(3, 4, 5, 6, True)
     assert box.on(100, 200, of=(100, 200)) is box
-    assert box.on(50, 100, of=(100, 200)) == Box(2, 2, 2, 3, True)
+    assert box.on(50, 100, of=(100, 200)) == Box(1, 2, 3, 3, True, (0.5, 0.0, 2.5, 3.0))
+    assert box.on(200, 400, of=(100, 200)) == Box(6, 8, 10, 12, True)
+
+
+@given(SIDES, SIDES, st.integers(1, 600), st.integers(1, 600), SEEDS)
+def test_a_box_on_a_copy_has_its_edges_where_they_were(height, width, to_height, to_width, seed):
+    box = TrainCrop().box(height, width, Stream(seed))
+    there = box.on(to_height, to_width, of=(height, width))
+    assert 0 <= there.top < there.top + there.height <= to_height
+    assert 0 <= there.left < there.left + there.width <= to_width
+    top, left, tall, wide = there.edges or (0.0, 0.0, there.height, there.width)
+    assert 0 <= top < 1
+    assert 0 <= left < 1
+    assert tall > 0
+    assert wide > 0
+    assert top + tall <= there.height
+    assert left + wide <= there.width
+    for first, extent, was, was_extent, length, of in (
+        (there.top + top, tall, box.top, box.height, to_height, height),
+        (there.left + left, wide, box.left, box.width, to_width, width),
+    ):
+        assert first * of / length == pytest.approx(was, abs=2e-3 * of / length)
+        assert (first + extent) * of / length == pytest.approx(
+            was + was_extent, abs=2e-3 * of / length
+        )
+    again = there.on(height, width, of=(to_height, to_width))
+    assert abs(again.top - box.top) <= 1
+    assert abs(again.left - box.left) <= 1
 
 
 def test_a_part_that_does_not_lie_in_the_image_is_refused():

@@ -293,7 +293,7 @@ def test_a_pickle_carries_the_index_out_of_band_and_no_buffers(tmp_path):
 def test_another_transform_shares_the_index(root):
     train = ImageFolder(root, exif=True)
     test = train.with_transform(EvalCrop())
-    assert test._index is train._index
+    assert test.files.paths is train.files.paths
     assert (train.transform, test.transform) == (TrainCrop(), EvalCrop())
     assert test.root == train.root
     with pytest.raises(UsageError, match="got"):

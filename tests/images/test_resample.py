@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from feedline.images import resize
+from feedline.images.crops import Box
 
 pytestmark = pytest.mark.skipif(not resize._quick, reason="not compiled, or no AVX2")
 
@@ -243,3 +245,53 @@ def test_several_threads_work_at_once():
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(work, range(8)))
+
+
+@st.composite
+def boxes(draw):
+    height, width = draw(st.integers(1, 90)), draw(st.integers(1, 90))
+    edges = []
+    for length in (height, width):
+        first = draw(st.floats(0, min(1.0, length * 0.9), exclude_max=True))
+        edges.append(
+            (first, draw(st.floats(max(length - first - 1, (length - first) / 10), length - first)))
+        )
+    (top, tall), (left, wide) = edges
+    size = draw(st.integers(max(1, -(-int(max(tall, wide)) // 8)), 70))
+    return (height, width), (top, left, tall, wide), size, draw(st.booleans()), draw(st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(boxes())
+@example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True, False))
+def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(task):
+    shape, edges, size, flip, turned = task
+    image = noise(*shape)
+    rows = np.zeros((2, size, size, 3), np.uint8)
+    for row, quick in zip(rows, (True, False), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resize, "_quick", quick)
+            resize.fill(row, image, Box(0, 0, *shape, flip, edges), down_first=turned)
+    assert np.array_equal(*rows)
+    if not turned:
+        top, left, tall, wide = edges
+        pillows = Image.fromarray(image).resize(
+            (size, size), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall)
+        )
+        pillows = np.asarray(pillows).astype(int)
+        assert np.abs(rows[0] - (pillows[:, ::-1] if flip else pillows)).max() <= 2
+
+
+def test_a_box_that_does_not_lie_in_the_image_is_refused():
+    image, row = noise(10, 12), np.zeros((4, 4, 3), np.uint8)
+    for box in [
+        (-0.1, 0, 5, 5),
+        (0, 8, 5, 4.5),
+        (0, 0, 0, 5),
+        (0, 0, 10.5, 5),
+        (float("nan"), 0, 5, 5),
+        (0, 0, float("inf"), 5),
+    ]:
+        with pytest.raises(ValueError, match="box must lie in the image"):
+            resample(image, row, 4, 4, 0, 0, False, False, box)
+    assert not row.any()

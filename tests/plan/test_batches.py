@@ -201,5 +201,7 @@ def test_any_whole_number_will_do_as_a_seed(seed: int) -> None:
 
 
 def test_an_order_that_has_no_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="order must be one of shuffled, sequential, got 'random'"):
+    with pytest.raises(
+        UsageError, match="order must be one of shuffled, sequential, window:N, got 'random'"
+    ):
         Plan(length=3, schedule=Schedule.parse("8x1"), batch_size=1, order="random")

@@ -4,17 +4,19 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from plans import ORDER_NAMES
 
-from feedline.plan.order import ORDERS, epoch_order, share
+from feedline.errors import UsageError
+from feedline.plan.order import BLOCK, epoch_order, in_words, order_named, share, window_of
 
 lengths = st.integers(1, 300)
 seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 1_000_000)
 
 
-@given(lengths, seeds, epochs, st.sampled_from(sorted(ORDERS)))
+@given(lengths, seeds, epochs, st.sampled_from(ORDER_NAMES))
 def test_an_epoch_holds_every_sample_exactly_once(
     length: int, seed: int, epoch: int, order: str
 ) -> None:
@@ -86,6 +88,132 @@ def test_all_orders_are_those_that_saved_states_rely_on() -> None:
     text = "".join(digest.hexdigest() for digest in digests)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     assert digest == "cc29744d9dca2a5a7b6712d9e4527411"
+
+
+windows = st.integers(1, 3 * BLOCK) | st.sampled_from([BLOCK, 4 * BLOCK, 10**9, 10**12 - 1])
+
+
+@given(st.integers(0, 5 * BLOCK), seeds, epochs, windows)
+@example(0, 0, 0, 1)
+@example(1, 0, 0, 1)
+@example(BLOCK, 0, 0, BLOCK)
+@example(BLOCK + 1, 0, 0, BLOCK - 1)
+@example(4 * BLOCK - 1, 0, 0, 2 * BLOCK)
+def test_an_order_in_windows_holds_every_sample_exactly_once(
+    length: int, seed: int, epoch: int, window: int
+) -> None:
+    samples = epoch_order(length, seed, epoch, f"window:{window}")
+    assert samples.dtype == np.int64
+    assert sorted(samples.tolist()) == list(range(length))
+
+
+def blocks_of_windows(length: int, window: int) -> list[list[int]]:
+    """The blocks that each window of an epoch has samples of."""
+    samples = epoch_order(length, 3, 1, f"window:{window}")
+    parts = [samples[start : start + window] for start in range(0, length, window)]
+    return [np.unique(part // BLOCK).tolist() for part in parts]
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_a_window_of_whole_blocks_holds_all_samples_of_each(count: int, blocks: int) -> None:
+    found = blocks_of_windows(count * blocks * BLOCK, blocks * BLOCK)
+    assert [len(each) for each in found] == [blocks] * count
+    assert sorted(block for each in found for block in each) == list(range(count * blocks))
+
+
+@given(st.integers(1, 20 * BLOCK), st.integers(BLOCK, 8 * BLOCK))
+def test_a_block_is_read_within_one_window_or_two_that_follow_one_another(
+    length: int, window: int
+) -> None:
+    places: dict[int, list[int]] = {}
+    for place, blocks in enumerate(blocks_of_windows(length, window)):
+        assert len(blocks) <= window // BLOCK + 3  # parts at both ends, and the short one
+        for block in blocks:
+            places.setdefault(block, []).append(place)
+    assert all(found[-1] - found[0] == len(found) - 1 <= 1 for found in places.values())
+
+
+@pytest.mark.parametrize("window", [1, 10, BLOCK, 3 * BLOCK])
+def test_the_blocks_come_in_another_order_in_each_epoch(window: int) -> None:
+    length = 40 * BLOCK
+    firsts = [epoch_order(length, 0, epoch, f"window:{window}")[:window] for epoch in range(10)]
+    assert len({tuple(np.unique(first // BLOCK).tolist()) for first in firsts}) > 5
+
+
+def test_the_samples_of_a_window_are_mixed() -> None:
+    samples = epoch_order(8 * BLOCK, 0, 0, f"window:{4 * BLOCK}")
+    for start in range(0, 8 * BLOCK, BLOCK):
+        batch = samples[start : start + BLOCK]
+        assert len(np.unique(batch // BLOCK)) == 4
+        assert 0.3 < np.mean(np.diff(batch) > 0) < 0.7  # about half of the steps go up
+
+
+def test_a_window_of_one_sample_leaves_each_block_as_it_is() -> None:
+    samples = epoch_order(4 * BLOCK, 0, 0, "window:1").reshape(4, BLOCK)
+    assert (samples == samples[:, :1] + np.arange(BLOCK)).all()
+    assert samples[:, 0].tolist() != sorted(samples[:, 0].tolist())
+
+
+def test_an_order_in_windows_differs_between_all_epochs_and_seeds_and_windows() -> None:
+    orders = {
+        tuple(epoch_order(50, seed, epoch, f"window:{window}").tolist())
+        for seed in range(10)
+        for epoch in range(10)
+        for window in (20, 25, 50)
+    }
+    assert len(orders) == 300
+
+
+@pytest.mark.parametrize(
+    ("length", "seed", "epoch", "window", "order"),
+    [
+        (10, 0, 0, 4, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]),
+        (10, 2**63, 5, 100, [6, 8, 2, 3, 7, 1, 5, 0, 4, 9]),
+    ],
+)
+def test_an_order_in_windows_is_the_one_that_saved_states_rely_on(
+    length: int, seed: int, epoch: int, window: int, order: list[int]
+) -> None:
+    assert epoch_order(length, seed, epoch, f"window:{window}").tolist() == order
+
+
+def test_all_orders_in_windows_are_those_that_saved_states_rely_on() -> None:
+    together = hashlib.blake2b(digest_size=16)
+    for length in (1, 255, 256, 257, 5000):
+        for window in (1, 100, 256, 1000, 10**6):
+            together.update(epoch_order(length, 2**40, 7, f"window:{window}").tobytes())
+    assert together.hexdigest() == "9d8f36f3299ea3875721366959e6337e"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "window",
+        "window:",
+        "window:0",
+        "window:-1",
+        "window:1.5",
+        "window:016",
+        "window: 16",
+        "window:16\n",
+        "Window:16",
+        "window:1_000",
+        "window:\u0661",
+        "window:" + "9" * 13,
+        "random",
+        "",
+    ],
+)
+def test_a_name_in_another_spelling_is_no_order(name: str) -> None:
+    assert window_of(name) is None
+    with pytest.raises(UsageError, match="order must be one of shuffled, sequential, window:N"):
+        order_named(name)
+
+
+def test_an_order_is_said_in_words() -> None:
+    said = "shuffled in windows of 16384 samples, blocks of 256"
+    assert in_words("window:16384") == said
+    assert in_words("shuffled") == "shuffled"
 
 
 @given(st.integers(1, 60), st.integers(0, 59), st.integers(1, 60), st.integers(1, 8))

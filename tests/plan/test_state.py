@@ -102,6 +102,7 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
         ({"length": 21}, "length was 20, is 21"),
         ({"seed": 8}, "seed was 7, is 8"),
         ({"order": "sequential"}, "order was 'shuffled', is 'sequential'"),
+        ({"order": "window:8"}, "order was 'shuffled', is 'window:8'"),
         ({"drop_last": True}, "drop_last was False, is True"),
         (
             {"schedule": Schedule.parse("8x2@4,16x2@5")},
@@ -120,6 +121,16 @@ def test_a_state_of_another_run_is_refused_with_the_difference(
 ) -> None:
     with pytest.raises(StateError, match=said):
         resume(state_at(), replace(PLAN, **other), "data")
+
+
+def test_a_state_of_an_order_in_windows_names_it_and_goes_on_in_no_other() -> None:
+    plan = replace(PLAN, order="window:8")
+    state = json.loads(json.dumps(snapshot(plan, Position(step=3), "data")))
+    assert state["order"] == "window:8"
+    assert resume(state, plan, "data") == Position(step=3)
+    for other in ("window:9", "shuffled", "sequential"):
+        with pytest.raises(StateError, match=f"order was 'window:8', is '{other}'"):
+            resume(state, replace(PLAN, order=other), "data")
 
 
 def test_another_strength_is_another_run() -> None:

@@ -22,6 +22,7 @@ from feedline.cache.settings import Settings, Spec
 from feedline.cache.source import Source, open_source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import DatasetError, UsageError
+from feedline.loader.checks import worker_count
 from feedline.stores.cache_index import CacheIndex
 from feedline.stores.cache_layout import Level, Manifest, read_manifest
 
@@ -56,6 +57,7 @@ def add_size(
         ResourceError: the disk cannot hold the result.
         UsageError: an argument cannot be used, the cache has this size, or a build works in it.
     """
+    processes = worker_count(workers)
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     read_manifest(where)  # before a lock is put there
     with only_builder(where):
@@ -81,7 +83,7 @@ def add_size(
             units = divide(len(images), manifest.per_shard)
             todo = [unit for unit in units if not unit_matches(images, spec, unit)]
             check_room(spec, expected, todo)
-            make_units(images, spec, expected, units, todo, workers, progress)
+            make_units(images, spec, expected, todo, processes, progress)
             # They may have changed while they were read.
             _refuse(where, manifest, images, difference_made(spec, units, index))
             return finish_addition(spec, units, manifest)

@@ -13,16 +13,18 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
 from feedline.cache.finish import finish
+from feedline.cache.kept import Kept
 from feedline.cache.lock import LOCK, only_builder
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec
 from feedline.cache.source import Source, open_source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import UsageError
+from feedline.loader.checks import worker_count
 from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, is_cache, read_manifest
 
 __all__ = ["build_cache"]
@@ -52,7 +54,7 @@ def build_cache(
         format: "webdataset": tar shards; "lmdb": one LMDB a size; "folder": a file an image.
         quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual.
         raw: keep pixels instead of JPEGs: about 10 times as large, and nothing to decode.
-        workers: processes; "auto" for the cores that this process may use.
+        workers: processes; "auto" for the cores that this process may use; 0: in this process.
         on_error: "raise", or "skip": broken images are left out, and listed in the manifest.
         exif: turn images upright by their Exif orientation, as `ImageFolder(..., exif=True)` does.
         progress: called again and again.
@@ -73,16 +75,19 @@ def build_cache(
     levels = levels_of(sizes, quality=quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if format not in get_args(CacheFormat):
+        raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
+    processes = worker_count(workers)
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     images = open_source(source)
     _check_folder(where, images)
     spec = Spec(where, format, levels, exif, on_error == "skip")
     os.makedirs(where, exist_ok=True)
     with only_builder(where), unfinished_work(spec):
-        return _build(images, spec, workers, progress)
+        return _build(images, spec, processes, progress)
 
 
-def _build(source: Source, spec: Spec, workers: int | str, progress: Report) -> Manifest:
+def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
     each = finished.per_shard if finished else samples_per_shard(expected)
@@ -97,7 +102,8 @@ def _build(source: Source, spec: Spec, workers: int | str, progress: Report) -> 
     check_room(spec, expected, todo)
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    make_units(source, spec, expected, units, todo, workers, progress)
+    kept = None if finished is None else Kept(spec.root, finished)
+    make_units(source, spec, expected, todo, workers, progress, kept)
     return finish(source, spec, units, settings.per_shard)
 
 

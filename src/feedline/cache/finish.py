@@ -22,6 +22,7 @@ from feedline import __version__
 from feedline.cache.records import Columns, read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
+from feedline.cache.stale import remove_stale
 from feedline.cache.writers import write_whole
 from feedline.stores.cache_index import COLUMNS
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
@@ -102,6 +103,7 @@ def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
 def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     """Bring all to the disk, and the manifest last."""
     root = Path(spec.root)
+    remove_stale(spec.root, manifest, [level.side for level in spec.levels])
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from feedline.errors import ResourceError, UsageError
 from feedline.stores.cache_layout import LMDB_FILE, Level, shard_name
 
-__all__ = ["LmdbWriter"]
+__all__ = ["LmdbWriter", "close_whole"]
 
 _LEAST_MAP_BYTES = 64 << 20
 
@@ -53,33 +53,21 @@ class LmdbWriter:
 
     def __exit__(self, *_: object) -> None:
         for folder, environment in zip(self._folders, self._open, strict=True):
-            pages, page_bytes = environment.info()["last_pgno"] + 1, environment.stat()["psize"]
-            environment.close()
-            data = folder / LMDB_FILE
-            # LMDB may leave the last pages unwritten where they hold nothing.
-            if data.stat().st_size < pages * page_bytes:
-                os.truncate(data, pages * page_bytes)
-            (folder / "lock.mdb").unlink(missing_ok=True)
+            close_whole(environment, folder)
 
     def put(self, unit: int) -> None:
-        """Put a unit's entries in, and remove its tar files; those that are gone are in already.
+        """Put a unit's entries in, and remove its tar files.
 
         Raises:
             ResourceError: the disk is full.
         """
         parts = [folder / shard_name(unit) for folder in self._folders]
         for part, environment in zip(parts, self._open, strict=True):
-            while part.exists() and not self._put(environment, part):
+            while not self._put(environment, part):
                 environment.set_mapsize(2 * environment.info()["map_size"])
             environment.sync()
         for part in parts:
-            part.unlink(missing_ok=True)
-
-    def put_rest(self, done: Collection[int]) -> None:
-        """Put in what an earlier build left: the tar files of units that are done."""
-        for unit in done:
-            if any((folder / shard_name(unit)).exists() for folder in self._folders):
-                self.put(unit)
+            part.unlink()
 
     def _put(self, environment: Any, part: Path) -> bool:
         """Whether a file's entries fitted into the map."""
@@ -94,3 +82,13 @@ class LmdbWriter:
             return False
         except self._lmdb.DiskError as error:
             raise ResourceError(f"the LMDB of {part} cannot be written: {error}") from error
+
+
+def close_whole(environment: Any, folder: Path) -> None:
+    """Close an LMDB that was written to, and make its file as long as it says that it is."""
+    pages, page_bytes = environment.info()["last_pgno"] + 1, environment.stat()["psize"]
+    environment.close()
+    # Last pages that hold nothing may never have been written.
+    if (folder / LMDB_FILE).stat().st_size < pages * page_bytes:
+        os.truncate(folder / LMDB_FILE, pages * page_bytes)
+    (folder / "lock.mdb").unlink(missing_ok=True)

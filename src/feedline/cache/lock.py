@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 
 from feedline.errors import UsageError
@@ -15,6 +16,10 @@ from feedline.errors import UsageError
 __all__ = ["LOCK", "only_builder"]
 
 LOCK = ".lock"
+"""The file that a builder locks. It stays, as others may have opened it."""
+
+_PATIENCE_S = 5.0
+"""The workers of a builder that was killed hold its lock until they have seen that."""
 
 
 @contextlib.contextmanager
@@ -26,18 +31,27 @@ def only_builder(root: str) -> Iterator[None]:
     """
     descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not _locked(descriptor):
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
             said = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
             raise UsageError(
                 f"another build works in {root!r} (process {said or 'unknown'}): wait for it, or "
                 "name another folder"
-            ) from None
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-        # Not removed: another builder may have opened it and wait for nothing else.
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -84,10 +84,11 @@ def unit_matches(source: Source, spec: Spec, unit: Unit) -> bool:
     try:
         record = read_record(spec, unit.number)
         for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
-            if spec.format == "webdataset":
-                path = Path(spec.root, level.name, shard_name(unit.number))
-                if path.stat().st_size != size:
-                    return False
+            path = Path(spec.root, level.name, shard_name(unit.number))
+            if spec.format == "webdataset" and path.stat().st_size != size:
+                return False
+            if spec.format == "lmdb" and path.exists():
+                return False  # it had still to go into the LMDB
         broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
         numbers = range(unit.start, unit.stop)
         if not spec.skip_broken and set(broken) != spec.left_out.intersection(numbers):

@@ -100,7 +100,7 @@ class Settings:
             said = (f"{name} {others[name]}, not {mine[name]}" for name in different)
             folder = str(spec.unfinished) if spec.adds else spec.root
             raise UsageError(
-                f"{folder!r} holds unfinished work with {'; '.join(said)}. Use those settings to "
-                "go on with it, or remove that folder"
+                f"{folder!r} holds an unfinished build with {'; '.join(said)}. Build with those "
+                "settings to go on with it, or remove the folder"
             )
         return before

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from feedline.cache.kept import Kept
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.records import kept_name, write_record
 from feedline.cache.settings import Spec, Unit
@@ -32,10 +33,13 @@ class Units:
         source: what the images come from.
         spec: how.
         units: all of them.
+        kept: copies that need not be made.
     """
 
-    def __init__(self, source: Source, spec: Spec, units: Sequence[Unit]) -> None:
-        self._source, self._spec, self._units = source, spec, units
+    def __init__(
+        self, source: Source, spec: Spec, units: Sequence[Unit], kept: Kept | None = None
+    ) -> None:
+        self._source, self._spec, self._units, self._kept = source, spec, units, kept
 
     def __len__(self) -> int:
         return len(self._units)
@@ -43,11 +47,11 @@ class Units:
     def __getitem__(self, at: int) -> tuple[int, int]:
         """Make a unit: its number, and how many samples it has."""
         unit = self._units[at]
-        make_unit(self._source, self._spec, unit)
+        make_unit(self._source, self._spec, unit, self._kept)
         return unit.number, unit.stop - unit.start
 
 
-def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
+def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) -> None:
     """Make the shards of a unit, and its record.
 
     Raises:
@@ -71,7 +75,8 @@ def make_unit(source: Source, spec: Spec, unit: Unit) -> None:
                 skipped.append((number, name, "left out before"))
                 continue
             try:
-                copies = encoder.copies(source.read(number))
+                copies = kept.copies(name, stamp) if kept else None
+                copies = copies or encoder.copies(source.read(number))
             except ImageError as error:
                 if not spec.skip_broken:
                     raise ImageError(

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from feedline.cache.build_plan import Estimate
+from feedline.cache.kept import Kept
 from feedline.cache.lmdb_writer import LmdbWriter
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
@@ -25,7 +26,6 @@ from feedline.cache.unit import Units
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
 from feedline.stores.cache_layout import INDEX, MANIFEST
-from feedline.system import usable_cores
 
 __all__ = ["Progress", "Report", "check_room", "make_units", "unfinished_work"]
 
@@ -89,21 +89,21 @@ def make_units(
     source: Source,
     spec: Spec,
     expected: Estimate,
-    units: Sequence[Unit],
     todo: Sequence[Unit],
-    workers: int | str,
+    workers: int,
     progress: Report,
+    kept: Kept | None = None,
 ) -> None:
-    """Make some units, and put all into their level, where it has one place for all.
+    """Make some units.
 
     Args:
         source: what the images come from.
         spec: how.
         expected: what comes of it.
-        units: all of them.
         todo: those that are not done.
-        workers: processes; "auto" for the cores that this process may use.
+        workers: processes.
         progress: called again and again, once before the first unit.
+        kept: copies that need not be made.
     """
     done, made = expected.images - _images(todo), 0
     for level in spec.levels:
@@ -114,8 +114,7 @@ def make_units(
         if spec.format == "lmdb":
             sizes = [2 * size for size in expected.level_bytes]
             lmdb = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes))
-            lmdb.put_rest({unit.number for unit in units} - {unit.number for unit in todo})
-        for number, images in opened.enter_context(_made(source, spec, todo, workers)):
+        for number, images in opened.enter_context(_made(source, spec, todo, workers, kept)):
             if lmdb is not None:
                 lmdb.put(number)
             made += images
@@ -123,14 +122,13 @@ def make_units(
 
 
 def _made(
-    source: Source, spec: Spec, todo: Sequence[Unit], workers: int | str
+    source: Source, spec: Spec, todo: Sequence[Unit], workers: int, kept: Kept | None
 ) -> DataLoader[tuple[int, int]]:
     """Makes the units by worker processes, as they come."""
-    processes = usable_cores() if workers == "auto" else int(workers)
     return DataLoader(
-        Units(source, spec, todo),  # type: ignore[arg-type]
+        Units(source, spec, todo, kept),  # type: ignore[arg-type]
         batch_size=None,
-        num_workers=min(processes, len(todo)),
+        num_workers=min(workers, len(todo)),
         in_order=False,
     )
 

@@ -21,6 +21,7 @@ import xxhash
 from feedline.errors import DatasetError, FeedlineError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
+from feedline.loader.checks import worker_count
 from feedline.stores.cache_index import COLUMNS, CacheIndex
 from feedline.stores.cache_layout import (
     INDEX,
@@ -31,7 +32,6 @@ from feedline.stores.cache_layout import (
     shard_name,
 )
 from feedline.stores.cache_level import LevelReader, reader_of
-from feedline.system import usable_cores
 
 __all__ = ["Damage", "Verification", "verify"]
 
@@ -157,6 +157,7 @@ def verify(
     Raises:
         DatasetError: there is no cache, or its manifest cannot be read.
     """
+    processes = worker_count(workers)
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     manifest = read_manifest(where)
     index = _index_damage(where, manifest)
@@ -171,7 +172,7 @@ def verify(
     damaged: list[Damage] = []
     while pieces:
         lost = set(pieces)
-        for piece, found in _checked(_Pieces(where, manifest, decode, pieces), workers):
+        for piece, found in _checked(_Pieces(where, manifest, decode, pieces), processes):
             lost.remove(piece)
             side = manifest.levels[piece.level].side
             damaged += (Damage(side, sample, "", "", why) for sample, why in found)
@@ -188,13 +189,12 @@ def verify(
     return Verification(done, tuple(sorted(_named(where, manifest, damaged))), tuple(files), index)
 
 
-def _checked(pieces: _Pieces, workers: int | str) -> Iterator[tuple[_Piece, list[tuple[int, str]]]]:
+def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[_Piece, list[tuple[int, str]]]]:
     """Check pieces by worker processes, as they come; those that end their workers are missing."""
-    processes = usable_cores() if workers == "auto" else int(workers)
     loader: DataLoader[Any] = DataLoader(
         pieces,  # type: ignore[arg-type]
         batch_size=None,
-        num_workers=max(1, min(processes, len(pieces))),
+        num_workers=max(1, min(workers, len(pieces))),
         in_order=False,
     )
     with loader:
@@ -214,7 +214,7 @@ def _named(where: str, manifest: Manifest, damaged: Sequence[Damage]) -> list[Da
             level.side: reader_of(where, manifest, level, index) for level in manifest.levels
         }
         return [
-            each._replace(name=index.name(each.sample), file=readers[each.level].file(each.sample))
+            each._replace(name=index.name(each.sample), file=readers[each.level].path(each.sample))
             for each in damaged
         ]
     except Exception:  # an index that holds anything

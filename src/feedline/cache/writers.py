@@ -31,9 +31,14 @@ class Sample(NamedTuple):
     copies: Copies
 
 
+def partial_path(path: Path) -> Path:
+    """What a file is called while it is written: by one process."""
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that is there whole or not at all, also after a power cut."""
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_path(path)
     with open(partial, "wb") as file:
         file.write(data)
         file.flush()
@@ -47,7 +52,7 @@ class _TarWriter:
     def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
         self._level, self._classes = level, classes
         self._path = Path(root, level.name, shard_name(unit))
-        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._partial = partial_path(self._path)
         self._file = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115
         self._at = 0
 
@@ -117,7 +122,7 @@ class _FileWriter:
         name = file_name(sample.key, sample.name, sample.label, self._classes)
         path = self._folder / f"{name}.{self._level.ending}"
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
+        partial = partial_path(path)
         partial.write_bytes(image)
         os.replace(partial, path)
         self._bytes += len(image)

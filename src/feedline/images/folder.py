@@ -127,6 +127,14 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
             return np.array(store.labels)
         return store.paths.labels.astype(np.int64)
 
+    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
+        files = self.files
+        classes = self.classes
+        return files, [
+            f"{classes[label]}/{files.paths.name(sample).decode('utf-8', 'backslashreplace')}"
+            for sample, label in enumerate(files.paths.labels.tolist())
+        ]
+
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
         other = copy.copy(self)

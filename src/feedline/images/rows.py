@@ -9,16 +9,20 @@ Relies on: a `store` for bytes or pixels, `decode`, `crops` and `resize` for the
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from feedline.errors import ImageError
+from feedline.errors import ImageError, UsageError
 from feedline.images.crops import Placement, Transform, cut, wanted_side
 from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
+from feedline.stores.cache_store import CacheStore
+from feedline.stores.cached_files import CachedFiles
+from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
 
 Store = TypeVar("Store", bound=SampleStore)
@@ -53,6 +57,37 @@ class RowPipeline(Generic[Store]):
         self._max_pixels = max_pixels
         self._begin()
 
+    def cached(self, root: str) -> RowPipeline[Any]:
+        """The same rows, of the smaller copies that a cache holds of the same files.
+
+        Raises:
+            DatasetError: there is no cache, or it is unfinished or damaged.
+            UsageError: it lacks some of the images, or they are no files.
+        """
+        other: RowPipeline[Any] = copy.copy(self)
+        cache = CacheStore(root)
+        if cache.manifest.exif != self._exif:
+            made = "with" if cache.manifest.exif else "without"
+            raise UsageError(
+                f"the cache {cache.root!r} was built {made} turning images upright by their Exif "
+                f"orientation, and this dataset has exif={self._exif}; build another"
+            )
+        other.store = CachedFiles(*self._files_and_names(), cache)
+        other._exif = False  # copies stand as they should
+        other._begin()
+        return other
+
+    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
+        """The files, and what each is called below the dataset's folder.
+
+        Raises:
+            UsageError: the images are no files.
+        """
+        raise UsageError(
+            f"a cache holds copies of the files of a folder, and {type(self).__name__} has its "
+            "images elsewhere; leave `cache` out"
+        )
+
     def _begin(self) -> None:
         """Make what is not pickled."""
         self._is_open = False
@@ -78,8 +113,16 @@ class RowPipeline(Generic[Store]):
             UsageError: the store has no images that are large enough.
         """
         assert image_size is not None, "stored images have no common size of their own"
-        self.store.check_side(wanted_side(self.transform, image_size))
+        self.level_at(image_size)
         return Field("image", "uint8", (image_size, image_size, 3)), self.store.label_field
+
+    def level_at(self, image_size: int) -> str:
+        """Which copies rows of this size are made of, in words; "" for the originals.
+
+        Raises:
+            UsageError: the store has none that are large enough.
+        """
+        return self.store.check_side(wanted_side(self.transform, image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import DatasetError, UsageError
+from feedline.plan.order import window_of
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
 from feedline.system import usable_cores
@@ -81,6 +82,10 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
         )
     if len(source) == 0:
         raise DatasetError(f"{source!r} has no samples; look where it takes them from")
+    if given["cache"] is not None and not hasattr(source, "cached"):
+        raise UsageError(
+            f"cache={given['cache']!r} was given, and a {kind} knows of no caches; leave it out"
+        )
     if given["collate_fn"] not in (None, default_collate):
         raise UsageError(
             f"collate_fn={given['collate_fn']!r} was given, but {kind} makes batches, not samples "
@@ -89,7 +94,7 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_iterable(given: Mapping[str, Any]) -> None:
-    names = ("seed", "schedule", "image_size")
+    names = ("seed", "schedule", "image_size", "cache")
     useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
     useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
     if useless:
@@ -139,6 +144,12 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
 
 def _check_values(given: Mapping[str, Any]) -> None:
     seed, prefetch, timeout = given["seed"], given["prefetch"], given["timeout"]
+    shuffle = given["shuffle"]
+    if isinstance(shuffle, str) and window_of(shuffle) is None:
+        raise UsageError(
+            'shuffle must be True, False, None or "window:N", as "window:16384" for windows of '
+            f"16384 samples, got {shuffle!r}"
+        )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if given["on_error"] not in ("raise", "skip"):

@@ -8,6 +8,7 @@ Relies on: being used from one thread of the process that built it; `session` fo
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from inspect import signature
@@ -55,6 +56,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dataset: what the samples come from.
         batch_size: rows per rank where the schedule names none; None: no batching.
         shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
+            "window:16384", with a seed or a schedule: one for disks that seek badly, see
+            docs/DATALOADER.md. Samples are mixed only with those of their window, so a folder
+            that is sorted by class gives batches of few classes.
         sampler, batch_sampler: as torch's.
         num_workers: processes; "auto" takes the cores this process may use, 0 none. None: as
             torch's, 0; with a schedule, "auto".
@@ -87,6 +91,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
+        cache: the folder of a cache with smaller copies of the dataset's images, as `build_cache`
+            makes one: of a `feedline.ImageFolder`, or of a recognised torchvision folder. Each
+            phase gets the smallest copies that serve its size; crops are where they were.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
@@ -106,7 +113,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self,
         dataset: Dataset[_T] | Source,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | str | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | str | None = None,
@@ -131,6 +138,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
+        cache: str | os.PathLike[str] | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
         rank: int | None = None,
@@ -151,7 +159,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if plan else batch_size,
-            shuffle=None if plan else asked.shuffle,
+            shuffle=None if plan else asked.shuffle,  # type: ignore[arg-type]  # None or a bool
             num_workers=int(asked.num_workers),  # of numpy's, torch would keep it as it is
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -173,6 +181,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch = max_image_size, prefetch
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
+        self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.device = asked.device
         self._asked = asked

@@ -126,12 +126,20 @@ def decide(settings: Settings) -> Decision:
     if asked.iterable:
         return Decision(kind="torch")
     if asked.native:
-        return _rows(settings, "native", settings.dataset)
+        source = settings.dataset
+        return _rows(settings, "native", source if not asked.cache else source.cached(asked.cache))
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     if "torchvision" in sys.modules:  # decoders need not be loaded for anything else
         pipeline, fast, unchanged, reasons = _recognised(settings)
+    if asked.cache and pipeline is None:
+        raise UsageError(
+            f"cache={asked.cache!r} was given, and images of {type(settings.dataset).__name__} are "
+            f"read by code of its own. {' '.join(reasons)} Make a feedline.ImageFolder of the "
+            "cache, or leave `cache` out"
+        )
     if pipeline is not None:
+        pipeline = pipeline.cached(asked.cache) if asked.cache else pipeline
         known: dict[str, Any] = {"fast": fast, "unchanged": unchanged}
         blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
         if not blocked:

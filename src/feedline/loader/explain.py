@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
+from feedline.plan.order import in_words
 from feedline.sampling.samplers import describe
 
 __all__ = ["explain"]
@@ -23,6 +26,7 @@ def explain(settings: Settings, decision: Decision, memory_bytes: int) -> str:
     """
     facts = {
         "samples": _samples(settings),
+        "copies": _copies(settings, decision),
         "engine": str(decision).partition(" (")[0],
         "recognised": ", ".join(decision.fast),
         "unchanged": ", ".join(decision.unchanged),
@@ -49,6 +53,19 @@ def _samples(settings: Settings) -> str:
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
+def _copies(settings: Settings, decision: Decision) -> str:
+    """Which of a cache's levels each phase reads."""
+    source: Any = decision.rows or decision.samples
+    level_at = getattr(source, "level_at", None)
+    if level_at is None:
+        return ""
+    sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
+    levels = {size: level_at(size) for size in sizes}
+    said = [f"{level} for {size} px" for size, level in levels.items() if level]
+    where = f" (cache {settings.asked.cache})" if settings.asked.cache else ""
+    return ", ".join(said) + where if said else ""
+
+
 def _size(settings: Settings, decision: Decision) -> str:
     if not settings.asked.phases.sizes or decision.honours_size:
         return ""
@@ -71,7 +88,7 @@ def _schedule(settings: Settings) -> str:
 def _order(settings: Settings) -> str:
     plan = settings.plan
     if plan:
-        return f"{plan.order}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
+        return f"{in_words(plan.order)}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
     if settings.asked.iterable:
         return "the dataset's own"
     source = "a generator" if settings.generator else "torch's random state"

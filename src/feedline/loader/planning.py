@@ -22,7 +22,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
         given: the arguments as they were given.
 
     Raises:
-        UsageError: arguments for a plan were given where there is none.
+        UsageError: arguments for a plan, or the name of an order, were given where there is none.
     """
     batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
@@ -31,11 +31,23 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
             length=len(given["dataset"]),
             schedule=asked.phases,
             batch_size=batch_size,
-            order=SHUFFLED if asked.shuffle else SEQUENTIAL,
+            order=_order(asked.shuffle),
             drop_last=given["drop_last"],
             seed=asked.seed,
             rank=rank_found if rank is None else rank,
             world_size=world_found if world_size is None else world_size,
+        )
+    if isinstance(asked.shuffle, str):
+        against = {
+            "an IterableDataset": asked.iterable,
+            "a sampler": asked.sampled,
+            "batch_size=None": batch_size is None,
+            "no seed": asked.seed is None,
+        }
+        raise UsageError(
+            f"shuffle={asked.shuffle!r} is an order of feedline's own, and was given with "
+            f"{' and '.join(name for name, so in against.items() if so)}: give seed=0 (or a "
+            "schedule), a map-style dataset and a batch_size, and no sampler; or shuffle=True"
         )
     if rank is not None or world_size is not None:
         raise UsageError(
@@ -50,3 +62,10 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
             "RandomSampler(dataset, generator=...)"
         )
     return None
+
+
+def _order(shuffle: bool | str | None) -> str:
+    """The name of the order that a loader's `shuffle` asks for."""
+    if isinstance(shuffle, str):
+        return str(shuffle)  # of numpy's, a state would not be equal to one from JSON
+    return SHUFFLED if shuffle else SEQUENTIAL

@@ -9,6 +9,7 @@ Relies on: `checks` for values that cannot be used, `planning` for the order.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Asked:
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
         normalise: for batches on a device; None without one.
+        cache: the folder of a cache with the images' smaller copies.
     """
 
     native: bool
@@ -53,13 +55,14 @@ class Asked:
     sampled: bool
     schedule: Schedule | None
     phases: Schedule
-    shuffle: bool | None
+    shuffle: bool | str | None
     seed: int | None
     num_workers: int
     prefetch: int
     max_image_size: int | None
     device: torch.device | None
     normalise: Normalise | None
+    cache: str | None
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Asked:
@@ -104,6 +107,7 @@ class Asked:
             max_image_size=given["max_image_size"],
             device=None if given["device"] is None else usable_device(given["device"]),
             normalise=normalise,
+            cache=None if given["cache"] is None else os.path.abspath(os.fspath(given["cache"])),
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import UsageError
-from feedline.plan.order import ORDERS, SHUFFLED, epoch_order, share
+from feedline.plan.order import SHUFFLED, epoch_order, order_named, share
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.seeds import mix
 
@@ -77,7 +77,7 @@ class Plan:
         length: number of samples.
         schedule: the phases.
         batch_size: rows per rank where a phase names none.
-        order: the name in `plan.order.ORDERS` of the order of samples in an epoch.
+        order: the name of the order of samples in an epoch; see `plan.order.order_named`.
         drop_last: leave out an epoch's last batch where it would not be full on every rank.
         seed: what all randomness follows from.
         rank: this process among world_size.
@@ -103,8 +103,7 @@ class Plan:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        if self.order not in ORDERS:
-            raise UsageError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
+        order_named(self.order)  # refuses what names none
         whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         if not whole or not 0 <= self.rank < self.world_size:
             raise UsageError(

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from feedline.images.crops import wanted_side
 from feedline.images.resize_mode import fill_as
 from feedline.images.rows import RowPipeline
 from feedline.images.stable_repr import without_addresses
@@ -70,7 +69,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """The arrays of a row at this image size, in pixels; None for the transform's own."""
         tail = self.recognised.tail
         image_size = image_size or self.image_size
-        self.store.check_side(wanted_side(self.transform, image_size))
+        self.level_at(image_size)
         image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
         return image, self.store.label_field
 
@@ -132,6 +131,11 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
     def targets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The label of every sample, int64 (n); a new array each time."""
         return self.store.paths.labels.astype(np.int64)
+
+    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
+        paths = self.store.paths
+        names = (paths.name(sample) for sample in range(len(paths)))
+        return self.store, [name.decode("utf-8", "backslashreplace") for name in names]
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""

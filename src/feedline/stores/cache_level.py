@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from feedline.errors import DatasetError, ImageError
+from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, checksum, load_entries
 from feedline.stores.cache_layout import (
     LMDB_FILE,
@@ -30,6 +30,7 @@ from feedline.stores.cache_layout import (
     shard_name,
 )
 from feedline.stores.file_name import file_name
+from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
 from feedline.stores.read_file import read_file
 from feedline.stores.store import Pixels
 
@@ -43,6 +44,14 @@ _MOST_MAPS = 256
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 Held: TypeAlias = "bytes | memoryview"
+
+
+class _Mapped:
+    """Bytes as an array, which keeps alive what they lie in."""
+
+    def __init__(self, held: Held, owner: object) -> None:
+        self._held, self._owner = held, owner
+        self.__array_interface__ = np.frombuffer(held, np.uint8).__array_interface__
 
 
 class LevelReader:
@@ -68,6 +77,15 @@ class LevelReader:
         Raises:
             ImageError: it is not what was written.
         """
+        held = self.file(sample)
+        if self.level.quality is not None:
+            return bytes(held)
+        height, width = self.size(sample)
+        pixels: Pixels = np.asarray(_Mapped(held, self._owner))[NPY_HEADER_BYTES:]
+        return pixels.reshape(height, width, 3)
+
+    def file(self, sample: int) -> bytes | memoryview:
+        """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
         key = int(self._index.keys[sample])
@@ -77,26 +95,24 @@ class LevelReader:
                 "differs. A damaged disk, a copy that was not finished, or files of two caches; "
                 "`feedline cache verify` lists what is damaged"
             )
-        if self.level.quality is not None:
-            return bytes(held)
-        height, width = self.size(sample)
-        pixels: Pixels = np.frombuffer(held, np.uint8, offset=NPY_HEADER_BYTES)
-        return pixels.reshape(height, width, 3)
+        return held
 
     def size(self, sample: int) -> tuple[int, int]:
         """The height and width of an image, in pixels."""
         height, width = self._index.sizes[sample].tolist()
         return level_size(height, width, self.level.side)
 
-    def file(self, sample: int) -> str:
+    @property
+    def _owner(self) -> object:
+        """What has to live as long as the bytes that `_held` gives, beside these."""
+        return None
+
+    def path(self, sample: int) -> str:
         """The path of the file that holds an image."""
         raise NotImplementedError
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         raise NotImplementedError
-
-    def open(self) -> None:
-        """Let go of what another process opened."""
 
     def close(self) -> None:
         """Let go of what was opened."""
@@ -109,7 +125,7 @@ class _Shards(LevelReader):
         super().__init__(*arguments)
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
 
-    def file(self, sample: int) -> str:
+    def path(self, sample: int) -> str:
         return os.path.join(self._folder, shard_name(int(self._entries[sample, 0])))
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
@@ -150,74 +166,38 @@ class _Shards(LevelReader):
 class _Lmdb(LevelReader):
     """In one LMDB, which it maps itself."""
 
-    _environment: Any = None
-    _reading: Any = None
-    _error: type[Exception]
+    _opened: OpenLmdb | None = None
 
-    def file(self, sample: int) -> str:
+    @property
+    def _owner(self) -> object:
+        return self._opened
+
+    def path(self, sample: int) -> str:
         return os.path.join(self._folder, LMDB_FILE)
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        if self._reading is None:
-            self._begin()
+        if self._opened is None:
+            self._opened = open_lmdb(self._folder)
         name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
-        try:
-            found = self._reading.get(name.encode())
-        except self._error as error:
-            raise self._unreadable(error) from error
+        found = self._opened.get(name)
         if found is None:
             raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
-        held: Held = found
-        return held
-
-    def _begin(self) -> None:
-        try:
-            import lmdb
-        except ImportError as error:
-            raise DatasetError(
-                "this cache is an LMDB, and the package lmdb is not installed: "
-                'pip install "feedline[cache]"'
-            ) from error
-        self._error = lmdb.Error
-        try:
-            # Nobody writes to it, so no lock file is made: its folder may be read only.
-            environment = lmdb.open(
-                self._folder, readonly=True, lock=False, create=False, readahead=False, max_dbs=0
-            )
-        except lmdb.Error as error:
-            raise self._unreadable(error) from error
-        whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        size = os.path.getsize(self.file(0))
-        if size < whole:
-            environment.close()
-            # To read what is missing would end this process.
-            raise self._unreadable(f"it has {size} bytes of {whole}: a copy that was not finished")
-        self._environment, self._reading = environment, environment.begin(buffers=True)
-
-    def _unreadable(self, why: object) -> ImageError:
-        return ImageError(f"the LMDB {self._folder!r} cannot be read: {why}")
-
-    def open(self) -> None:
-        # An LMDB must not be used in a process that was forked from the one that opened it.
-        self._reading = self._environment = None
+        return found
 
     def close(self) -> None:
-        self._reading = None
-        if self._environment is not None:
-            self._environment.close()
-            self._environment = None
+        self._opened = None
 
 
 class _Files(LevelReader):
     """In one file each."""
 
-    def file(self, sample: int) -> str:
+    def path(self, sample: int) -> str:
         index, classes = self._index, self._manifest.classes
         name = file_name(int(index.keys[sample]), index.name(sample), index.labels[sample], classes)
         return os.path.join(self._folder, f"{name}.{self.level.ending}")
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        return read_file(os.fsencode(self.file(sample)))
+        return read_file(os.fsencode(self.path(sample)))
 
 
 _READERS: dict[CacheFormat, type[LevelReader]] = {

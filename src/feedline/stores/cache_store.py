@@ -75,9 +75,7 @@ class CacheStore:
         return reader_of(self.root, self.manifest, level, self.index)
 
     def open(self) -> None:
-        """Let go of what another process opened."""
-        for reader in self._readers.values():
-            reader.open()
+        """Nothing to do: files are opened when an image of theirs is read."""
 
     def close(self) -> None:
         """Let go of what was opened."""

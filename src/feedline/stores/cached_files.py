@@ -1,0 +1,94 @@
+"""Image files whose smaller copies lie in a cache: the files' labels, the cache's images.
+
+Guarantees: an image is the cache's copy of that very file, found by its path below the folder that
+both were made of; a file without a copy is an error when the two are joined, not later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import UsageError
+from feedline.stores.cache_store import CacheStore
+from feedline.stores.file_store import FileStore
+from feedline.stores.store import Pixels
+
+__all__ = ["CachedFiles"]
+
+_NAMED = 3
+
+
+class CachedFiles:
+    """Files, of which a cache holds the images; a `SampleStore`.
+
+    Args:
+        files: the samples.
+        names: what each of them is called below its dataset's folder, as the cache's names are.
+        cache: holds their copies.
+
+    Raises:
+        UsageError: the cache has no copy of a file.
+    """
+
+    def __init__(self, files: FileStore[Any], names: list[str], cache: CacheStore) -> None:
+        self.files, self.cache = files, cache
+        self.label_field = files.label_field
+        self._rows = _rows(names, cache)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def open(self) -> None:
+        """Nothing to do: files are opened when an image of theirs is read."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self.cache.close()
+
+    def read(self, sample: int, side: int) -> bytes | Pixels:
+        """The cache's copy of a file."""
+        return self.cache.read(int(self._rows[sample]), side)
+
+    def check_side(self, side: int) -> str:
+        """The level that serves images wanted at this side."""
+        return self.cache.check_side(side)
+
+    def original_size(self, sample: int) -> tuple[int, int]:
+        """The height and width of the original, in pixels."""
+        return self.cache.original_size(int(self._rows[sample]))
+
+    def label(self, sample: int) -> Any:
+        """The label of a file."""
+        return self.files.label(sample)
+
+    def name(self, sample: int) -> str:
+        """The path of a file."""
+        return self.files.name(sample)
+
+    def fingerprint(self) -> str:
+        """A short hash of the files' paths, their order and labels."""
+        return self.files.fingerprint()
+
+    def form(self) -> str:
+        """The cache's levels, in words."""
+        return self.cache.form()
+
+
+def _rows(names: list[str], cache: CacheStore) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where a cache has the samples of these names."""
+    place = {cache.name(row): row for row in range(len(cache))}
+    missing = [name for name in names if name not in place]
+    if missing:
+        left_out = {name: why for _, name, why in cache.manifest.skipped}
+        some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+        why = left_out.get(missing[0])
+        raise UsageError(
+            f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
+            f"{some}"
+            + (f": broken when it was built ({why})" if why else "")
+            + f". It was made of {cache.manifest.source[1]!r}: build it anew of the folder as it "
+            "is now, or take these images out of the dataset"
+        )
+    return np.array([place[name] for name in names], np.int64)

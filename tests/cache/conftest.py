@@ -1,0 +1,59 @@
+"""Images, caches of them, and rows made of them, for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feedline.cache.build import build_cache
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Smooth images of 90 to 110 px, 12 of each of two classes, all different."""
+    root = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(1)
+    for number in range(24):
+        coarse = generator.integers(0, 256, (4, 5, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((110 - number % 5, 90), Image.Resampling.BICUBIC)
+        path = root / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def built(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Caches of 24 and 48 px, each built once."""
+    root = tmp_path_factory.mktemp("caches")
+
+    def cache(format: Any = "webdataset", raw: bool = False) -> Path:
+        place = root / f"{format} {raw}"
+        if not place.exists():
+            build_cache(photos, place, (24, 48), format=format, raw=raw, workers=2)
+        return place
+
+    return cache
+
+
+@pytest.fixture
+def odd_photos(tmp_path: Path) -> Path:
+    """root/CLASS/NAME: 70 images, so three shards; two are smaller than a level, two no JPEGs."""
+    root = tmp_path / "photos"
+    generator = np.random.default_rng(0)
+    for number in range(70):
+        height, width = (14, 20) if number in (3, 40) else (30 + number % 7, 44)
+        coarse = generator.integers(0, 256, (3, 4, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        path = root / ("ants", "bees.v2", ".hidden")[number % 3] / f"{number:02}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number in (5, 6):
+            image.save(path.with_suffix(".png"))
+        else:
+            image.save(path.with_suffix(".jpg"), quality=95)
+    return root

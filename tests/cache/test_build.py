@@ -1,0 +1,246 @@
+"""Caches that are built: what they hold, and what cannot be built."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cache_contents import shown
+from feedline import ImageFolder
+from feedline.cache.build import build_cache
+from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
+from feedline.stores.cache_store import CacheStore
+from processes import eventually, gone
+
+lmdb = pytest.importorskip("lmdb")
+FORMATS = ("webdataset", "lmdb", "folder")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cache_holds_what_its_source_holds(
+    odd_photos: Path, tmp_path: Path, format: Any, raw: bool
+) -> None:
+    source = ImageFolder(odd_photos)
+    made = build_cache(odd_photos, tmp_path / "cache", (24, 16), format=format, raw=raw, workers=2)
+    assert [level.side for level in made.levels] == [16, 24]
+    cache = ImageFolder(tmp_path / "cache")
+    assert cache.classes == source.classes
+    assert cache.targets.tolist() == source.targets.tolist()
+    for sample in range(len(source)):
+        assert source.path(sample) == str(odd_photos / cache.name(sample))
+    for side in (16, 24):
+        for sample, copy in enumerate(shown(tmp_path / "cache", side)):
+            original = Image.open(source.path(sample)).convert("RGB")
+            assert cache.store.original_size(sample) == original.size[::-1]
+            assert min(copy.shape[:2]) == min(side, *original.size)
+            same_size = np.asarray(original.resize(copy.shape[1::-1], Image.Resampling.BICUBIC))
+            assert np.abs(copy.astype(int) - same_size).mean() < (1 if raw else 8)
+    again = build_cache(odd_photos, tmp_path / "cache", (24, 16), format=format, raw=raw)
+    assert again == made
+
+
+def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_path: Path) -> None:
+    build_cache(odd_photos, tmp_path / "cache", (16, 64), workers=1)
+    source, store = ImageFolder(odd_photos), CacheStore(tmp_path / "cache")
+    for sample in range(len(source)):
+        original = Path(source.path(sample))
+        kept = original.suffix == ".jpg"
+        assert (store.read(sample, 64) == original.read_bytes()) is kept
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    for raw in (False, True):
+        root = tmp_path / f"raw {raw}"
+        made = build_cache(odd_photos, root, (16,), raw=raw, workers=1)
+        shards = f"{root}/16/{{000000..{len(made.levels[0].shards) - 1:06}}}.tar"
+        names = ("npy", "cls", "json") if raw else ("jpg", "cls", "json")
+        reader = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+        found = list(reader.decode("rgb8").to_tuple(*names))
+        store = CacheStore(root)
+        assert [label for _, label, _ in found] == store.labels.tolist()
+        for sample, (pixels, label, about) in enumerate(found):
+            copy = shown(root, 16)[sample] if sample < 3 else None
+            assert copy is None or np.array_equal(pixels, copy)
+            assert about == {
+                "label": label,
+                "class": store.classes[label],
+                "path": store.name(sample),
+                "height": store.original_size(sample)[0],
+                "width": store.original_size(sample)[1],
+            }
+    gc.collect()  # it leaves its files open
+
+
+def test_anyone_reads_an_lmdb_by_its_keys(odd_photos: Path, tmp_path: Path) -> None:
+    build_cache(odd_photos, tmp_path / "cache", (16,), format="lmdb", workers=1)
+    with lmdb.open(str(tmp_path / "cache" / "16"), readonly=True, lock=False) as opened:
+        entries = {key.decode(): value for key, value in opened.begin().cursor()}
+    assert len(entries) == 3 * 70
+    store, other = CacheStore(tmp_path / "cache"), CacheStore(tmp_path / "cache")
+    for sample in (0, 69):
+        name = f"{sample:09d}"
+        assert entries[f"{name}.jpg"] == store.read(sample, 16) == other.read(sample, 16)
+        assert int(entries[f"{name}.cls"]) == store.label(sample)
+        assert json.loads(entries[f"{name}.json"])["path"] == store.name(sample)
+
+
+def test_plain_files_lie_in_folders_of_their_classes(odd_photos: Path, tmp_path: Path) -> None:
+    build_cache(odd_photos, tmp_path / "cache", (16,), format="folder", workers=1)
+    assert {path.name for path in (tmp_path / "cache" / "16").iterdir()} == {
+        "ants",
+        "bees.v2",
+        "%2Ehidden",
+    }
+    files = sorted((tmp_path / "cache" / "16").rglob("*.jpg"))
+    assert [path.name.partition("-")[2] for path in files] == [
+        f"{Path(path).stem}.jpg" for path in map(ImageFolder(odd_photos).path, range(70))
+    ]
+
+
+@pytest.mark.parametrize("exif", [False, True])
+def test_images_are_turned_upright_where_that_was_asked_for(tmp_path: Path, exif: bool) -> None:
+    folder = tmp_path / "photos" / "a"
+    folder.mkdir(parents=True)
+    for number, size in enumerate([(20, 10), (60, 30)]):
+        image = Image.new("RGB", size, (200, 30, 30))
+        tags = Image.Exif()
+        tags[0x0112] = 6
+        image.save(folder / f"{number}.jpg", exif=tags)
+    build_cache(tmp_path / "photos", tmp_path / "cache", (16,), exif=exif, workers=1)
+    shapes = [copy.shape[:2] for copy in shown(tmp_path / "cache", 16)]
+    assert shapes == ([(20, 10), (32, 16)] if exif else [(10, 20), (16, 32)])
+    with pytest.raises(UsageError, match=r"was built with(out)? turning images upright"):
+        ImageFolder(tmp_path / "cache", exif=not exif)
+
+
+# Broken images
+
+
+def test_a_broken_image_is_named_or_left_out_and_listed(odd_photos: Path, tmp_path: Path) -> None:
+    broken = odd_photos / "ants" / "12.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(ImageError, match=r"ants/12\.jpg, cannot be put into a cache: .*skip"):
+        build_cache(odd_photos, tmp_path / "cache", (16,), workers=2)
+    with pytest.raises(DatasetError):
+        ImageFolder(tmp_path / "cache")
+    made = build_cache(odd_photos, tmp_path / "cache", (16,), workers=2, on_error="skip")
+    ((number, name, why),) = made.skipped
+    assert (made.samples, name) == (69, "ants/12.jpg")
+    assert "JPEG" in why or "end" in why
+    source, cache = ImageFolder(odd_photos), ImageFolder(tmp_path / "cache")
+    names = [os.path.relpath(source.path(k), odd_photos) for k in range(70) if k != number]
+    assert [cache.name(sample) for sample in range(69)] == names
+    assert build_cache(odd_photos, tmp_path / "cache", (16,), on_error="skip") == made
+    # Mended, it is put in.
+    Image.new("RGB", (40, 30)).save(broken)
+    assert build_cache(odd_photos, tmp_path / "cache", (16,)).samples == 70
+
+
+# What cannot be
+
+
+def test_two_builds_do_not_work_in_one_folder(
+    odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.cache.lock._PATIENCE_S", 0.1)
+    ask: list[str] = []
+
+    def meanwhile(progress: Any) -> None:
+        if not ask:
+            with pytest.raises(UsageError, match=rf"another build works.*{os.getpid()}"):
+                build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+            ask.append("asked")
+
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1, progress=meanwhile)
+    assert ask
+    assert len(ImageFolder(tmp_path / "cache")) == 70
+
+
+def test_other_settings_do_not_go_on_with_a_build(odd_photos: Path, tmp_path: Path) -> None:
+    broken = odd_photos / "ants" / "69.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"none")
+    with pytest.raises(ImageError, match="no image"):
+        build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    with pytest.raises(UsageError, match=r"unfinished build with levels .*90.*remove the folder"):
+        build_cache(odd_photos, tmp_path / "cache", (16,), quality=90)
+    broken.write_bytes(whole)
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    with pytest.raises(UsageError, match=r"is a cache already, webdataset of 16 px JPEG q95"):
+        build_cache(odd_photos, tmp_path / "cache", (16, 24))
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
+    odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ResourceError, match=r"needs about 0\.00 GB \(16 px JPEG q95 .*free"):
+        build_cache(odd_photos, tmp_path / "cache", (16,))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_an_lmdb_map_that_turns_out_too_small_grows(
+    odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.cache.lmdb_writer._LEAST_MAP_BYTES", 1 << 15)
+    monkeypatch.setattr(
+        "feedline.cache.build_plan.Estimate.level_bytes", property(lambda self: (100, 100))
+    )
+    build_cache(odd_photos, tmp_path / "cache", (16, 24), format="lmdb", workers=1)
+    assert len(shown(tmp_path / "cache", 24)) == 70
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sizes": ()}, "at least one size"),
+        ({"sizes": (4,)}, "from 8 to 8192 pixels, got 4"),
+        ({"sizes": ("16",)}, "got '16'"),
+        ({"quality": 0}, "quality must be from 1 to 100"),
+        ({"on_error": "ignore"}, "on_error must be"),
+        ({"format": "zip"}, "format must be webdataset, lmdb or folder, got 'zip'"),
+        ({"workers": "many"}, "got 'many'"),
+        ({"source": 5}, "a map-style Dataset"),
+        ({"source": "/nowhere"}, "no such folder"),
+        ({"root": "photos/cache"}, "would lie in its source"),
+        ({"root": "photos"}, "would lie in its source"),
+        ({"root": "full"}, "is not empty"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_name(
+    odd_photos: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    given = {"source": odd_photos, "root": "cache", "sizes": (16,), **options}
+    source, root, sizes = (given.pop(name) for name in ("source", "root", "sizes"))
+    with pytest.raises(UsageError, match=said):
+        build_cache(source, tmp_path / root, sizes, **given)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_is_no_source(odd_photos: Path, tmp_path: Path) -> None:
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    with pytest.raises(UsageError, match="a copy of a copy loses quality"):
+        build_cache(tmp_path / "cache", tmp_path / "other", (16,))
+
+
+def test_nothing_is_left_running(odd_photos: Path, tmp_path: Path) -> None:
+    import psutil
+
+    before = set(psutil.Process().children(recursive=True))
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=2)
+    others = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    assert eventually(lambda: gone(others))

@@ -1,0 +1,128 @@
+"""Caches that were damaged, mixed up, or made by another version: never a wrong image or label."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline import DataLoader, ImageFolder
+from feedline.errors import DatasetError, ImageError, SampleError
+from row_of import made
+
+pytest.importorskip("lmdb")
+FORMATS = ("webdataset", "lmdb", "folder")
+
+
+@pytest.fixture
+def damaged(built: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    def copy(format: str = "webdataset", raw: bool = False) -> Path:
+        return Path(shutil.copytree(built(format, raw), tmp_path / "cache"))
+
+    return copy
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_flipped_byte_is_named_and_never_shown(
+    damaged: Callable[..., Path], format: str, raw: bool
+) -> None:
+    root = damaged(format, raw)
+    sample = 5
+    if format == "folder":
+        path = sorted((root / "48").rglob("00000000*"))[sample]
+        flip(path, path.stat().st_size - 9)
+    else:
+        image = ImageFolder(root).store.read(sample, 48)
+        held = image if isinstance(image, bytes) else image.tobytes()
+        (path,) = (
+            [root / "48" / "data.mdb"]
+            if format == "lmdb"
+            else [p for p in (root / "48").iterdir() if held in p.read_bytes()]
+        )
+        flip(path, path.read_bytes().index(held) + len(held) // 2)
+    data = ImageFolder(root)
+    with pytest.raises(ImageError, match=r"sample 5, .*\.jpg, .*checksum differs"):
+        made(data, 40, sample, 0)
+    assert made(data, 16, sample, 0)[0].any()  # of the other level
+    with DataLoader(data, 8, image_size=40, num_workers=1, on_error="skip") as loader:
+        assert sum(len(labels) for _, labels in loader) == 23
+        assert [name for name, _ in loader.skipped] == [data.name(sample)]
+
+
+def test_a_shard_that_is_cut_short_is_an_error(damaged: Callable[..., Path]) -> None:
+    root = damaged()
+    shard = root / "48" / "000000.tar"
+    os.truncate(shard, shard.stat().st_size // 2)
+    with (
+        DataLoader(ImageFolder(root), 8, image_size=40, num_workers=1) as loader,
+        pytest.raises(SampleError, match=r"000000\.tar' has \d+ bytes, and \d+ were written"),
+    ):
+        next(iter(loader))
+    os.unlink(shard)
+    with pytest.raises(ImageError, match=r"cannot be read: .*No such file"):
+        made(ImageFolder(root), 40, 0, 0)
+
+
+def test_an_index_of_another_cache_gives_no_image_another_label(
+    damaged: Callable[..., Path], built: Callable[..., Path]
+) -> None:
+    root = damaged()
+    labels = np.load(root / "index" / "labels.npy")
+    np.save(root / "index" / "labels.npy", labels[::-1])
+    data = ImageFolder(root)
+    for sample in np.flatnonzero(labels != labels[::-1])[:3].tolist():
+        with pytest.raises(ImageError, match="checksum differs"):
+            made(data, 16, sample, 0)
+    np.save(root / "index" / "labels.npy", labels[:-1])
+    with pytest.raises(DatasetError, match="does not match its manifest"):
+        ImageFolder(root)
+    np.save(root / "index" / "labels.npy", np.array([object()] * 24), allow_pickle=True)
+    with pytest.raises(DatasetError, match=r"cannot be read: .*objects? in dtype|Object arrays"):
+        ImageFolder(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace('"feedline_cache": 1', '"feedline_cache": 2'), "newer feedline"),
+        (lambda text: text[: len(text) // 2], "is no manifest"),
+        (lambda text: "[]", "is no manifest"),
+        (lambda text: text.replace('"side": 24', '"side": "../24"'), "is no manifest"),
+        (lambda text: text.replace('"webdataset"', '"pickle"'), "is no manifest"),
+        (lambda text: text.replace('"int64"', '"object"'), "is no manifest"),
+        (lambda text: text.replace('"side": 48', '"side": 24'), "is no manifest"),
+        (lambda text: text.replace('"samples": 24', '"samples": -1'), "is no manifest"),
+        (lambda text: "[" * 100_000, "is no manifest"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(
+    damaged: Callable[..., Path], change: Callable[[str], str], said: str
+) -> None:
+    root = damaged()
+    manifest = root / "feedline-cache.json"
+    manifest.write_text(change(manifest.read_text()))
+    with pytest.raises(DatasetError, match=said):
+        ImageFolder(root)
+
+
+def test_a_cache_that_was_built_anew_is_noticed_by_workers(damaged: Callable[..., Path]) -> None:
+    root = damaged()
+    pickled = pickle.dumps(ImageFolder(root))
+    manifest = root / "feedline-cache.json"
+    manifest.write_text(manifest.read_text().replace('"b"', '"c"'))
+    with pytest.raises(DatasetError, match="was built anew"):
+        pickle.loads(pickled)

@@ -1,0 +1,110 @@
+"""Builds that are broken off and gone on with, and caches whose source has changed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from cache_contents import everything, shown
+from feedline import ImageFolder
+from feedline.cache import unit_maker
+from feedline.cache.build import build_cache
+from feedline.errors import DatasetError
+
+lmdb = pytest.importorskip("lmdb")
+FORMATS = ("webdataset", "lmdb", "folder")
+
+
+def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
+    """What a build made, and how many images of it were made by this one."""
+    seen: list[unit_maker.Progress] = []
+    made = build_cache(odd_photos, root, (16, 24), workers=2, progress=seen.append, **options)
+    return made, seen[-1].made if seen else 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_has_changed_is_made_anew_and_nothing_else(
+    odd_photos: Path, tmp_path: Path, format: Any
+) -> None:
+    first, made = counted(odd_photos, tmp_path / "cache", format=format)
+    assert made == 70
+    assert counted(odd_photos, tmp_path / "cache", format=format) == (first, 0)
+    files = ImageFolder(odd_photos)
+    Image.new("RGB", (50, 40), (9, 99, 200)).save(files.path(5))
+    os.unlink(files.path(69))
+    extra = odd_photos / "zoo" / "new.jpg"
+    extra.parent.mkdir()
+    Image.new("RGB", (50, 40), (200, 99, 9)).save(extra)
+    os.unlink(files.path(40))
+    _, made = counted(odd_photos, tmp_path / "cache", format=format)
+    assert made == 69  # by shards, in which a copy of an unchanged image is taken over
+    counted(odd_photos, tmp_path / "new", format=format)
+    assert everything(tmp_path / "cache") == everything(tmp_path / "new")
+
+
+def test_copies_of_unchanged_images_are_taken_over(
+    odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted(odd_photos, tmp_path / "cache")
+    os.unlink(ImageFolder(odd_photos).path(0))  # every later image has another number now
+    decoded = tmp_path / "decoded"
+    decoded.write_text("")
+    copies = unit_maker.Units.__getitem__.__globals__["LevelEncoder"].copies
+
+    def noted(self: Any, image: Any) -> Any:
+        with decoded.open("a") as file:
+            file.write("x")
+        return copies(self, image)
+
+    monkeypatch.setattr("feedline.cache.level_encoder.LevelEncoder.copies", noted)
+    _, made = counted(odd_photos, tmp_path / "cache")
+    looked_at = 64  # by the estimate
+    assert made == 69
+    assert len(decoded.read_text()) - looked_at < 69
+    counted(odd_photos, tmp_path / "new")
+    assert everything(tmp_path / "cache") == everything(tmp_path / "new")
+
+
+def build_in_a_process(*arguments: Any) -> multiprocessing.process.BaseProcess:
+    """A build in a process of its own, forked: what it needs is imported here already."""
+    process = multiprocessing.get_context("fork").Process(target=_alone, args=arguments)
+    process.start()
+    return process
+
+
+def _alone(odd_photos: Path, root: Path, format: Any) -> None:
+    build_cache(odd_photos, root, (16, 24), format=format, workers=2)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_build_that_is_killed_at_any_moment_goes_on(
+    odd_photos: Path, tmp_path: Path, format: Any
+) -> None:
+    started = time.monotonic()
+    process = build_in_a_process(odd_photos, tmp_path / "whole", format)
+    process.join()
+    usual_s = time.monotonic() - started
+    root, moments = tmp_path / "cache", random.Random(format)
+    for _ in range(10):
+        process = build_in_a_process(odd_photos, root, format)
+        process.join(moments.uniform(0, usual_s))
+        process.kill()
+        process.join()
+        try:
+            cache = ImageFolder(root)
+        except DatasetError:
+            continue
+        assert len(shown(root, 16)) == len(cache) == 70  # it was whole, and is
+        if moments.random() < 0.5:
+            shutil.rmtree(root)
+    made = build_cache(odd_photos, root, (16, 24), format=format, workers=2)
+    assert made.samples == 70
+    assert everything(root) == everything(tmp_path / "whole")

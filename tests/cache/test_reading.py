@@ -1,0 +1,206 @@
+"""Caches behind a loader: levels by phase, the same crops, torchvision's pipelines, damage."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder as TorchvisionFolder
+
+from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop
+from feedline.errors import DatasetError, UsageError
+from row_of import made
+
+pytest.importorskip("lmdb")
+FORMATS = ("webdataset", "lmdb", "folder")
+TRAIN = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(32),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+    ]
+)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("transform", [TrainCrop((0.3, 1.0)), EvalCrop(0.9)])
+def test_the_same_seed_shows_the_same_part_of_every_level(
+    photos: Path, built: Callable[..., Path], format: str, raw: bool, transform: Any
+) -> None:
+    source = ImageFolder(photos, transform)
+    cache = ImageFolder(built(format, raw), transform)
+    for size in (16, 40):
+        for sample in range(0, 24, 5):
+            wanted, found = (made(each, size, sample, 7 * sample) for each in (source, cache))
+            assert found[1] == wanted[1]
+            assert np.abs(found[0].astype(int) - wanted[0]).mean() < (2.5 if raw else 5)
+            other = made(source, size, sample, 7 * sample + 1)[0]
+            if isinstance(transform, TrainCrop):
+                assert np.abs(other.astype(int) - wanted[0]).mean() > 5
+
+
+def test_each_phase_reads_the_smallest_level_that_serves(built: Callable[..., Path]) -> None:
+    data = ImageFolder(built())
+    with DataLoader(data, 8, schedule="16x1,24x1,32x1,48x1", num_workers=1) as loader:
+        assert (
+            "24 px JPEG q95 for 16 px, 24 px JPEG q95 for 24 px, 48 px JPEG q95 for 32 px, "
+            "48 px JPEG q95 for 48 px"
+        ) in loader.explain()
+        for size in (16, 24, 32, 48):
+            assert {batch[0].shape for batch in loader} == {(8, 3, size, size)}
+    # To test, the whole image is wanted larger than the part of it that is shown.
+    tested = DataLoader(data.with_transform(EvalCrop(0.875)), 8, image_size=24)
+    assert "48 px JPEG q95 for 24 px" in tested.explain()
+    tested.close()
+
+
+def test_a_level_that_is_too_small_is_used_only_where_that_was_asked_for(
+    built: Callable[..., Path],
+) -> None:
+    with pytest.raises(UsageError, match=r"56 px are wanted.*24, 48 px\. Add a level.*enlarge"):
+        DataLoader(ImageFolder(built()), 8, schedule="24x1,56x1")
+    with DataLoader(ImageFolder(built(), enlarge=True), 8, image_size=56) as loader:
+        assert "48 px JPEG q95 for 56 px" in loader.explain()
+        assert next(iter(loader))[0].shape == (8, 3, 56, 56)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_batches_do_not_depend_on_how_workers_start(
+    built: Callable[..., Path], format: str, start_method: str
+) -> None:
+    def batches(**options: Any) -> list[Any]:
+        data = ImageFolder(built(format))
+        made(data, 16, 0, 0)  # opened in this process, too
+        with DataLoader(data, 8, seed=1, shuffle=True, image_size=32, **options) as loader:
+            return [batch[0].clone() for batch in loader]
+
+    alone = batches(num_workers=0)
+    for one, other in zip(alone, batches(num_workers=2, start_method=start_method), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_descriptors_and_files_do_not_grow(
+    built: Callable[..., Path], format: str, raw: bool
+) -> None:
+    data = ImageFolder(built(format, raw))
+
+    def epoch() -> int:
+        for sample in range(len(data)):
+            made(data, 40, sample, sample)
+        return psutil.Process().num_fds()
+
+    first = epoch()
+    assert [epoch() for _ in range(3)] == [first] * 3
+    copies = [pickle.loads(pickle.dumps(data)) for _ in range(3)]
+    assert len(pickle.dumps(data)) < 4000
+    for copy in copies:
+        assert np.array_equal(made(copy, 40, 3, 3)[0], made(data, 40, 3, 3)[0])
+
+
+def test_pixels_outlive_the_dataset(built: Callable[..., Path]) -> None:
+    for format in FORMATS:
+        data = ImageFolder(built(format, True))
+        pixels = data.store.read(3, 48)
+        wanted = np.array(pixels)
+        data.close()
+        del data
+        assert np.array_equal(pixels, wanted)
+
+
+def test_a_state_goes_on_over_levels_and_says_when_others_make_the_pixels(
+    photos: Path, built: Callable[..., Path]
+) -> None:
+    options: dict[str, Any] = {"schedule": "24x1,48x1", "num_workers": 1}
+    with DataLoader(ImageFolder(built()), 7, **options) as loader:
+        batches = [batch[0].clone() for _ in range(2) for batch in loader]
+    with DataLoader(ImageFolder(built()), 7, **options) as loader:
+        for _ in zip(range(3), loader, strict=False):
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+    with DataLoader(ImageFolder(built()), 7, **options) as loader:
+        loader.load_state_dict(state)
+        rest = [batch[0].clone() for _ in range(2) for batch in loader]
+    assert len(rest) == len(batches) - 3
+    assert all(map(torch.equal, rest, batches[3:]))
+    with DataLoader(ImageFolder(photos), 7, **options) as loader:
+        state = loader.state_dict()
+    with (
+        DataLoader(ImageFolder(photos), 7, cache=built("lmdb"), **options) as loader,
+        pytest.warns(RuntimeWarning, match=r"made in another way.*24 px JPEG q95"),
+    ):
+        loader.load_state_dict(state)
+
+
+# torchvision's pipelines, and a cache beside the folder
+
+
+@pytest.mark.parametrize("collate", [None, list])
+def test_a_torchvision_folder_reads_a_cache(
+    photos: Path, built: Callable[..., Path], collate: Any
+) -> None:
+    folder = TorchvisionFolder(str(photos), TRAIN)
+    options: dict[str, Any] = {"seed": 3, "num_workers": 1, "collate_fn": collate}
+    with (
+        DataLoader(folder, 6, **options) as plain,
+        DataLoader(folder, 6, cache=built(), **options) as cached,
+    ):
+        assert "copies      48 px JPEG q95 for 32 px" in cached.explain()
+        assert "copies" not in plain.explain()
+        for wanted, found in zip(plain, cached, strict=True):
+            if collate is None:
+                assert torch.equal(wanted[1], found[1])
+                assert 0 < (wanted[0] - found[0]).abs().mean() < 0.15
+            else:
+                assert [label for _, label in wanted] == [label for _, label in found]
+
+
+def test_a_cache_serves_subsets_and_other_class_numbers(
+    photos: Path, built: Callable[..., Path]
+) -> None:
+    folder = TorchvisionFolder(str(photos), TRAIN)
+    chosen = [23, 1, 1, 14]
+    with DataLoader(Subset(folder, chosen), 4, seed=0, shuffle=False, cache=built()) as loader:
+        assert next(iter(loader))[1].tolist() == [folder.targets[k] for k in chosen]
+    data = ImageFolder(photos, TrainCrop((1.0, 1.0), flip=0.0))
+    with DataLoader(data, 24, image_size=24, seed=0, shuffle=False, cache=built()) as loader:
+        images = next(iter(loader))[0]
+        cached = ImageFolder(built(), data.transform)
+        for sample in range(24):
+            row = made(cached, 24, sample, 0)[0]
+            assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), row)
+
+
+def test_what_has_no_copies_is_refused(
+    photos: Path, built: Callable[..., Path], tmp_path: Path
+) -> None:
+    more = tmp_path / "more"
+    shutil.copytree(photos, more)
+    Image.new("RGB", (50, 50)).save(more / "a" / "extra.jpg")
+    for data in (ImageFolder(more), TorchvisionFolder(str(more), TRAIN)):
+        with pytest.raises(UsageError, match=r"no copies of 1 of 25 images, 'a/extra\.jpg'"):
+            DataLoader(data, 4, image_size=24, cache=built()).explain()
+    with pytest.raises(UsageError, match="list is not torchvision's ImageFolder"):
+        DataLoader([1, 2, 3], 2, cache=built()).explain()  # type: ignore[arg-type]
+    array = ImageArray(np.zeros((3, 9, 9, 3), np.uint8), [0, 1, 2])
+    with pytest.raises(UsageError, match="copies of the files of a folder, and ImageArray"):
+        DataLoader(array, 2, image_size=8, cache=built())
+    with pytest.raises(DatasetError, match="is no cache"):
+        DataLoader(ImageFolder(photos), 2, image_size=8, cache=photos)
+    with pytest.raises(UsageError, match="exif=True"):
+        DataLoader(ImageFolder(photos, exif=True), 2, image_size=8, cache=built())

@@ -1,0 +1,37 @@
+"""What is in a cache, seen from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from feedline.stores.cache_store import CacheStore
+
+__all__ = ["everything", "shown"]
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """All files of a cache; an LMDB by its entries, which pages may hold in any order."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.name == "data.mdb":
+            import lmdb
+
+            with lmdb.open(str(path.parent), readonly=True, lock=False) as opened:
+                for key, value in opened.begin().cursor():
+                    found[f"{name}/{key.decode()}"] = value
+        elif path.is_file() and path.name not in (".lock", "lock.mdb"):
+            found[name] = path.read_bytes()
+    return found
+
+
+def shown(root: Path, side: int) -> list[np.ndarray[Any, Any]]:
+    store = CacheStore(root)
+    return [
+        simplejpeg.decode_jpeg(image) if isinstance(image, bytes) else image
+        for image in (store.read(sample, side) for sample in range(len(store)))
+    ]

@@ -1,0 +1,268 @@
+"""`feedline cache`: what is made and said, what is damaged, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import Command, Ended
+
+from feedline import ImageFolder
+from feedline.stores.cache_layout import read_manifest
+from processes import eventually
+
+
+@pytest.fixture
+def photos(tiny_set: Path) -> Path:
+    """16 images of 48 px of two classes."""
+    return tiny_set / "train"
+
+
+def assert_refused(ended: Ended, *words: str) -> None:
+    assert ended.status == 2, ended
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in " ".join(ended.err.split()), ended.err
+
+
+def test_build_says_what_it_will_make_and_what_it_has_made(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "cache", tmp_path / "result.json"
+    command = "cache", "build", photos, root, "--sizes", "16,24", "--workers", 1, "--json", target
+    ended = feedline(*command)
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("16 px JPEG q95: about 0.00 GB")
+    assert lines[1].startswith("24 px JPEG q95: about 0.00 GB")
+    assert lines[2].startswith("16 images: about ")
+    assert lines[3].startswith(f"{root}: 16 images, webdataset: 16 px JPEG q95 0.00 GB, ")
+    assert lines[4].startswith("made 16 images in ")
+    assert len(ImageFolder(root)) == 16
+
+    manifest, result = read_manifest(str(root)), json.loads(target.read_text())
+    assert result["levels"] == [
+        {"size_px": level.side, "quality": 95, "bytes": level.bytes} for level in manifest.levels
+    ]
+    assert (result["images"], result["made"], result["skipped"]) == (16, 16, [])
+    assert result["source"] == {"kind": "folder", "path": str(photos), "images": 16}
+    assert result["classes"] == ["dark", "light"]
+    assert result["seconds"] > 0
+    assert result["images_per_s"] > 0
+
+    again = feedline(*command)
+    assert again.status == 0
+    assert again.out.splitlines()[1:] == ["all of it was there already"]
+    assert json.loads(target.read_text())["made"] == 0
+
+
+def test_the_options_of_build_arrive(feedline: Command, photos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    (tmp_path / "photos").mkdir()
+    for name in ("dark", "light"):
+        (tmp_path / "photos" / name).symlink_to(photos / name)
+    (tmp_path / "photos" / "torn").mkdir()
+    (tmp_path / "photos" / "torn" / "a.jpg").write_bytes(b"\xff\xd8\xff torn")
+    ended = feedline(
+        "cache", "build", tmp_path / "photos", root, "--sizes", 16, "--format", "folder",
+        "--raw", "--exif", "--on-error", "skip", "--workers", 0,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    assert "broken images left out: 1; the first, torn/a.jpg: " in ended.out
+    manifest = read_manifest(str(root))
+    assert (manifest.format, manifest.exif, manifest.levels[0].quality) == ("folder", True, None)
+    ended = feedline("cache", "build", tmp_path / "photos", tmp_path / "other", "--sizes", 16)
+    assert ended.status == 1
+    assert "torn/a.jpg" in ended.err
+    ended = feedline("cache", "build", photos, tmp_path / "q", "--sizes", 16, "--quality", 40)
+    assert read_manifest(str(tmp_path / "q")).levels[0].quality == 40
+
+
+def test_add_size_info_and_verify_of_a_whole_cache(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "cache", tmp_path / "result.json"
+    assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
+    ended = feedline(
+        "cache", "add-size", root, 20, "--quality", 50, "--workers", 1, "--json", target
+    )
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("20 px JPEG q50: about 0.00 GB\n")
+    result = json.loads(target.read_text())
+    assert [(level["size_px"], level["quality"]) for level in result["levels"]] == [
+        (16, 95),
+        (20, 50),
+        (24, 95),
+    ]
+    assert result["made"] == 16
+    assert_refused(feedline("cache", "add-size", root, 20), "has copies of 20 px already")
+
+    ended = feedline("cache", "verify", root, "--decode", "--json", target)
+    assert (ended.status, ended.err) == (0, "")
+    assert f"{root}: checked 48 copies in " in ended.out
+    assert "all as they were written" in ended.out
+    result = json.loads(target.read_text())
+    assert (result["sound"], result["images"], result["damaged"]) == (True, 48, [])
+
+    ended = feedline("cache", "info", root, "--no-measure", "--json", target)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith(f"{root}: 16 images of 2 classes, webdataset\nmade by feedline ")
+    assert "20 px JPEG q50: 0.00 GB, " in ended.out
+    levels = json.loads(target.read_text())["levels"]
+    assert [(level["size_px"], level["images_per_s"]) for level in levels] == [
+        (16, None),
+        (20, None),
+        (24, None),
+    ]
+    assert all(level["bytes_on_disk"] == level["bytes"] for level in levels)
+
+
+def test_info_measures(
+    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.cache.info._SECONDS", 0.02)
+    root, target = tmp_path / "cache", tmp_path / "result.json"
+    assert feedline("cache", "build", photos, root, "--sizes", "24").status == 0
+    ended = feedline("cache", "info", root, "--json", target)
+    assert ended.status == 0, ended.err
+    assert "random crops of 16 px a second" in ended.out
+    (level,) = json.loads(target.read_text())["levels"]
+    assert level["crop_px"] == 16
+    assert level["images_per_s"] > 0
+
+
+def test_verify_lists_what_is_damaged_and_fails(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "cache", tmp_path / "result.json"
+    made = feedline("cache", "build", photos, root, "--sizes", "16,24", "--format", "folder")
+    assert made.status == 0
+    torn = root / "16" / "light" / "000000009-1.jpg"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    ended = feedline("cache", "verify", root, "--json", target)
+    assert ended.status == 1
+    assert ended.out.startswith(f"{torn}: sample 9, light/1.jpg: ")
+    assert f"{root}: checked 32 copies in " in ended.out
+    assert ": 1 are damaged" in ended.out
+    result = json.loads(target.read_text())
+    assert not result["sound"]
+    (damage,) = result["damaged"]
+    assert (damage["level"], damage["sample"]) == (16, 9)
+    assert (damage["name"], damage["file"]) == ("light/1.jpg", str(torn))
+
+    for path in [*(root / "16").rglob("*.jpg"), *(root / "24" / "dark").glob("*.jpg")]:
+        path.unlink()
+    ended = feedline("cache", "verify", root, "--json", target)
+    assert ended.status == 1
+    assert sum(": sample " in line for line in ended.out.splitlines()) == 20
+    assert "... and 4 more; --json FILE lists all" in ended.out
+    assert len(json.loads(target.read_text())["damaged"]) == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--sizes", "16,x"), ("--sizes must be whole numbers of pixels", "'16,x'")),
+        (("--sizes", ""), ("--sizes must be",)),
+        (("--sizes", "4"), ("must be from 8 to 8192 pixels, got 4",)),
+        (("--sizes", "16", "--quality", 0), ("quality must be from 1 to 100, got 0",)),
+        (("--sizes", "16", "--workers", "many"), ("--workers must be 'auto'", "'many'")),
+        (("--sizes", "16", "--format", "zip"), ("zip", "webdataset")),
+        (("--sizes", "16", "--json", "/nowhere/at/all.json"), ("--json", "cannot write")),
+        ((), ("--sizes",)),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(
+    feedline: Command, photos: Path, tmp_path: Path, arguments, words
+) -> None:
+    assert_refused(feedline("cache", "build", photos, tmp_path / "cache", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "add-size"])
+def test_what_is_no_cache_is_refused(
+    feedline: Command, photos: Path, tmp_path: Path, command: str
+) -> None:
+    more = (20,) if command == "add-size" else ()
+    assert_refused(feedline("cache", command, photos, *more), "is no cache")
+    assert_refused(feedline("cache", command, tmp_path / "nowhere", *more), "is no cache")
+    assert not (tmp_path / "nowhere").exists()
+
+
+SLOW = """
+import sys
+from pathlib import Path
+import feedline.cache.unit as unit
+from feedline.cli.app import main
+
+put, seen, done = unit.LevelEncoder.copies, 0, Path(sys.argv[1])
+
+def one_unit_alone(encoder, image):
+    # The estimate looks at 64 images, a unit has 32; then it stands still.
+    global seen
+    seen += 1
+    if seen > 64 + 40:
+        done.touch()
+        __import__("time").sleep(600)
+    return put(encoder, image)
+
+unit.LevelEncoder.copies = one_unit_alone
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize("command", ["build", "add-size"])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
+    feedline: Command, photos: Path, tmp_path: Path, command: str, signum: int, status: int
+) -> None:
+    many, root, target = tmp_path / "many", tmp_path / "cache", tmp_path / "result.json"
+    for number in range(5):
+        for name in ("dark", "light"):
+            (many / name).mkdir(parents=True, exist_ok=True)
+            for path in (photos / name).iterdir():
+                os.link(path, many / name / f"{number}{path.name}")
+    arguments = ["cache", "build", str(many), str(root), "--sizes", "16,24"]
+    if command == "add-size":
+        assert feedline(*arguments).status == 0
+        arguments = ["cache", "add-size", str(root), "20"]
+    before = {path: path.read_bytes() for path in root.rglob("*.tar")}
+    paused = tmp_path / "paused"
+    run = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(paused), *arguments, "--workers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert eventually(paused.exists, 60)
+    family = psutil.Process(run.pid).children(recursive=True)
+    if signum == signal.SIGINT:
+        os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
+    else:
+        run.send_signal(signum)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == status, err
+    if signum == signal.SIGINT:
+        assert err == "feedline: interrupted; the same command goes on where it stopped\n"
+    else:
+        assert err == ""
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert not list(root.rglob("*.partial"))
+    assert {path: path.read_bytes() for path in before} == before
+
+    ended = feedline(*arguments, "--workers", 1, "--json", target)
+    assert ended.status == 0, ended.err
+    assert "80 images, 32 are done already: about " in ended.out
+    assert json.loads(target.read_text())["made"] == 48
+    assert feedline("cache", "verify", root).status == 0
+    assert not list(root.glob("unfinished*"))
