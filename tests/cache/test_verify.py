@@ -191,6 +191,11 @@ def test_raw_levels_are_checked(tmp_path: Path) -> None:
     assert verify(tmp_path / "raw", decode=True, workers=1).sound
     flip(tmp_path / "raw" / "16" / "000000.tar", 1024)
     assert told(verify(tmp_path / "raw", workers=1)) == [(16, 0, "cats/0.jpg")]
+    sizes = np.load(tmp_path / "raw" / "index" / "sizes.npy")
+    sizes[4] = 1, 2  # pixels of another shape than the image's
+    np.save(tmp_path / "raw" / "index" / "sizes.npy", sizes)
+    found = told(verify(tmp_path / "raw", workers=1))
+    assert [(level, sample) for level, sample, _ in found] == [(16, 0), (16, 4), (24, 4)]
 
 
 def test_what_is_no_cache_is_refused(tmp_path: Path, copied) -> None:
