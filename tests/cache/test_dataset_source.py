@@ -1,4 +1,4 @@
-"""Caches of all kinds of sources: what they hold is what the source holds, read by feedline."""
+"""Caches of map-style datasets, and samples that cannot go into one."""
 
 from __future__ import annotations
 
@@ -12,69 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pictures import CLASSES, LABELS, Samples, assert_cached, encoded, pictures
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
 
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
-from feedline.cache.folder_source import FolderSource
 from feedline.cache.open_source import open_source
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, ImageError
 from feedline.plan.row import Field
-from feedline.stores.cache_store import CacheStore
 from feedline.stores.store import Pixels
-from torchvision_folder import image, pixel_error, write_images
-
-CLASSES = ["ants", "bees", "cats"]
-LABELS = [2, 0, 1, 1, 0, 2, 2, 0]
-
-
-def pictures() -> list[Image.Image]:
-    """One for each label, 36 to 43 x 30 px."""
-    return [image(number, 36 + number, 30) for number in range(len(LABELS))]
-
-
-def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    data = io.BytesIO()
-    picture.save(data, kind, **options)
-    return data.getvalue()
-
-
-class Samples(Dataset[Any]):
-    """What it is given; exceptions are raised."""
-
-    def __init__(self, samples: list[Any], classes: Any = None) -> None:
-        self.samples_there = samples
-        if classes is not None:
-            self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self.samples_there)
-
-    def __getitem__(self, at: int) -> Any:
-        sample = self.samples_there[at]
-        if isinstance(sample, Exception):
-            raise sample
-        return sample
-
-
-def assert_cached(
-    root: Path, originals: list[Image.Image], labels: Any, names: list[str], classes: list[str]
-) -> None:
-    """A cache of raw copies of 16 px holds these images, as feedline reads it."""
-    cache = ImageFolder(root)
-    assert cache.targets.tolist() == np.asarray(labels).tolist()
-    assert [cache.name(sample) for sample in range(len(cache))] == names
-    assert cache.classes == classes
-    store = CacheStore(root)
-    for sample, original in enumerate(originals):
-        copy = store.read(sample, 16)
-        assert isinstance(copy, np.ndarray)
-        assert min(copy.shape[:2]) == 16
-        assert store.original_size(sample) == original.size[::-1]
-        size = copy.shape[1], copy.shape[0]
-        expected = original.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-        assert pixel_error(copy, expected) < 0.1
+from torchvision_folder import write_images
 
 
 def as_pil(picture: Image.Image) -> Image.Image:
@@ -100,7 +47,7 @@ def test_a_dataset_of_images_becomes_a_cache(
     assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
     assert json.loads((tmp_path / "cache/feedline-cache.json").read_text())["source"] == [
         "dataset",
-        "test_sources.Samples",
+        "pictures.Samples",
     ]
 
 
@@ -215,18 +162,6 @@ def test_a_dataset_without_a_first_label_is_refused(samples: list[Any], said: st
         open_source(Samples(samples))
 
 
-def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="got int"):
-        open_source(3)
-    with pytest.raises(UsageError, match="a dict of 'train', 'test': pass one of its values"):
-        open_source({"train": Samples([]), "test": Samples([])})
-    with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
-        open_source(tmp_path / "absent")
-    tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
-    with pytest.raises(DatasetError, match=r"a tuple of 1, and must be \(image, label\)"):
-        open_source(tensors)
-
-
 def test_a_sample_is_asked_for_once_in_a_build(tmp_path: Path) -> None:
     class Counted(Samples):
         def __getitem__(self, at: int) -> Any:
@@ -264,18 +199,3 @@ def test_a_folder_of_torchvision_that_was_changed_is_taken_as_it_is(tmp_path: Pa
     plain = open_source(datasets.ImageFolder(root))
     shutil.rmtree(root)
     assert [plain.label(sample) for sample in (0, 6)] == [0, 1]  # without a look at the images
-
-
-def test_a_folder_of_feedline_is_its_files(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "photos")
-    chosen = ImageFolder(root, extensions=[".png"])
-    source = open_source(chosen)
-    assert isinstance(source, FolderSource)
-    build_cache(chosen, tmp_path / "cache", (16,), raw=True, workers=1)
-    names = ["cats/b.png", "dogs/palette.png", "dogs/see-through.png", "dogs/small.png"]
-    originals = [Image.open(io.BytesIO((root / name).read_bytes())) for name in names]
-    assert_cached(tmp_path / "cache", originals, [0, 1, 1, 1], names, ["cats", "dogs"])
-    with pytest.raises(UsageError, match="is a cache itself"):
-        open_source(ImageFolder(tmp_path / "cache"))
-    with pytest.raises(UsageError, match="is a cache itself"):
-        open_source(tmp_path / "cache")
