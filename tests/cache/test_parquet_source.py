@@ -56,6 +56,7 @@ def files(tmp_path: Path) -> Path:
     (root / ".cache").mkdir()
     (root / ".cache" / "z.parquet").write_bytes(b"half a download")
     (root / "README.md").write_text("about")
+    (root / "cover.png").touch()
     return root
 
 
