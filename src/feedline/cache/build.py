@@ -23,9 +23,10 @@ from feedline.cache.finish import finish
 from feedline.cache.kept import Kept
 from feedline.cache.lmdb_writer import LmdbWriter
 from feedline.cache.lock import LOCK, only_builder
+from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec, Unit
-from feedline.cache.source import Source, open_source
+from feedline.cache.source import Source
 from feedline.cache.unit import Units
 from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
