@@ -36,6 +36,7 @@ ROOT = HERE.parent
 _TESTS_PASSED, _TESTS_FAILED = 0, 1  # exit statuses of pytest; all others are no verdict
 _TEST_S = 60  # one test
 _LIMIT_S = 300.0  # all tests of a fault
+_ALL_S = 1800.0  # those of all faults, without any
 
 
 class FaultError(Exception):
@@ -121,7 +122,9 @@ def compile_parts(root: Path) -> None:
         raise FaultError(f"the C files do not compile: {done.stderr[-500:]}")
 
 
-def run_tests(root: Path, tests: Sequence[str]) -> tuple[int | None, str]:
+def run_tests(
+    root: Path, tests: Sequence[str], limit_s: float = _LIMIT_S
+) -> tuple[int | None, str]:
     """Run tests of a copy until one fails: pytest's exit status, None if it hung, and its words."""
     # No bytecode: a fault may leave a file's size and second of change as they were.
     environment = {
@@ -142,7 +145,7 @@ def run_tests(root: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         )
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = process.wait(_LIMIT_S)
+            status = process.wait(limit_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -205,7 +208,8 @@ def check_sound(root: Path, faults: Sequence[Fault]) -> None:
     ).stdout.strip()
     if not Path(where).is_relative_to(root):
         raise FaultError(f"the tests would run {where}, not the copy in {root}")
-    status, output = run_tests(root, sorted({test for fault in faults for test in fault.tests}))
+    tests = sorted({test for fault in faults for test in fault.tests})
+    status, output = run_tests(root, tests, _ALL_S)
     if status != _TESTS_PASSED:
         raise FaultError(f"the tests fail without any fault: {first_failure(output)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 __all__ = ["swapped"]
@@ -25,6 +26,19 @@ def swapped(text: str) -> str:
         lines += [f"{space}from torch.utils.data import {', '.join(theirs)}"] if theirs else []
         return "\n".join(lines)
 
-    text = _IMPORT.sub(from_feedline, text)
-    # Not in a message, which names it between backticks.
-    return re.sub(r"(?<![`\w.])torch\.utils\.data\.DataLoader\b", _OURS, text)
+    return _with_full_names_swapped(_IMPORT.sub(from_feedline, text))
+
+
+def _with_full_names_swapped(text: str) -> str:
+    """The text with the class swapped where it is named in full, but not in strings."""
+    lines = text.splitlines(keepends=True)
+    places = [
+        (node.lineno - 1, node.col_offset, node.end_lineno - 1, node.end_col_offset)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.utils.data.DataLoader"
+    ]
+    for first, start, last, end in sorted(places, reverse=True):
+        if first == last:
+            line = lines[first].encode()  # offsets count bytes
+            lines[first] = (line[:start] + _OURS.encode() + line[end:]).decode()
+    return "".join(lines)

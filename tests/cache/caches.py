@@ -11,6 +11,7 @@ import simplejpeg
 
 from feedline.cache.build import build_cache
 from feedline.stores.cache_layout import Manifest
+from feedline.stores.cache_store import CacheStore
 
 SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -46,6 +47,15 @@ def contents(root: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and path.name not in (".lock", *but)
     }
+
+
+def images(root: Path) -> list[bytes]:
+    """The bytes of all copies, level by level."""
+    store = CacheStore(root)
+    levels = store.manifest.levels
+    found = [store.read(sample, level.side) for level in levels for sample in range(len(store))]
+    store.close()
+    return [bytes(memoryview(np.asarray(each))) for each in found]
 
 
 def flip(path: Path, at: int) -> None:

@@ -7,9 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-from caches import FORMATS, STOPPED, contents, environment, made, photo, photos, stopping
+from caches import FORMATS, STOPPED, contents, environment, images, made, photo, photos, stopping
 
 import feedline
 from feedline.cache.add_size import add_size
@@ -31,14 +30,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(tmp_path: Path) -> Path:
     """12 photographs of 2 classes."""
     return photos(tmp_path / "photos")
-
-
-def images(root: Path) -> list[bytes]:
-    store = CacheStore(root)
-    levels = store.manifest.levels
-    found = [store.read(sample, level.side) for level in levels for sample in range(len(store))]
-    store.close()
-    return [bytes(memoryview(np.asarray(each))) for each in found]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -142,71 +133,6 @@ def test_one_that_was_stopped_at_its_very_end_is_complete(tmp_path, few) -> None
     assert add_size(root, 20, workers=0) == manifest
     with pytest.raises(UsageError, match="has copies of 20 px already"):
         add_size(root, 20, workers=0)
-
-
-def changed(few: Path) -> None:
-    photo(few / "cats" / "3.jpg", 15)
-
-
-def removed(few: Path) -> None:
-    (few / "dogs" / "5.jpg").unlink()
-
-
-def renamed(few: Path) -> None:
-    (few / "dogs" / "2.jpg").rename(few / "dogs" / "20.jpg")
-
-
-def moved(few: Path) -> None:
-    (few / "cats" / "5.jpg").rename(few / "dogs" / "5a.jpg")
-
-
-def added(few: Path) -> None:
-    photo(few / "dogs" / "9.jpg", 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (changed, r"sample 3, 'cats/3\.jpg', was changed"),
-        (removed, r"it has 11 samples and had 12"),
-        (renamed, r"sample 8 is 'dogs/20\.jpg' and was 'dogs/2\.jpg'"),
-        (moved, r"sample 5 is 'dogs/0\.jpg' and was 'cats/5\.jpg'"),
-        (added, r"it has 13 samples and had 12"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_source_that_has_changed_is_refused_and_the_difference_named(
-    tmp_path, few, change, said
-) -> None:
-    made(few, tmp_path / "cache")
-    before = contents(tmp_path / "cache")
-    change(few)
-    with pytest.raises(DatasetError, match=said) as refused:
-        add_size(tmp_path / "cache", 20, workers=0)
-    assert f"feedline cache build {few} {tmp_path / 'cache'} --sizes 16,24" in str(refused.value)
-    assert contents(tmp_path / "cache") == before
-
-
-def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
-    root = tmp_path / "cache"
-    made(few, root)
-    manifest = read_manifest(root)
-
-    def change(said: object) -> None:
-        if not said.made:
-            photo(few / "cats" / "3.jpg", 15)
-
-    with pytest.raises(DatasetError, match=r"sample 3, 'cats/3\.jpg', has another size in pixels"):
-        add_size(root, 20, workers=0, progress=change)
-    assert read_manifest(root) == manifest
-
-
-def test_a_source_that_has_moved_is_named(tmp_path, few) -> None:
-    made(few, tmp_path / "cache")
-    few.rename(tmp_path / "moved")
-    with pytest.raises(DatasetError, match=f"made of '{few}', which is not there"):
-        add_size(tmp_path / "cache", 20, workers=0)
-    assert len(add_size(tmp_path / "cache", 20, source=tmp_path / "moved", workers=0).levels) == 3
 
 
 def test_quality_rawness_and_what_was_left_out_are_the_caches(tmp_path, few) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 from feedline.cache.build_plan import divide, estimate, levels_of
 from feedline.cache.finish import finish_addition
 from feedline.cache.lock import only_builder
+from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches
 from feedline.cache.samples import difference_made, first_difference
 from feedline.cache.settings import Settings, Spec
-from feedline.cache.source import Source, open_source
+from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import DatasetError, UsageError
 from feedline.loader.checks import worker_count
@@ -111,12 +112,13 @@ def _source(where: str, manifest: Manifest, given: Any) -> Source:
             f"the cache {where!r} was made of a Dataset, {path}, which has no path: pass it as "
             "`source`"
         )
-    if not os.path.exists(path):
+    try:
+        return open_source(path)
+    except DatasetError as error:
         raise DatasetError(
-            f"the cache {where!r} was made of {path!r}, which is not there; name where it is now: "
-            "`--source`"
-        )
-    return open_source(path)
+            f"the cache {where!r} was made of {path!r}: {error}. If it has moved, name where it is "
+            "now: `source`, --source"
+        ) from error
 
 
 def _refuse(where: str, manifest: Manifest, source: Source, difference: str) -> None:

@@ -19,9 +19,10 @@ from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_s
 from feedline.cache.finish import finish
 from feedline.cache.kept import Kept
 from feedline.cache.lock import LOCK, only_builder
+from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec
-from feedline.cache.source import Source, open_source
+from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import UsageError
 from feedline.loader.checks import worker_count

@@ -16,6 +16,7 @@ import numpy as np
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.writers import write_whole
+from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, load_entries
 from feedline.stores.cache_layout import Manifest, shard_name
 
@@ -106,5 +107,5 @@ def unit_matches(source: Source, spec: Spec, unit: Unit) -> bool:
                 record["keys"].tolist(), record["stamps"].tolist(), record["labels"], strict=True
             )
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ImageError):
         return False

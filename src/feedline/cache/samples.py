@@ -6,6 +6,7 @@ Guarantees: the first sample that differs is named, with what it is now and what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,22 @@ from feedline.stores.cache_layout import Manifest
 
 __all__ = ["difference_made", "first_difference"]
 
+_COMPARED = {
+    "labels": "label",
+    "sizes": "size in pixels",
+    "stamps": "file size or time of change",
+}
+
 
 def first_difference(source: Source, manifest: Manifest, index: CacheIndex) -> str:
     """How a source differs from what a cache was made of, "" where it does not.
 
-    Names, labels and, where both have one, stamps are compared. No image is read.
+    Names, labels and, where both have one, stamps are compared. No image is read: a Dataset may
+    have to make an image to tell its label, which `difference_made` compares.
     """
+    form = source.label_field.dtype, source.label_field.shape
+    if form != manifest.label:
+        return f"its labels are {form} and were {manifest.label}"
     classes = None if source.classes is None else tuple(source.classes)
     rows = {key: row for row, key in enumerate(index.keys.tolist())}
     left_out = {key: name for key, name, _ in manifest.skipped}
@@ -33,9 +44,10 @@ def first_difference(source: Source, manifest: Manifest, index: CacheIndex) -> s
             return f"sample {key} is {name!r} and was {was!r}"
         if row is None:
             continue
-        label, had = np.asarray(source.label(key), index.labels.dtype), index.labels[row]
-        if label.tobytes() != had.tobytes():  # NaN is like itself
-            return f"sample {key}, {name!r}, has the label {label} and had {had}"
+        if source.kind != "dataset":
+            label, had = np.asarray(source.label(key), form[0]), index.labels[row]
+            if label.tobytes() != had.tobytes():  # NaN is like itself
+                return f"sample {key}, {name!r}, has the label {label} and had {had}"
         stamp = source.stamp(key)
         if stamp and index.stamps[row] and stamp != index.stamps[row]:
             return f"sample {key}, {name!r}, was changed: its size or its time of change differs"
@@ -51,18 +63,22 @@ def difference_made(spec: Spec, units: Sequence[Unit], index: CacheIndex) -> str
     at = 0
     for unit in units:
         record = read_record(spec, unit.number)
-        rows = slice(at, at + len(record["keys"]))
+        keys = record["keys"]
+        rows = slice(at, at + len(keys))
         at = rows.stop
-        for column, what in (
-            ("sizes", "size in pixels"),
-            ("stamps", "file size or time of change"),
-        ):
-            now, was = record[column], getattr(index, column)[rows]
-            differs = (now != was).reshape(len(now), -1).any(axis=1)
+        for column, what in _COMPARED.items() if len(keys) else ():
+            now, was = record[column], np.array(getattr(index, column)[rows])
+            # By their bytes: NaN is like itself.
+            differs = (_bytes(now) != _bytes(was)).any(axis=1)
             if column == "stamps":
                 differs &= (now != 0) & (was != 0)
             if differs.any():
                 row = int(differs.argmax())
                 name = index.name(rows.start + row)
-                return f"sample {record['keys'][row]}, {name!r}, has another {what} than it had"
+                return f"sample {keys[row]}, {name!r}, has another {what} than it had"
     return ""
+
+
+def _bytes(column: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of each row."""
+    return np.frombuffer(column.tobytes(), np.uint8).reshape(len(column), -1)

@@ -16,7 +16,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.plan.row import Field
 from feedline.stores.store import Pixels
 
-__all__ = ["ArrayStore"]
+__all__ = ["ArrayStore", "checked_labels"]
 
 _HASHED_IMAGES = 64
 
@@ -36,7 +36,7 @@ class ArrayStore:
         if isinstance(labels, (str, os.PathLike)):
             labels = _opened(os.path.abspath(os.path.expanduser(os.fspath(labels))))
         self.images = _checked_images(images)
-        self.labels = _checked_labels(labels, len(self.images))
+        self.labels = checked_labels(labels, len(self.images))
         self.label_field = Field("label", self.labels.dtype.name, self.labels.shape[1:])
 
     def __len__(self) -> int:
@@ -137,7 +137,12 @@ def _cure(images: np.ndarray[Any, Any]) -> str:
     return ""
 
 
-def _checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
+def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
+    """Labels as an array (count, ...) of a dtype that torch has; class numbers become int64.
+
+    Raises:
+        UsageError: no such array can be made of them.
+    """
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The bytes of a file, read without surprises.
+"""The bytes of a file or of a part of it, read without surprises.
 
 Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than
 1 GiB, leaves no descriptor open. Relies on the kernel alone: open, look, read to the size seen.
@@ -11,7 +11,7 @@ import stat
 
 from feedline.errors import ImageError
 
-__all__ = ["read_file"]
+__all__ = ["read_file", "read_part"]
 
 _LIMIT_BYTES = 1 << 30
 
@@ -55,6 +55,34 @@ def read_file(path: bytes) -> bytes:
             f"it cannot be read: {error.strerror or error}"
             + (" (removed since the folder was listed?)" if error.errno == 2 else "")
         ) from error
+
+
+def read_part(path: bytes, first: int, length: int) -> bytes:
+    """Read so many bytes of a file, from byte `first` on.
+
+    Raises:
+        ImageError: the file cannot be read or ends before, or these are above 1 GiB. The message
+            does not name the file.
+    """
+    if length > _LIMIT_BYTES:
+        raise ImageError(f"it has {length} bytes, and at most {_LIMIT_BYTES} are read")
+    parts: list[bytes] = []
+    try:
+        descriptor = os.open(path, _FLAGS)
+        try:
+            while length > 0 and (part := os.pread(descriptor, length, first)):
+                parts.append(part)
+                first += len(part)
+                length -= len(part)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ImageError(f"its file cannot be read: {error.strerror or error}") from error
+    if length > 0:
+        raise ImageError(
+            f"its file ends {length} bytes before it does: cut off since it was listed?"
+        )
+    return b"".join(parts)
 
 
 def _kind(mode: int) -> str:

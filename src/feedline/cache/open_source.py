@@ -1,0 +1,133 @@
+"""From what a user names to a source: a path is looked at, a Dataset is taken as it is.
+
+Guarantees: a path is taken for what its files are; what is no source is an error that says which
+kinds there are.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from feedline.cache.dataset_source import DatasetSource
+from feedline.cache.folder_source import FolderSource
+from feedline.cache.parquet_source import ParquetSource
+from feedline.cache.source import Source
+from feedline.cache.webdataset_source import WebDatasetSource
+from feedline.errors import DatasetError, UsageError
+from feedline.images.folder import ImageFolder
+from feedline.stores.cache_layout import MANIFEST
+from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
+
+__all__ = ["open_source"]
+
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+_KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+def open_source(given: Any) -> Source:
+    """A source of what a user names.
+
+    Args:
+        given: a path: a folder of class folders; one with tar shards of WebDataset or with Parquet
+            files, at any depth; one such file, or a pattern such as "data/train-*.parquet". Or a
+            `feedline.ImageFolder`, or a map-style Dataset of (image, label).
+
+    Raises:
+        DatasetError: the path holds nothing that is known, or something that is damaged.
+        UsageError: it is neither, or a package that reads it is missing.
+    """
+    if isinstance(given, ImageFolder):
+        _check_no_cache(given.root)
+        return FolderSource(given.root, given.files.paths)
+    if isinstance(given, (str, os.PathLike)):
+        where = os.path.abspath(os.path.expanduser(os.fspath(given)))
+        _check_no_cache(where)
+        return _at(where)
+    if isinstance(given, Mapping):
+        some = ", ".join(map(repr, list(given)[:5]))
+        raise UsageError(
+            f"a cache is made of one dataset, and got a {type(given).__name__} of {some}: pass one "
+            "of its values"
+        )
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        return DatasetSource(given)
+    raise UsageError(
+        "a cache is made of a path (a folder of class folders, tar shards of WebDataset, Parquet "
+        f"files) or of a map-style Dataset of (image, label), got {type(given).__name__}"
+    )
+
+
+def _check_no_cache(where: str) -> None:
+    if os.path.exists(os.path.join(where, MANIFEST)):
+        raise UsageError(
+            f"{where!r} is a cache itself: a copy of a copy loses quality. Name what it was made "
+            "of; `feedline cache info` says that"
+        )
+
+
+def _at(where: str) -> Source:
+    if os.path.isdir(where):
+        kind, folder = _kind_of_folder(where), where
+        files = _files_below(where, kind) if kind in ("tar", "parquet") else []
+    else:
+        files = [where] if os.path.exists(where) else sorted(glob.glob(where))
+        kinds = sorted({_kind(file) for file in files})
+        if len(kinds) > 1:
+            raise DatasetError(f"{where!r} names files of several kinds, {', '.join(files[:5])}")
+        kind = "".join(kinds)
+        folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
+    relative = [os.path.relpath(file, folder) for file in files]
+    if kind == "tar":
+        return WebDatasetSource(where, folder, relative)
+    if kind == "parquet":
+        return ParquetSource(where, folder, relative)
+    if kind == "arrow":
+        raise DatasetError(
+            f"{where!r} holds Arrow files, as `save_to_disk` of Hugging Face's datasets writes "
+            "them, which are not read here: write Parquet files with dataset.to_parquet(...), or "
+            "pass the dataset itself to feedline.build_cache, as datasets.load_from_disk gives it"
+        )
+    if kind == "compressed":
+        raise DatasetError(
+            f"{where!r} holds tar files that are compressed, in which no image can be read by "
+            "itself: unpack them to .tar files first, e.g. with gunzip"
+        )
+    return FolderSource(where, scan_folder(where))
+
+
+def _kind(name: str) -> str:
+    """Of which kind a file is, by its ending; "" for one that is not known."""
+    lower = name.lower()
+    if lower.endswith(_COMPRESSED):
+        return "compressed"
+    ending = os.path.splitext(lower)[1]
+    return "image" if ending in IMAGE_EXTENSIONS else _KINDS.get(ending, "")
+
+
+def _kind_of_folder(where: str) -> str:
+    """What a folder holds: the kind of the first files in it and below it that are known."""
+    found = ""
+    for folder, folders, files in os.walk(where):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        kinds = set(map(_kind, files))
+        for kind in _KINDS.values():
+            if kind in kinds:
+                return kind
+        # An image that lies directly in the folder belongs to no class.
+        if "image" in kinds and folder != where:
+            return "image"
+        if "compressed" in kinds:  # perhaps what the class folders were unpacked from
+            found = "compressed"
+    return found
+
+
+def _files_below(where: str, kind: str) -> list[str]:
+    """All files of a kind in a folder and below it, sorted."""
+    found = []
+    for folder, folders, files in os.walk(where):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in files if _kind(name) == kind]
+    return sorted(found)

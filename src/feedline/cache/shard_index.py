@@ -1,0 +1,204 @@
+"""Where the images of tar shards of WebDataset lie, and their labels, in a few numpy arrays.
+
+Guarantees: only headers and labels are read, one shard after the other, and nothing is extracted;
+no Python object per sample is kept; a shard that is cut off, or damaged in its headers, is an error
+and never a smaller shard.
+
+Relies on: a tar file that ends with a block of zeros, as the format asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import tarfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from feedline.errors import DatasetError
+from feedline.stores.path_table import LabelledPaths
+
+__all__ = ["ShardIndex", "index_shards"]
+
+# As webdataset tells a key from the ending: at the first dot of the last part of the name.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_ABOUT_THE_SHARD = re.compile(r"__[^/]*__($|/)")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
+_WHOLE = re.compile(rb"\s*[+-]?\d{1,18}\s*")
+_MOST_BYTES = 1 << 20  # of a label
+_BLOCK = 512  # bytes, of tar
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex(LabelledPaths):
+    """The samples of some shards: as paths, their keys.
+
+    Args:
+        shards: the paths of the shards, relative to a folder.
+        status: int64 (shards, 2), their sizes in bytes and their times of change in ns.
+        entries: int64 (n, 3), the shard of each image, its first byte and its length.
+        classes: the names of the classes by number; None where they are not known.
+    """
+
+    shards: list[str]
+    status: np.ndarray[Any, np.dtype[np.int64]]
+    entries: np.ndarray[Any, np.dtype[np.int64]]
+    classes: list[str] | None
+
+
+class _Member(NamedTuple):
+    """A file in a shard: `first` is its first byte."""
+
+    key: str
+    ending: str
+    first: int
+    length: int
+
+
+class _Sample(NamedTuple):
+    """A sample of a shard; the class name is None where it has none."""
+
+    key: str
+    image: _Member
+    label: int
+    class_name: str | None
+
+
+def index_shards(folder: str, shards: Sequence[str]) -> ShardIndex:
+    """Look through shards, whose paths are relative to a folder.
+
+    Raises:
+        DatasetError: there are no samples, one lacks an image or a label or comes twice, or a shard
+            is damaged, compressed or cannot be read; names shard and key.
+    """
+    names, starts = bytearray(), array("q", [0])
+    entries, labels, status = array("q"), array("q"), []
+    class_names: dict[int, str | None] = {}
+    for number, shard in enumerate(shards):
+        path = os.path.join(folder, shard)
+        try:
+            with open(path, "rb") as file:
+                about = os.fstat(file.fileno())
+                status.append((about.st_size, about.st_mtime_ns))
+                for sample in _samples(file, path):
+                    names += os.fsencode(sample.key) + b"\0"
+                    starts.append(len(names))
+                    entries.extend((number, sample.image.first, sample.image.length))
+                    labels.append(sample.label)
+                    if class_names.setdefault(sample.label, sample.class_name) != sample.class_name:
+                        class_names[sample.label] = None
+        except OSError as error:
+            raise DatasetError(
+                f"the shard {path!r} cannot be read: {error.strerror or error}"
+            ) from error
+    if not labels:
+        raise DatasetError(f"the tar files of {folder!r} hold no samples: {', '.join(shards[:5])}")
+    return ShardIndex(
+        blob=np.frombuffer(bytes(names), np.uint8),
+        starts=np.array(starts, np.int64),
+        labels=np.array(labels, np.int64),
+        shards=list(shards),
+        status=np.array(status, np.int64),
+        entries=np.array(entries, np.int64).reshape(-1, 3),
+        classes=_classes(class_names),
+    )
+
+
+def _classes(names: dict[int, str | None]) -> list[str] | None:
+    known = [name for _, name in sorted(names.items()) if name is not None]
+    return known if len(known) == len(names) == max(names) + 1 and min(names) == 0 else None
+
+
+def _samples(file: BinaryIO, path: str) -> Iterator[_Sample]:
+    """The samples of an open shard: files in a row that have the same key."""
+    seen: set[str] = set()
+    for key, members in itertools.groupby(_members(file, path), lambda member: member.key):
+        if key in seen:
+            raise DatasetError(
+                f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
+                "of a sample must follow one another, and a key be of one sample"
+            )
+        seen.add(key)
+        yield _sample(file, path, key, members)
+
+
+def _sample(file: BinaryIO, path: str, key: str, members: Iterable[_Member]) -> _Sample:
+    found: dict[str, _Member] = {}
+    for member in members:
+        if member.ending in found:
+            raise DatasetError(f"the shard {path!r} has {f'{key}.{member.ending}'!r} twice")
+        found[member.ending] = member
+    image = next((found[ending] for ending in _IMAGES if ending in found), None)
+    has = ", ".join(f".{ending}" for ending in found)
+    if image is None:
+        raise DatasetError(
+            f"the shard {path!r} has no image for the key {key!r}, only {has}. The name of "
+            f"an image ends in .{', .'.join(_IMAGES)}"
+        )
+    about = _json(_content(file, found["json"])) if "json" in found else {}
+    label = about.get("label", about.get("cls"))
+    if "cls" in found:
+        text = _content(file, found["cls"])
+        label = int(text) if _WHOLE.fullmatch(text) else text
+    if type(label) is not int or not -(2**63) <= label < 2**63:
+        raise DatasetError(
+            f"the shard {path!r} has no label for the key {key!r}, only {has}. A label is a whole "
+            'number: the text of a .cls, or "label" or "cls" in a .json'
+            + (f"; found {repr(label)[:40]}" if label is not None else "")
+        )
+    name = about.get("class")
+    return _Sample(key, image, label, name if isinstance(name, str) else None)
+
+
+def _content(file: BinaryIO, member: _Member) -> bytes:
+    """A small file of a shard; of a large one the beginning."""
+    return os.pread(file.fileno(), min(member.length, _MOST_BYTES), member.first)
+
+
+def _json(text: bytes) -> dict[str, Any]:
+    """An object in JSON; an empty one for anything else."""
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _members(file: BinaryIO, path: str) -> Iterator[_Member]:
+    """The files of a shard that belong to samples, in its order."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+                if info.size < 0 or info.offset_data + info.size > size:
+                    raise DatasetError(
+                        f"the shard {path!r} ends, at byte {size}, before {info.name!r} does: it "
+                        "was cut off; copy or download it again"
+                    )
+                parts = _NAME.fullmatch(info.name)
+                if not info.isreg() or parts is None or _ABOUT_THE_SHARD.match(info.name):
+                    continue
+                if info.issparse():
+                    raise DatasetError(
+                        f"the shard {path!r} holds {info.name!r} as a sparse file: pack it anew "
+                        "without the option --sparse of tar"
+                    )
+                yield _Member(parts[1], parts[2].lower(), info.offset_data, info.size)
+            end = tar.offset
+    except tarfile.TarError as error:
+        raise DatasetError(
+            f"the shard {path!r} is damaged or no tar file that is not compressed: {error}"
+        ) from error
+    # Where a header is damaged tarfile takes that for the end.
+    if os.pread(file.fileno(), _BLOCK, end) != bytes(_BLOCK):
+        raise DatasetError(
+            f"the shard {path!r} is cut off or damaged at byte {end} of {size}, where neither a "
+            "file begins nor the tar file ends: copy or download it again"
+        )

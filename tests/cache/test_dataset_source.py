@@ -1,0 +1,201 @@
+"""Caches of map-style datasets, and samples that cannot go into one."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pictures import CLASSES, LABELS, Samples, assert_cached, encoded, pictures
+from PIL import Image
+
+from feedline import ImageFolder
+from feedline.cache.build import build_cache
+from feedline.cache.open_source import open_source
+from feedline.errors import DatasetError, ImageError
+from feedline.plan.row import Field
+from feedline.stores.store import Pixels
+from torchvision_folder import write_images
+
+
+def as_pil(picture: Image.Image) -> Image.Image:
+    return picture
+
+
+def as_array(picture: Image.Image) -> Pixels:
+    return np.array(picture)
+
+
+def as_tensor(picture: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("form", [as_pil, as_array, as_tensor])
+def test_a_dataset_of_images_becomes_a_cache(
+    tmp_path: Path, form: Callable[[Image.Image], Any], workers: int
+) -> None:
+    pairs = list(zip(map(form, pictures()), LABELS, strict=True))
+    build_cache(Samples(pairs, CLASSES), tmp_path / "cache", (16,), raw=True, workers=workers)
+    names = [f"{number:08d}" for number in range(len(LABELS))]
+    assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
+    assert json.loads((tmp_path / "cache/feedline-cache.json").read_text())["source"] == [
+        "dataset",
+        "pictures.Samples",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
+def test_pictures_of_any_mode_become_rgb(mode: str) -> None:
+    picture = pictures()[0].convert(mode)
+    read = open_source(Samples([(picture, 0)])).read(0)
+    assert np.array_equal(read, np.asarray(picture.convert("RGB")))
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning() -> None:
+    picture = pictures()[0].convert("P")
+    kept = Image.open(io.BytesIO(encoded(picture, transparency=bytes(range(256)))))
+    read = open_source(Samples([(kept, 0)])).read(0)
+    assert np.array_equal(read, np.asarray(picture.convert("RGB")))
+    assert "transparency" in kept.info
+
+
+@pytest.mark.parametrize("grey", [np.eye(9, 8, dtype=np.uint8), torch.eye(9, 8).byte()[None]])
+def test_grey_images_get_three_equal_channels(grey: Any) -> None:
+    read = open_source(Samples([(grey, 0)])).read(0)
+    assert np.array_equal(read, np.repeat(np.eye(9, 8, dtype=np.uint8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "field"),
+    [
+        (range(3), Field("label", "int64", ())),
+        (np.arange(3, dtype=np.uint8), Field("label", "int64", ())),
+        (torch.arange(3), Field("label", "int64", ())),
+        ([0.5, 1.5, 2.5], Field("label", "float64", ())),
+        (torch.arange(3) / 2, Field("label", "float32", ())),
+        ([True, False, True], Field("label", "bool", ())),
+        (np.arange(6, dtype=np.float32).reshape(3, 2), Field("label", "float32", (2,))),
+        (torch.arange(6).reshape(3, 2) % 2 == 0, Field("label", "bool", (2,))),
+        ([[0, 1], [2, 3], [4, 5]], Field("label", "int64", (2,))),
+    ],
+)
+def test_labels_keep_their_numbers_shape_and_dtype(
+    tmp_path: Path, labels: Any, field: Field
+) -> None:
+    dataset = Samples([(picture, labels[n]) for n, picture in enumerate(pictures()[:3])])
+    assert open_source(dataset).label_field == field
+    build_cache(dataset, tmp_path / "cache", (16,), workers=1)
+    found = ImageFolder(tmp_path / "cache").targets
+    assert (found.dtype, found.shape[1:]) == (np.dtype(field.dtype), field.shape)
+    assert found.tolist() == [np.asarray(label).tolist() for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("entries", "names"), [(("image", "label"), CLASSES), (("img", "fine_label"), None)]
+)
+def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None) -> None:
+    dataset = Samples([dict(zip(entries, (pictures()[0], 7), strict=True)) | {"more": 1}], names)
+    source = open_source(dataset)
+    assert source.label(0) == 7
+    assert np.array_equal(source.read(0), np.asarray(pictures()[0]))
+    assert source.classes == names
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (ValueError("no such file"), "the dataset raised ValueError: no such file"),
+        (KeyError("x"), "the dataset raised KeyError: 'x'"),
+        ((torch.zeros(3, 9, 8), 0), r"a Tensor, float32 of shape \(3, 9, 8\).*without its transf"),
+        ((np.zeros((9, 8, 3)), 0), r"a ndarray, float64 of shape .*without its transform"),
+        ((np.zeros((3, 9, 8), np.uint8), 0), r"uint8 of shape \(3, 9, 8\), and must be a PIL"),
+        ((np.zeros((9, 8, 3), np.int16), 0), "a ndarray, int16 .* must be a PIL image"),
+        ((torch.zeros(9, 8, 3, dtype=torch.uint8), 0), r"a Tensor, uint8 of shape \(9, 8, 3\)"),
+        ((np.zeros((0, 8, 3), np.uint8), 0), r"of shape \(0, 8, 3\), has no pixels"),
+        (("a.jpg", 0), "the image is a str, and must be a PIL image"),
+        ((pictures()[0], 0, "more"), r"a tuple of 3, and must be \(image, label\)"),
+        ({"image": pictures()[0]}, "a dict of 'image', and must be"),
+        (pictures()[0], "a sample of the dataset is a Image, and must be"),
+        ((pictures()[0], 0.5), r"its label is float64 of shape \(\), and that of sample 0 is int6"),
+        ((pictures()[0], [1, 2]), r"its label is int64 of shape \(2,\)"),
+        ((pictures()[0], "ants"), "its label cannot be kept: .*number the classes"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_named(tmp_path: Path, bad: Any, said: str) -> None:
+    dataset = Samples([(pictures()[0], 3), bad, (pictures()[2], 4)])
+    with pytest.raises(ImageError, match=said):
+        open_source(dataset).read(1)
+    with pytest.raises(ImageError, match="sample 1, 00000001, cannot be put into a cache"):
+        build_cache(dataset, tmp_path / "cache", (16,), workers=1)
+    made = build_cache(dataset, tmp_path / "other", (16,), workers=1, on_error="skip")
+    assert [number for number, *_ in made.skipped] == [1]
+    assert ImageFolder(tmp_path / "other").targets.tolist() == [3, 4]
+
+
+def test_a_picture_that_breaks_when_it_is_decoded_is_an_error() -> None:
+    torn = Image.open(io.BytesIO(encoded(pictures()[0])[:400]))
+    dataset = Samples([(torn, 0)])
+    with pytest.raises(ImageError, match="Pillow raised OSError: "):
+        open_source(dataset).read(0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([], "Samples has no samples"),
+        (
+            [RuntimeError("gone")],
+            "sample 0 of the dataset .* the dataset raised RuntimeError: gone",
+        ),
+        ([(pictures()[0], {"boxes": []})], "its label cannot be kept: labels must be numbers"),
+    ],
+)
+def test_a_dataset_without_a_first_label_is_refused(samples: list[Any], said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        open_source(Samples(samples))
+
+
+def test_a_sample_is_asked_for_once_in_a_build(tmp_path: Path) -> None:
+    class Counted(Samples):
+        def __getitem__(self, at: int) -> Any:
+            with open(tmp_path / "asked", "a") as file:
+                file.write(f"{at}\n")
+            return super().__getitem__(at)
+
+    source = open_source(Counted([(picture, 0) for picture in pictures()]))
+    (tmp_path / "asked").unlink()
+    for sample in range(1, 4):
+        source.read(sample)
+        source.label(sample)
+    assert (tmp_path / "asked").read_text() == "1\n2\n3\n"
+
+
+def test_a_folder_of_torchvision_keeps_its_names_and_labels(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+    root = write_images(tmp_path / "photos")
+    dataset = datasets.ImageFolder(root)
+    build_cache(dataset, tmp_path / "cache", (16,), raw=True, workers=2)
+    names = [Path(path).relative_to(root).as_posix() for path, _ in dataset.samples]
+    originals = [picture for picture, _ in dataset]
+    assert_cached(tmp_path / "cache", originals, dataset.targets, names, ["cats", "dogs"])
+
+
+def test_a_folder_of_torchvision_that_was_changed_is_taken_as_it_is(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+    root = write_images(tmp_path / "photos")
+    turned = datasets.ImageFolder(root, target_transform=lambda label: 5 * label)
+    assert [open_source(turned).label(sample) for sample in (0, 6)] == [0, 5]
+    repeated = datasets.ImageFolder(root)
+    repeated.samples = repeated.imgs = repeated.samples[:2] * 2
+    source = open_source(repeated)
+    assert [source.name(sample) for sample in range(4)] == [f"{n:08d}" for n in range(4)]
+    plain = open_source(datasets.ImageFolder(root))
+    shutil.rmtree(root)
+    assert [plain.label(sample) for sample in (0, 6)] == [0, 1]  # without a look at the images

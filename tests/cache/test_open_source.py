@@ -1,0 +1,71 @@
+"""What a user names becomes the source that it is, or is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from pictures import Samples, assert_cached
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from feedline import ImageFolder
+from feedline.cache.build import build_cache
+from feedline.cache.folder_source import FolderSource
+from feedline.cache.open_source import open_source
+from feedline.errors import DatasetError, UsageError
+from torchvision_folder import write_images
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="got int"):
+        open_source(3)
+    with pytest.raises(UsageError, match="a dict of 'train', 'test': pass one of its values"):
+        open_source({"train": Samples([]), "test": Samples([])})
+    with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
+        open_source(tmp_path / "absent")
+    tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
+    with pytest.raises(DatasetError, match=r"a tuple of 1, and must be \(image, label\)"):
+        open_source(tensors)
+
+
+def test_a_folder_of_feedline_is_its_files(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "photos")
+    chosen = ImageFolder(root, extensions=[".png"])
+    source = open_source(chosen)
+    assert isinstance(source, FolderSource)
+    build_cache(chosen, tmp_path / "cache", (16,), raw=True, workers=1)
+    names = ["cats/b.png", "dogs/palette.png", "dogs/see-through.png", "dogs/small.png"]
+    originals = [Image.open(io.BytesIO((root / name).read_bytes())) for name in names]
+    assert_cached(tmp_path / "cache", originals, [0, 1, 1, 1], names, ["cats", "dogs"])
+    with pytest.raises(UsageError, match="is a cache itself"):
+        open_source(ImageFolder(tmp_path / "cache"))
+    with pytest.raises(UsageError, match="is a cache itself"):
+        open_source(tmp_path / "cache")
+
+
+def test_class_folders_beside_what_they_were_unpacked_from_are_the_source(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "photos")
+    (root / "photos.tar.gz").write_bytes(b"")
+    (root / "cover.png").write_bytes(b"")
+    assert isinstance(open_source(root), FolderSource)
+    assert isinstance(open_source(str(root)), FolderSource)
+
+
+def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.parquet"):
+        (tmp_path / name).touch()
+    with pytest.raises(DatasetError, match=r"files of several kinds, .*a\.tar, .*b\.parquet"):
+        open_source(tmp_path / "*")
+
+
+def test_arrow_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (tmp_path / "train" / "state.json").write_text("{}")
+    (tmp_path / "train" / "data-00000-of-00001.arrow").touch()
+    for path in (tmp_path, tmp_path / "train"):
+        with pytest.raises(DatasetError, match=r"save_to_disk.*to_parquet\(\.\.\.\), or pass the"):
+            open_source(path)

@@ -1,0 +1,247 @@
+"""Caches of WebDataset shards, and shards that are not as they should be."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import CLASSES, LABELS, assert_cached, encoded, pictures
+
+from feedline.cache.build import build_cache
+from feedline.cache.open_source import open_source
+from feedline.errors import DatasetError, ImageError
+
+webdataset = pytest.importorskip("webdataset")
+
+
+def write_shard(path: Path, files: dict[str, bytes]) -> Path:
+    """A shard of files, by their names."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def written(path: Path, samples: list[dict[str, Any]]) -> Path:
+    """A shard as the webdataset package writes it."""
+    with webdataset.TarWriter(str(path)) as shard:
+        for sample in samples:
+            shard.write(sample)
+    return path
+
+
+def read_by_webdataset(path: Path) -> list[dict[str, Any]]:
+    reading = webdataset.tariterators
+    with open(path, "rb") as stream:
+        files = reading.tar_file_expander([{"url": str(path), "stream": stream}])
+        return list(reading.group_by_keys(files))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two shards of webdataset's with labels in .cls and names of the classes in .json."""
+    root = tmp_path / "shards"
+    root.mkdir()
+    samples = [
+        {
+            "__key__": f"deep/{number:03d}",
+            "png": encoded(picture),
+            "cls": label,
+            "json": {"class": CLASSES[label], "more": [1]},
+        }
+        for number, (picture, label) in enumerate(zip(pictures(), LABELS, strict=True))
+    ]
+    written(root / "b.tar", samples[5:])
+    written(root / "a.tar", samples[:5])
+    (root / "README.md").write_text("not a shard")
+    return root
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_become_a_cache(shards: Path, tmp_path: Path, workers: int) -> None:
+    build_cache(shards, tmp_path / "cache", (16,), raw=True, workers=workers)
+    names = [f"{'ab'[number > 4]}.tar/deep/{number:03d}" for number in range(len(LABELS))]
+    assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
+
+
+@pytest.mark.parametrize("pattern", ["a.tar", "[a].tar"])
+def test_one_shard_may_be_named(shards: Path, pattern: str) -> None:
+    source = open_source(shards / pattern)
+    assert [source.name(sample) for sample in range(len(source))] == [
+        f"a.tar/deep/{number:03d}" for number in range(5)
+    ]
+
+
+def test_the_samples_are_those_of_webdataset(shards: Path) -> None:
+    write_shard(
+        shards / "c.tar",
+        {
+            "__meta__/a.json": b"{}",
+            "__shard__": b"",
+            "no-ending": b"",
+            "._1.jpg": b"of another system",
+            "./x/1.JPG": encoded(pictures()[0], "JPEG"),
+            "./x/1.seg.png": b"a mask",
+            "./x/1.cls": b" 7\n",
+        },
+    )
+    source = pickle.loads(pickle.dumps(open_source(shards)))
+    theirs = [sample for name in "abc" for sample in read_by_webdataset(shards / f"{name}.tar")]
+    assert len(source) == len(theirs)
+    for sample, their in enumerate(theirs):
+        assert source.name(sample).partition("/")[2] == their["__key__"]
+        assert source.read(sample) == their.get("png", their.get("jpg"))
+        assert source.label(sample) == int(their["cls"])
+
+
+def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: Path) -> None:
+    files = {
+        "1.png": b"png",
+        "1.jpg": b"jpg",
+        "1.json": b'{"label": 3, "class": 5}',
+        "2.json": b'{"cls": -1}',
+        "2.tiff": b"tiff",
+        "3.cls": b"2",
+        "3.json": b"[" * 100_000,
+        "3.webp": b"webp",
+    }
+    source = open_source(write_shard(tmp_path / "a.tar", files))
+    assert [source.read(sample) for sample in range(3)] == [b"jpg", b"tiff", b"webp"]
+    assert [source.label(sample) for sample in range(3)] == [3, -1, 2]
+    assert source.classes is None
+
+
+@pytest.mark.parametrize(
+    "abouts",
+    [
+        [{"class": "ant"}, {"class": "bee"}, {"class": "cat"}],  # 0 is an ant and a cat
+        [{"class": "ant"}, {}, {"class": "ant"}],
+        [{"class": "ant"}, {"class": 1}, {"class": "ant"}],
+        [{}, {"class": "bee"}, {"class": "ant"}],
+    ],
+)
+def test_classes_have_names_only_where_all_samples_agree(
+    tmp_path: Path, abouts: list[dict[str, Any]]
+) -> None:
+    files = {}
+    for number, about in enumerate(abouts):
+        files |= {f"{number}.jpg": b"", f"{number}.cls": str(number % 2).encode()}
+        files[f"{number}.json"] = json.dumps(about).encode()
+    assert open_source(write_shard(tmp_path / "a.tar", files)).classes is None
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"1.cls": b"1"}, "has no image for the key '1', only .cls"),
+        ({"n01.tar": b""}, "has no image for the key 'n01', only .tar"),
+        ({"1.jpg": b""}, "has no label for the key '1', only .jpg"),
+        ({"1.jpg": b"", "1.cls": b"ant"}, "no label for the key '1'.*found b'ant'"),
+        ({"1.jpg": b"", "1.cls": b"1_0"}, "no label for the key '1'.*found b'1_0'"),
+        ({"1.jpg": b"", "1.json": b'{"label": 0.5}'}, "no label for the key '1'.*found 0.5"),
+        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "found True"),
+        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "found 9223372036854775808"),
+        ({"1.jpg": b"", "1.json": b"{"}, "no label for the key '1', only .jpg, .json"),
+        (
+            {"1.jpg": b"", "1.cls": b"1", "2.jpg": b"", "2.cls": b"1", "1.txt": b""},
+            "has the key '1' twice",
+        ),
+        ({"1.jpg": b"", "1.JPG": b"", "1.cls": b"1"}, "has '1.jpg' twice"),
+        ({"README": b""}, "hold no samples: a.tar"),
+    ],
+)
+def test_a_shard_that_is_untidy_is_refused_with_its_key(
+    tmp_path: Path, files: dict[str, bytes], said: str
+) -> None:
+    path = write_shard(tmp_path / "a.tar", files)
+    with pytest.raises(DatasetError, match=said) as refused:
+        open_source(path)
+    assert "a.tar" in str(refused.value)
+
+
+def test_a_shard_that_is_cut_off_anywhere_is_refused(shards: Path) -> None:
+    whole = (shards / "b.tar").read_bytes()
+    with tarfile.open(shards / "b.tar") as tar:
+        last = tar.getmembers()[-1]
+    content_ends = last.offset_data + 512
+    for length in (0, 100, 512, 700, last.offset, last.offset + 100, content_ends, len(whole)):
+        (shards / "b.tar").write_bytes(whole[:length])
+        if length == len(whole):
+            assert len(open_source(shards)) == len(LABELS)
+        else:
+            with pytest.raises(DatasetError, match=r"shard '.*b\.tar'"):
+                open_source(shards)
+
+
+def test_an_image_beyond_the_end_of_its_shard_is_named(shards: Path) -> None:
+    with tarfile.open(shards / "b.tar") as tar:
+        member = tar.getmember("deep/006.png")
+    os.truncate(shards / "b.tar", member.offset_data + 10)
+    with pytest.raises(DatasetError, match=r"b\.tar' ends, at byte .*, before 'deep/006.png' does"):
+        open_source(shards)
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(shards: Path) -> None:
+    with tarfile.open(shards / "b.tar") as tar:
+        member = tar.getmember("deep/006.png")
+    whole = bytearray((shards / "b.tar").read_bytes())
+    whole[member.offset + 5] ^= 1
+    (shards / "b.tar").write_bytes(whole)
+    with pytest.raises(DatasetError, match=f"damaged at byte {member.offset} of"):
+        open_source(shards)
+
+
+def test_any_bytes_are_shards_or_an_error_that_names_them(shards: Path) -> None:
+    whole = (shards / "b.tar").read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in generator.integers(0, len(whole) // 512, 3):
+            at = int(place) * 512 + int(generator.integers(0, 512))
+            damaged[at] = int(generator.integers(0, 256))
+        (shards / "b.tar").write_bytes(damaged)
+        try:
+            assert len(open_source(shards / "b.tar")) == 3
+        except DatasetError as error:
+            assert "b.tar" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar.zst"])
+def test_compressed_shards_are_to_be_unpacked(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / name, "w:gz"):
+        pass
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(DatasetError, match=r"compressed.* unpack them to \.tar files first"):
+            open_source(path)
+    os.rename(tmp_path / name, tmp_path / "b.tar")
+    with pytest.raises(DatasetError, match=r"b\.tar' is damaged or no tar file"):
+        open_source(tmp_path)
+
+
+def test_a_shard_that_ends_early_since_it_was_listed_is_an_error(shards: Path) -> None:
+    source = open_source(shards)
+    os.truncate(shards / "b.tar", 600)
+    with pytest.raises(ImageError, match=r"ends \d+ bytes before it does"):
+        source.read(5)
+    os.unlink(shards / "a.tar")
+    with pytest.raises(ImageError, match="its file cannot be read: No such file"):
+        source.read(0)
+
+
+def test_a_stamp_changes_with_the_shard_and_with_the_place_in_it(shards: Path) -> None:
+    stamps = [open_source(shards).stamp(sample) for sample in range(len(LABELS))]
+    assert len(set(stamps)) == len(LABELS)
+    assert [open_source(shards).stamp(sample) for sample in range(len(LABELS))] == stamps
+    os.utime(shards / "b.tar", ns=(0, 1))
+    later = [open_source(shards).stamp(sample) for sample in range(len(LABELS))]
+    assert later[:5] == stamps[:5]
+    assert not set(later[5:]) & set(stamps)
