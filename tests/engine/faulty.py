@@ -44,6 +44,21 @@ class Steady:
         return f"steady-{self.length}"
 
 
+class Waiting(Steady):
+    """One sample is made only when another has been."""
+
+    def __init__(self, length: int, one: int, another: int, folder: Path) -> None:
+        super().__init__(length)
+        self.one, self.another, self.made = one, another, folder / "made"
+
+    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+        super().load(item, row)
+        if item.sample == self.another:
+            self.made.touch()
+        while item.sample == self.one and not self.made.exists():
+            time.sleep(0.001)
+
+
 class Deadly(Steady):
     """Some samples end their worker, each in its way: always, or the first time only."""
 

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faulty import Deadly
+from faulty import Deadly, Waiting
 from feeds import plan_of, planned, take, working
 
 from feedline.trace.instrument import TaskTrace
@@ -50,6 +50,19 @@ def test_every_piece_of_every_batch_is_told_once(workers: int) -> None:
             assert recording.traces[-1].step == batch.step
     check(recording.traces, Counter({(b.epoch, b.step): b.rows for b in planned(plan)}))
     assert {trace.seat for trace in recording.traces} <= set(range(max(1, workers)))
+
+
+def test_pieces_are_told_in_their_order_whichever_is_made_first(tmp_path: Path) -> None:
+    plan = plan_of(Rows(64), 32)
+    first = next(iter(planned(plan))).samples
+    source = Waiting(64, int(first[0]), int(first[-1]), tmp_path)
+    recording = Recording()
+    # One batch at a time, so that both workers share it.
+    with working(source, 32, slots=1, instrument=recording) as feed:
+        feed.start(planned(plan))
+        take(feed, source)
+    assert recording.traces[0].done_ns > recording.traces[1].done_ns
+    check(recording.traces, Counter({(0, 0): 32, (0, 1): 32}))
 
 
 def test_pieces_of_workers_that_are_killed_are_told_once_by_those_that_made_them(
