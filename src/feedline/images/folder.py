@@ -39,10 +39,10 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
             `EvalCrop()`.
         decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
             1/2, 1/4 or 1/8 where the part wanted still has the row's size. On 500 ImageNet
-            photographs of about 500 x 375 px its pixels differ from torchvision's by 0.1 to 0.2
-            grey levels on average at 224 px (up to 6 in an image that was reduced) and by 2 to
-            2.7 at 112 px (up to 13), against 0.02 to 0.09 and 0.02 or less for "exact"; it was
-            as fast at 224 px and 1.05 times as fast at 112 px.
+            photographs of about 500 x 375 px its pixels differ from those of "exact" by 0.04 grey
+            levels on average at 224 px (up to 4 in an image that was reduced) and by 1.3 at
+            112 px (up to 7), and those of "exact" from torchvision's by 0.02 to 0.09; it was as
+            fast at 224 px and 1.05 times as fast at 112 px.
         exif: turn images upright by their Exif orientation; torchvision's loader does not. A cache
             was made with it or without it.
         max_pixels: an image whose header announces more is an ImageError.
