@@ -15,7 +15,7 @@ from typing import Any
 
 from feedline.cache.source import Stamp, stamp_of
 from feedline.plan.row import Field
-from feedline.stores.file_store import FileStore
+from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import FolderIndex
 
 __all__ = ["FolderSource"]
@@ -37,8 +37,7 @@ class FolderSource:
 
     @functools.cached_property
     def _files(self) -> FileStore[FolderIndex]:
-        folders = [os.fsencode(os.path.join(self.where, name, "")) for name in self.classes]
-        return FileStore(self.index, folders)
+        return files_of(self.where, self.index)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -53,8 +52,7 @@ class FolderSource:
 
     def name(self, sample: int) -> str:
         """The path below the folder."""
-        relative = self.index.name(sample).decode("utf-8", "backslashreplace")
-        return f"{self.classes[self.index.labels[sample]]}/{relative}"
+        return self.index.path(sample)
 
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and its time of change."""

@@ -21,7 +21,7 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.rows import RowPipeline
 from feedline.stores.cache_layout import is_cache
 from feedline.stores.cache_store import CacheStore
-from feedline.stores.file_store import FileStore
+from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import FolderIndex, scan_folder
 
 __all__ = ["ImageFolder"]
@@ -77,14 +77,14 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         if is_cache(self.root):
             store = _cache_at(self.root, exif=exif, extensions=extensions, enlarge=enlarge)
         else:
-            store = _store_of(self.root, scan_folder(self.root, extensions))
+            store = files_of(self.root, scan_folder(self.root, extensions))
         scaled = decode == "scaled"
         # Copies in a cache stand as they should.
         turn = bool(exif) and isinstance(store, FileStore)
         super().__init__(store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels)
 
     def _adopt(self, index: FolderIndex) -> None:
-        self.store = _store_of(self.root, index)
+        self.store = files_of(self.root, index)
 
     @property
     def files(self) -> FileStore[FolderIndex]:
@@ -129,11 +129,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
 
     def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
         files = self.files
-        classes = self.classes
-        return files, [
-            f"{classes[label]}/{files.paths.name(sample).decode('utf-8', 'backslashreplace')}"
-            for sample, label in enumerate(files.paths.labels.tolist())
-        ]
+        return files, list(map(files.paths.path, range(len(files))))
 
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""
@@ -155,15 +151,5 @@ def _cache_at(
     store = CacheStore(root, enlarge=enlarge)
     if extensions is not None:
         raise UsageError(f"extensions are of a folder of images, and {root!r} is a cache")
-    if bool(exif) != store.manifest.exif:
-        made = "with" if store.manifest.exif else "without"
-        raise UsageError(
-            f"exif={exif!r} was asked for, and the cache {root!r} was built {made} turning images "
-            f"upright; pass exif={store.manifest.exif}, or build another cache"
-        )
+    store.check_exif(exif)
     return store
-
-
-def _store_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
-    folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
-    return FileStore(index, folders)

@@ -66,12 +66,7 @@ class RowPipeline(Generic[Store]):
         """
         other: RowPipeline[Any] = copy.copy(self)
         cache = CacheStore(root)
-        if cache.manifest.exif != self._exif:
-            made = "with" if cache.manifest.exif else "without"
-            raise UsageError(
-                f"the cache {cache.root!r} was built {made} turning images upright by their Exif "
-                f"orientation, and this dataset has exif={self._exif}; build another"
-            )
+        cache.check_exif(self._exif)
         other.store = CachedFiles(*self._files_and_names(), cache)
         other._exif = False  # copies stand as they should
         other._begin()

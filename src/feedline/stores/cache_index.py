@@ -15,7 +15,7 @@ import xxhash
 from feedline.errors import DatasetError
 from feedline.stores.cache_layout import INDEX, Level, Manifest
 
-__all__ = ["COLUMNS", "ENTRY", "CacheIndex", "checksum", "load_column"]
+__all__ = ["COLUMNS", "ENTRY", "CacheIndex", "checksum", "load_column", "load_entries"]
 
 Array = np.ndarray[Any, Any]
 

@@ -4,8 +4,8 @@ Guarantees: what is given is what was written, for this very sample and label (a
 compared at each read); a shard that is cut short is an error, not a crash; memory is mapped and
 shared by all processes; descriptors are bounded, however many shards there are.
 
-Relies on: files that nobody changes while they are mapped. One that shrinks then ends the process
-that reads it, as any mapped file does; the loader names the sample.
+Relies on: files that do not change while they are mapped. A file that becomes shorter then ends the
+process that reads it, as with any mapped file; the loader names the sample.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LevelReader:
         pixels: Pixels = np.asarray(_Mapped(held, self._owner))[NPY_HEADER_BYTES:]
         return pixels.reshape(height, width, 3)
 
-    def file(self, sample: int) -> bytes | memoryview:
+    def file(self, sample: int) -> Held:
         """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
@@ -156,7 +156,7 @@ class _Shards(LevelReader):
             raise ImageError(f"{path!r} cannot be read: {error}") from error
         self._maps[shard] = mapped
         if len(self._maps) > _MOST_MAPS:
-            self._maps.popitem(last=False)  # gone once nobody looks at its bytes
+            self._maps.popitem(last=False)  # it is closed when no pixels lie in it any more
         return mapped
 
     def close(self) -> None:

@@ -70,6 +70,19 @@ class CacheStore:
             "enlarge=True to have smaller copies enlarged"
         )
 
+    def check_exif(self, exif: bool) -> None:
+        """See whether images were turned upright as they are wanted.
+
+        Raises:
+            UsageError: they were not.
+        """
+        if bool(exif) != self.manifest.exif:
+            made = "with" if self.manifest.exif else "without"
+            raise UsageError(
+                f"exif={exif!r} was asked for, and the cache {self.root!r} was built {made} "
+                f"turning images upright; pass exif={self.manifest.exif}, or build another cache"
+            )
+
     def reader(self, level: Level) -> LevelReader:
         """What reads a level."""
         return reader_of(self.root, self.manifest, level, self.index)

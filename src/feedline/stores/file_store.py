@@ -6,16 +6,18 @@ be read is an ImageError. Relies on: `path_table` for the paths, `read_file` for
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from feedline.plan.row import Field
+from feedline.stores.index import FolderIndex
 from feedline.stores.path_table import LabelledPaths
 from feedline.stores.read_file import read_file
 
 Paths = TypeVar("Paths", bound=LabelledPaths)
 
-__all__ = ["FileStore"]
+__all__ = ["FileStore", "files_of"]
 
 
 class FileStore(Generic[Paths]):
@@ -78,3 +80,14 @@ class FileStore(Generic[Paths]):
     def form(self) -> str:
         """Nothing: the originals."""
         return ""
+
+
+def files_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
+    """The files of a folder of class folders.
+
+    Args:
+        root: the absolute path of the folder.
+        index: what lies in it.
+    """
+    folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
+    return FileStore(index, folders)

@@ -37,6 +37,14 @@ class FolderIndex(LabelledPaths):
 
     classes: list[str]
 
+    def path(self, sample: int) -> str:
+        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped.
+
+        By it a cache finds the copy of a file.
+        """
+        relative = self.name(sample).decode("utf-8", "backslashreplace")
+        return f"{self.classes[self.labels[sample]]}/{relative}"
+
     def fingerprint(self) -> str:
         """A short hash of the number of samples, their relative paths and the class names.
 

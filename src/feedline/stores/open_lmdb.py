@@ -2,7 +2,7 @@
 
 Guarantees: several readers of one LMDB share it; it is closed when the last reader, and the last
 bytes that lie in it, are gone. A process that was forked reads what it inherited: without a lock
-file readers have nothing in common but the mapped file, which nobody changes.
+file readers share the mapped file only, and a finished cache's file does not change.
 """
 
 from __future__ import annotations
