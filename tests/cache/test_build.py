@@ -153,7 +153,7 @@ def test_a_broken_image_is_named_or_left_out_and_listed(odd_photos: Path, tmp_pa
 def test_two_builds_do_not_work_in_one_folder(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.cache.lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("feedline.stores.cache_lock._PATIENCE_S", 0.1)
     ask: list[str] = []
 
     def meanwhile(progress: Any) -> None:

@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import UsageError
 from row_of import made
 
 pytest.importorskip("lmdb")
@@ -200,7 +200,7 @@ def test_what_has_no_copies_is_refused(
     array = ImageArray(np.zeros((3, 9, 9, 3), np.uint8), [0, 1, 2])
     with pytest.raises(UsageError, match="copies of the files of a folder, and ImageArray"):
         DataLoader(array, 2, image_size=8, cache=built())
-    with pytest.raises(DatasetError, match="is no cache"):
+    with pytest.raises(UsageError, match="would lie in its source"):
         DataLoader(ImageFolder(photos), 2, image_size=8, cache=photos)
     with pytest.raises(UsageError, match="exif=True"):
         DataLoader(ImageFolder(photos, exif=True), 2, image_size=8, cache=built())

@@ -15,7 +15,6 @@ from typing import Any
 
 from feedline.cache.build_plan import divide, estimate, levels_of
 from feedline.cache.finish import finish_addition
-from feedline.cache.lock import only_builder
 from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches
 from feedline.cache.samples import difference_made, first_difference
@@ -26,6 +25,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.loader.checks import worker_count
 from feedline.stores.cache_index import CacheIndex
 from feedline.stores.cache_layout import Level, Manifest, read_manifest
+from feedline.stores.cache_lock import only_builder
 
 __all__ = ["add_size"]
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
 from feedline.cache.finish import finish
 from feedline.cache.kept import Kept
-from feedline.cache.lock import LOCK, only_builder
 from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec
@@ -26,9 +25,11 @@ from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import UsageError
 from feedline.loader.checks import worker_count
-from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, is_cache, read_manifest
+from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
+from feedline.stores.cache_lock import only_builder
+from feedline.stores.cache_place import check_place
 
-__all__ = ["build_cache"]
+__all__ = ["build", "build_cache"]
 
 
 def build_cache(
@@ -81,14 +82,41 @@ def build_cache(
     processes = worker_count(workers)
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     images = open_source(source)
-    _check_folder(where, images)
+    check_place(where, None if images.kind == "dataset" else images.where)
     spec = Spec(where, format, levels, exif, on_error == "skip")
     os.makedirs(where, exist_ok=True)
-    with only_builder(where), unfinished_work(spec):
-        return _build(images, spec, processes, progress)
+    with only_builder(where):
+        return build(images, spec, processes, progress)
 
 
-def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
+def build(
+    source: Source,
+    spec: Spec,
+    workers: int,
+    progress: Report,
+    *,
+    worker_init: Callable[[int], None] | None = None,
+) -> Manifest:
+    """Make a cache in a folder that is there and locked, or go on with one; see `build_cache`.
+
+    Args:
+        source: what the images come from.
+        spec: what is made.
+        workers: processes.
+        progress: called again and again, once when all is checked and before the first unit.
+        worker_init: called in each of the processes, with its number, when it begins.
+    """
+    with unfinished_work(spec):
+        return _build(source, spec, workers, progress, worker_init)
+
+
+def _build(
+    source: Source,
+    spec: Spec,
+    workers: int,
+    progress: Report,
+    worker_init: Callable[[int], None] | None,
+) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
     each = finished.per_shard if finished else samples_per_shard(expected)
@@ -104,7 +132,7 @@ def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manife
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None if finished is None else Kept(spec.root, finished)
-    make_units(source, spec, expected, todo, workers, progress, kept)
+    make_units(source, spec, expected, todo, workers, progress, kept, worker_init)
     return finish(source, spec, units, settings.per_shard)
 
 
@@ -127,18 +155,3 @@ def _finished(source: Source, spec: Spec) -> Manifest | None:
             "or name another folder"
         )
     return found
-
-
-def _check_folder(root: str, source: Source) -> None:
-    inside = os.path.join(root, "").startswith(os.path.join(source.where, ""))
-    if source.kind != "dataset" and inside:
-        raise UsageError(
-            f"the cache {root!r} would lie in its source {source.where!r} and become a part of it; "
-            "name a folder elsewhere"
-        )
-    # A build that was refused or stopped before it did anything leaves its lock.
-    if os.path.isdir(root) and set(os.listdir(root)) - {LOCK} and not is_cache(root):
-        raise UsageError(
-            f"{root!r} is not empty, and it is no cache of feedline's; name a new folder, or empty "
-            "this one"
-        )

@@ -1,63 +1,61 @@
 """A folder of class folders as what a cache is made of.
 
-Guarantees: the images, labels and order of `feedline.ImageFolder`; a file that changes its size or
-its time of change has another stamp.
+Guarantees: the images, labels and order of `feedline.ImageFolder`, or of the dataset that the files
+were taken from; a file that changes its size or its time of change has another stamp.
 
-Relies on: `index` for which files, `file_store` for their bytes.
+Relies on: `file_store` for paths, labels and bytes.
 """
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.cache.source import Stamp, stamp_of
 from feedline.plan.row import Field
-from feedline.stores.file_store import FileStore, files_of
-from feedline.stores.index import FolderIndex
+from feedline.stores.file_store import FileStore
 
 __all__ = ["FolderSource"]
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A folder with one sub-folder a class."""
+    """The files of a folder with one sub-folder a class.
+
+    Args:
+        where: the folder.
+        files: those in it that are samples.
+        classes: the names of the sub-folders by class number; None where they are not known.
+    """
 
     where: str
-    index: FolderIndex
+    files: FileStore[Any]
+    classes: Sequence[str] | None
     kind = "folder"
     label_field = Field("label", "int64", ())
 
-    @property
-    def classes(self) -> list[str]:
-        """The names of the sub-folders."""
-        return self.index.classes
-
-    @functools.cached_property
-    def _files(self) -> FileStore[FolderIndex]:
-        return files_of(self.where, self.index)
-
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.files)
 
     def read(self, sample: int) -> bytes:
         """The bytes of a file."""
-        return self._files.read(sample, 0)
+        return self.files.read(sample, 0)
 
     def label(self, sample: int) -> Any:
         """The class number."""
-        return self.index.labels[sample]
+        return self.files.label(sample)
 
     def name(self, sample: int) -> str:
         """The path below the folder."""
-        return self.index.path(sample)
+        path: str = self.files.paths.path(sample)
+        return path
 
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and its time of change."""
         try:
-            status = os.stat(self._files.path(sample))
+            status = os.stat(self.files.path(sample))
         except OSError:  # reading it says why
             return 0
         return stamp_of(status.st_size, status.st_mtime_ns)

@@ -19,6 +19,7 @@ from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
 from feedline.stores.cache_layout import MANIFEST
+from feedline.stores.file_store import files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
 
 __all__ = ["open_source"]
@@ -41,7 +42,7 @@ def open_source(given: Any) -> Source:
     """
     if isinstance(given, ImageFolder):
         _check_no_cache(given.root)
-        return FolderSource(given.root, given.files.paths)
+        return FolderSource(given.root, given.files, given.classes)
     if isinstance(given, (str, os.PathLike)):
         where = os.path.abspath(os.path.expanduser(os.fspath(given)))
         _check_no_cache(where)
@@ -95,7 +96,8 @@ def _at(where: str) -> Source:
             f"{where!r} holds tar files that are compressed, in which no image can be read by "
             "itself: unpack them to .tar files first, e.g. with gunzip"
         )
-    return FolderSource(where, scan_folder(where))
+    index = scan_folder(where)
+    return FolderSource(where, files_of(where, index), index.classes)
 
 
 def _kind(name: str) -> str:

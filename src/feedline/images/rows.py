@@ -53,7 +53,7 @@ class RowPipeline(Generic[Store]):
         self.store = store
         self.transform = transform
         self._scaled = scaled
-        self._exif = exif
+        self.exif = exif
         self._max_pixels = max_pixels
         self._begin()
 
@@ -65,19 +65,21 @@ class RowPipeline(Generic[Store]):
             UsageError: it lacks some of the images, or they are no files.
         """
         other: RowPipeline[Any] = copy.copy(self)
-        cache = CacheStore(root)
-        cache.check_exif(self._exif)
-        other.store = CachedFiles(*self._files_and_names(), cache)
-        other._exif = False  # copies stand as they should
+        files, cache = self.originals(), CacheStore(root)
+        cache.check_exif(self.exif)
+        other.store = CachedFiles(files, cache)
+        other.exif = False  # copies stand as they should
         other._begin()
         return other
 
-    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
-        """The files, and what each is called below the dataset's folder.
+    def originals(self) -> FileStore[Any]:
+        """The files of the images, of which a cache may hold copies.
 
         Raises:
             UsageError: the images are no files.
         """
+        if isinstance(self.store, FileStore):
+            return self.store
         raise UsageError(
             f"a cache holds copies of the files of a folder, and {type(self).__name__} has its "
             "images elsewhere; leave `cache` out"
@@ -86,7 +88,7 @@ class RowPipeline(Generic[Store]):
     def _begin(self) -> None:
         """Make what is not pickled."""
         self._is_open = False
-        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self._exif)
+        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self.exif)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -195,7 +197,7 @@ class RowPipeline(Generic[Store]):
         decode = "scaled" if self._scaled else "exact"
         form = self.store.form()
         return without_addresses(
-            f"{self.transform!r}, decode={decode!r}, exif={self._exif}" + (form and f", {form}")
+            f"{self.transform!r}, decode={decode!r}, exif={self.exif}" + (form and f", {form}")
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -221,6 +221,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         iteration, settings = Iteration(self, self._session), self._settings()
         if settings.plan is not None:
             self._agreement.check(settings.plan, self._session.cursor.position, self.dataset)
+            self._session.filling.agree(self._agreement, settings.plan)
         self._session.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
             self.sampler.follow(self.plan, self.dataset)

@@ -18,12 +18,13 @@ from feedline.engine.source import Source
 from feedline.errors import UsageError
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
+from feedline.loader.to_fill import ToFill, to_fill
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
 if TYPE_CHECKING:
     from feedline.recognition.pipeline import ImagePipeline
 
-__all__ = ["Decision", "Kind", "decide", "workers_live_on"]
+__all__ = ["Decision", "Kind", "decide", "decided_by", "workers_live_on"]
 
 Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
 """Who makes the batches:
@@ -51,6 +52,7 @@ class Decision:
         slot_bytes: memory of a batch of rows; 0 for any other kind.
         runs_user_code: code of the user's runs in the workers.
         pixels: what decides the pixels, in words; "" where only the user's code knows.
+        to_fill: what the cache is to hold whose originals are read meanwhile; None else.
     """
 
     kind: Kind
@@ -63,6 +65,7 @@ class Decision:
     slot_bytes: int = 0
     runs_user_code: bool = True
     pixels: str = ""
+    to_fill: ToFill | None = None
 
     @property
     def honours_size(self) -> bool | None:
@@ -116,8 +119,21 @@ def workers_live_on(settings: Settings, decision: Decision) -> bool:
     return planned or decision.kind == "torch" or not decision.runs_user_code
 
 
-def decide(settings: Settings) -> Decision:
+def decided_by(settings: Settings) -> tuple[Any, ...]:
+    """What a decision follows from that may be set on a loader while it lives."""
+    return (
+        *(settings.dataset, settings.collate_fn, settings.worker_init_fn),
+        *(settings.batched, settings.max_rows, settings.prefetch_factor, settings.timeout_s),
+        *(settings.in_order, settings.pin, settings.workers == 0),
+    )
+
+
+def decide(settings: Settings, *, copies: bool = True) -> Decision:
     """Decide whose code makes the batches.
+
+    Args:
+        settings: of the loader.
+        copies: read the cache that it has; else the originals, while the cache is filled.
 
     Raises:
         UsageError: what was asked for cannot be had in any way.
@@ -126,8 +142,8 @@ def decide(settings: Settings) -> Decision:
     if asked.iterable:
         return Decision(kind="torch")
     if asked.native:
-        source = settings.dataset
-        return _rows(settings, "native", source if not asked.cache else source.cached(asked.cache))
+        source, wanted = _cached(settings, settings.dataset, copies)
+        return _rows(settings, "native", source, to_fill=wanted)
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     if "torchvision" in sys.modules:  # decoders need not be loaded for anything else
@@ -139,8 +155,8 @@ def decide(settings: Settings) -> Decision:
             "cache, or leave `cache` out"
         )
     if pipeline is not None:
-        pipeline = pipeline.cached(asked.cache) if asked.cache else pipeline
-        known: dict[str, Any] = {"fast": fast, "unchanged": unchanged}
+        pipeline, wanted = _cached(settings, pipeline, copies)
+        known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "to_fill": wanted}
         blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
         if not blocked:
             return _rows(settings, "rows", pipeline, reasons=reasons, **known)
@@ -157,6 +173,14 @@ def decide(settings: Settings) -> Decision:
     if isinstance(settings.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.refused,)
     return Decision(kind="dataset", reasons=reasons)
+
+
+def _cached(settings: Settings, source: Any, copies: bool) -> tuple[Any, ToFill | None]:
+    """What a loader with a cache reads, and what the cache is to be filled with meanwhile."""
+    root = settings.asked.cache
+    if root is None:
+        return source, None
+    return (source.cached(root), None) if copies else (source, to_fill(settings, source))
 
 
 def _recognised(

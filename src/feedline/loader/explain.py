@@ -55,6 +55,12 @@ def _samples(settings: Settings) -> str:
 
 def _copies(settings: Settings, decision: Decision) -> str:
     """Which of a cache's levels each phase reads."""
+    if decision.to_fill is not None:
+        sides = ", ".join(f"{side} px" for side in decision.to_fill.sides)
+        return (
+            f"none until an epoch is read; meanwhile the cache {decision.to_fill.root} is filled "
+            f"with copies of {sides}"
+        )
     source: Any = decision.rows or decision.samples
     level_at = getattr(source, "level_at", None)
     if level_at is None:

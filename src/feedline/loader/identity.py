@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
 from feedline.sampling.samplers import share_of
 
-__all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by"]
+__all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by", "warn_of"]
 
 
 def fingerprint_of(dataset: object) -> str:
@@ -76,3 +77,13 @@ def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
         raise StateError("cannot resume: the state is damaged: made_by")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
+
+
+def warn_of(differences: list[str], *, stacklevel: int) -> None:
+    """Warn of what `compare_made_by` has found."""
+    warnings.warn(
+        "the state's batches were made in another way, so the samples are the same and "
+        f"their pixels may not be: {'; '.join(differences)}",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )

@@ -77,6 +77,19 @@ class RankAgreement:
             )
         self._plan = plan
 
+    def all_say(self, mine: bool, plan: Plan) -> bool:
+        """Whether all ranks that `check` has just compared say yes.
+
+        Args:
+            mine: what this rank says.
+            plan: that was compared.
+        """
+        if plan != self._plan or self._loader is None:
+            return mine
+        where = f"feedline/{self._loader}/{next(self._times)}"
+        theirs = _exchange(where, json.dumps(mine), plan.rank, plan.world_size)
+        return mine and all(map(json.loads, theirs.values()))
+
 
 def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
     """What must be the same on every rank, by the names that users know."""

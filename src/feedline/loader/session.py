@@ -13,7 +13,6 @@ import contextlib
 import copy
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,8 +23,9 @@ from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.cursor import BatchCursor, open_cursor
-from feedline.loader.decide import Decision, decide, workers_live_on
-from feedline.loader.identity import compare_made_by, fingerprint_of, identity_of, made_by
+from feedline.loader.decide import Decision, decide, decided_by, workers_live_on
+from feedline.loader.filling import Filling
+from feedline.loader.identity import compare_made_by, fingerprint_of, identity_of, made_by, warn_of
 from feedline.loader.iteration import Iteration
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
@@ -65,21 +65,17 @@ class Session:
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
+        self.filling = Filling(settings.asked.cache)
 
     # Decision
 
     def decision(self) -> Decision:
         """Whose code makes the batches of the dataset as it is now."""
         settings = self.settings
-        now = outline(
-            settings.dataset,
-            settings.collate_fn,
-            settings.worker_init_fn,
-            *(settings.batched, settings.max_rows, settings.prefetch_factor, settings.timeout_s),
-            *(settings.in_order, settings.pin, settings.workers == 0),
-        )
+        copies = self.filling.reads_copies(lambda: decide(settings, copies=False).to_fill)
+        now = outline(*decided_by(settings), copies)
         if self._decision is None or now != self._outline:
-            self._decision, self._outline = decide(settings), now
+            self._decision, self._outline = decide(settings, copies=copies), now
             self._fingerprint = ""
             _log.info("batches of %s: %s", type(settings.dataset).__name__, self._decision)
         return self._decision
@@ -103,8 +99,9 @@ class Session:
         """An iteration begins; the one before it goes on by itself from here."""
         self._detach()
         self.adopt(settings)
+        if not (engine := isinstance(self.cursor, TorchBackend)):
+            self.filling.begin(self.cursor)
         decision = self.decision()
-        engine = isinstance(self.cursor, TorchBackend)
         if not engine and (decision is not self._at_work or not self._lives_on):
             self._end_workers()
         self.given = False
@@ -113,6 +110,7 @@ class Session:
             self._start(decision)
         elif not engine:
             self.backend.begin(restart)
+        self.filling.check()
         self._current = weakref.ref(iteration)
         self._iterations += 1
         # As torch's workers end with their iterator.
@@ -131,8 +129,11 @@ class Session:
         if self.backend is IDLE:  # this session was forked
             self.open()
         try:
-            return self.backend.next()
+            batch = self.backend.next()
+            self.filling.handed_out()
+            return batch
         except StopIteration:
+            self.filling.ended()
             if not self._lives_on:
                 self._end_workers()
             self._current, self.given = None, False
@@ -143,6 +144,7 @@ class Session:
 
     def _start(self, decision: Decision) -> None:
         self._at_work = decision
+        self.filling.start(decision.to_fill)
         if not isinstance(self.cursor, TorchBackend):
             self.backend = build(decision, self.settings, self.cursor, self.timing)
         else:
@@ -164,6 +166,7 @@ class Session:
         other = copy.copy(self)
         other.cursor, other.timing = cursor, Timing()
         other.backend, other._at_work = IDLE, None
+        other.filling = copy.copy(self.filling)
         other._apart = weakref.WeakSet()
         self._apart.add(other)
         iteration.session = other
@@ -231,7 +234,8 @@ class Session:
     def state(self) -> dict[str, Any]:
         """Where the loader stands, of which dataset and order, and what made its pixels."""
         decision = self.decision()  # first: it sees whether the dataset is another
-        return self.cursor.state(self._identity()) | {"made_by": made_by(decision)}
+        state = self.cursor.state(self._identity())
+        return state | {"made_by": made_by(decision)} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on as a state says, or change nothing.
@@ -241,19 +245,18 @@ class Session:
             UsageError: there is no memory for its image size.
         """
         check_state(state)
-        decision = self.decision()
-        size = state.get("image_size")
-        if is_size(size):
-            decision.check_size(size, "the state's image size")
-        differences = compare_made_by(state, decision)
-        self.cursor.load(state, self._identity())
+        before, self.filling = self.filling, self.filling.after(state)
+        try:
+            decision = self.decision()
+            if is_size(size := state.get("image_size")):
+                decision.check_size(size, "the state's image size")
+            differences = compare_made_by(state, decision)
+            self.cursor.load(state, self._identity())
+        except BaseException:
+            self.filling = before
+            raise
         if differences:
-            warnings.warn(
-                "the state's batches were made in another way, so the samples are the same and "
-                f"their pixels may not be: {'; '.join(differences)}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn_of(differences, stacklevel=4)
         self.backend.restart_prefetch()
 
     def _identity(self) -> dict[str, Any]:

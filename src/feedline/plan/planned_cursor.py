@@ -38,7 +38,8 @@ class PlannedCursor:
         self._endless = endless
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
-        self._restored_step = 0  # where a state brought it, in the epoch to come
+        self.restored_step = 0
+        """Where a state brought it, in the epoch to come."""
         self.to_leave_out = 0
         """How many of the next epoch's first batches `set_step` leaves out."""
         self.position = Position()
@@ -64,7 +65,7 @@ class PlannedCursor:
 
     def delivered(self, batch: Batch) -> None:
         """A batch was handed out."""
-        self._begun, self._restored_step, self.to_leave_out = True, 0, 0
+        self._begun, self.restored_step, self.to_leave_out = True, 0, 0
         size = self.position.image_size
         self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
 
@@ -92,10 +93,10 @@ class PlannedCursor:
         A state from the end of an epoch counts as one from the beginning of the next.
         """
         before = self.position
-        at_end = self._restored_step >= self._plan.steps(before.epoch)
-        if self._begun or (at_end and step < self._restored_step):
+        at_end = self.restored_step >= self._plan.steps(before.epoch)
+        if self._begun or (at_end and step < self.restored_step):
             self.finish()
-        standing = self.position.at(self._restored_step).later(step)
+        standing = self.position.at(self.restored_step).later(step)
         self.position = standing.at(min(step, self._plan.steps(standing.epoch)))
         self.to_leave_out = step
         return self.position != before
@@ -143,7 +144,7 @@ class PlannedCursor:
     def restore(self, position: Position) -> None:
         """Go to a position. An iteration under way goes on from there, and so does a new one."""
         self._begun, self.to_leave_out = False, 0
-        self.position, self._restored_step = position, position.step
+        self.position, self.restored_step = position, position.step
 
     def ahead(self) -> Iterator[Batch]:
         """The batches from the position on, in order."""

@@ -107,14 +107,14 @@ class SampledCursor:
         self._open, self.position = epoch, self.position.at(epoch.step)
 
     @property
-    def _restored_step(self) -> int:
+    def restored_step(self) -> int:
         """Where a state that waits for an iteration brought it."""
         return 0 if self._restored is None else int(self._restored["step"])
 
     def order_changed(self) -> bool:
         """Whether the sampler was set to another epoch before the first batch was handed out."""
         epoch = self._open
-        begun = self._begun or self._restored_step > 0
+        begun = self._begun or self.restored_step > 0
         if epoch is None or begun or epoch.draws.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
@@ -165,11 +165,11 @@ class SampledCursor:
         A state from the end of an epoch counts as one from the beginning of the next. Nothing is
         drawn before the iteration begins.
         """
-        back = step < self._restored_step == self.position.step
+        back = step < self.restored_step == self.position.step
         if self._begun or (back and self.at_end()):
             self._under_way = self._under_way and not self._begun
             self._go_to(self.position.epoch + 1)
-        standing = self.position if self._under_way else self.position.at(self._restored_step)
+        standing = self.position if self._under_way else self.position.at(self.restored_step)
         self.to_leave_out = standing.later(step).step
         if self._under_way and self._open is not None:
             self._stand_in(self._open)
@@ -260,7 +260,7 @@ class SampledCursor:
             state["to_leave_out"] = self.to_leave_out
         epoch, restored = self._open, self._restored
         mark = epoch_mark(self._sampling.sampler)
-        still = self.position.step == self._restored_step
+        still = self.position.step == self.restored_step
         if restored and still and (epoch is None or restored["start"].get("epoch") == mark):
             return state | {name: restored[name] for name in _AS_THEY_CAME if name in restored}
         if epoch is None:

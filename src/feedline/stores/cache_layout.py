@@ -25,14 +25,17 @@ from typing import Any, Literal, TypeAlias, get_args
 from feedline.errors import DatasetError
 
 __all__ = [
+    "AWAITED",
     "INDEX",
     "LMDB_FILE",
+    "LOCK",
     "MANIFEST",
     "UNFINISHED",
     "CacheFormat",
     "Level",
     "Manifest",
     "is_cache",
+    "is_finished",
     "level_size",
     "member",
     "read_manifest",
@@ -42,8 +45,12 @@ __all__ = [
 MANIFEST = "feedline-cache.json"
 INDEX = "index"
 LMDB_FILE = "data.mdb"
+LOCK = ".lock"
+"""The file that a builder locks. It stays, as others may have opened it."""
 UNFINISHED = "unfinished"
 """The folder of what a build has done so far."""
+AWAITED = "awaited"
+"""The file in it by which those say so who wait for a cache that is filled in the background."""
 
 VERSION = 1
 _MOST_BYTES = 256 << 20
@@ -82,6 +89,17 @@ class Level:
 
     def __str__(self) -> str:
         return f"{self.side} px " + ("raw" if self.quality is None else f"JPEG q{self.quality}")
+
+    @classmethod
+    def of(cls, text: str) -> Level:
+        """The level that `str` has made a text of.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if not (found := re.fullmatch(r"(\d{1,4}) px (?:raw|JPEG q(\d{1,3}))", text)):
+            raise ValueError(f"{text!r} is no level")
+        return cls(side=int(found[1]), quality=None if found[2] is None else int(found[2]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +154,11 @@ def is_cache(root: str) -> bool:
     return os.path.exists(os.path.join(root, MANIFEST)) or os.path.isdir(
         os.path.join(root, UNFINISHED)
     )
+
+
+def is_finished(root: str) -> bool:
+    """Whether a folder is a cache that is finished."""
+    return os.path.exists(os.path.join(root, MANIFEST))
 
 
 def read_manifest(root: str) -> Manifest:

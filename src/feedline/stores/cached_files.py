@@ -1,7 +1,8 @@
 """Image files whose smaller copies lie in a cache: the files' labels, the cache's images.
 
 Guarantees: an image is the cache's copy of that very file, found by its path below the folder that
-both were made of; a file without a copy is an error when the two are joined, not later.
+both were made of; a file without a copy is an error when the two are joined, not later, unless it
+was broken: then it is an error when it is read, as of the original.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.errors import UsageError
+from feedline.errors import ImageError, UsageError
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels
@@ -18,6 +19,7 @@ from feedline.stores.store import Pixels
 __all__ = ["CachedFiles"]
 
 _NAMED = 3
+_BROKEN = -1
 
 
 class CachedFiles:
@@ -25,17 +27,16 @@ class CachedFiles:
 
     Args:
         files: the samples.
-        names: what each of them is called below its dataset's folder, as the cache's names are.
         cache: holds their copies.
 
     Raises:
         UsageError: the cache has no copy of a file.
     """
 
-    def __init__(self, files: FileStore[Any], names: list[str], cache: CacheStore) -> None:
+    def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
         self.label_field = files.label_field
-        self._rows = _rows(names, cache)
+        self._rows = _rows(list(map(files.paths.path, range(len(files)))), cache)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -49,7 +50,7 @@ class CachedFiles:
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """The cache's copy of a file."""
-        return self.cache.read(int(self._rows[sample]), side)
+        return self.cache.read(self._row(sample), side)
 
     def check_side(self, side: int) -> str:
         """The level that serves images wanted at this side."""
@@ -57,7 +58,7 @@ class CachedFiles:
 
     def original_size(self, sample: int) -> tuple[int, int]:
         """The height and width of the original, in pixels."""
-        return self.cache.original_size(int(self._rows[sample]))
+        return self.cache.original_size(self._row(sample))
 
     def label(self, sample: int) -> Any:
         """The label of a file."""
@@ -75,20 +76,25 @@ class CachedFiles:
         """The cache's levels, in words."""
         return self.cache.form()
 
+    def _row(self, sample: int) -> int:
+        row = int(self._rows[sample])
+        if row == _BROKEN:
+            name = self.files.paths.path(sample)
+            why = next(why for _, left_out, why in self.cache.manifest.skipped if left_out == name)
+            raise ImageError(f"it was left out of the cache {self.cache.root!r}: {why}")
+        return row
+
 
 def _rows(names: list[str], cache: CacheStore) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where a cache has the samples of these names."""
-    place = {cache.name(row): row for row in range(len(cache))}
+    """Where a cache has the samples of these names; _BROKEN for those that it has left out."""
+    place = {name: _BROKEN for _, name, _ in cache.manifest.skipped}
+    place.update((cache.name(row), row) for row in range(len(cache)))
     missing = [name for name in names if name not in place]
     if missing:
-        left_out = {name: why for _, name, why in cache.manifest.skipped}
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
-        why = left_out.get(missing[0])
         raise UsageError(
             f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
-            f"{some}"
-            + (f": broken when it was built ({why})" if why else "")
-            + f". It was made of {cache.manifest.source[1]!r}: build it anew of the folder as it "
-            "is now, or take these images out of the dataset"
+            f"{some}. It was made of {cache.manifest.source[1]!r}: build it anew of the folder as "
+            "it is now, or take these images out of the dataset"
         )
     return np.array([place[name] for name in names], np.int64)

@@ -38,12 +38,8 @@ class FolderIndex(LabelledPaths):
     classes: list[str]
 
     def path(self, sample: int) -> str:
-        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped.
-
-        By it a cache finds the copy of a file.
-        """
-        relative = self.name(sample).decode("utf-8", "backslashreplace")
-        return f"{self.classes[self.labels[sample]]}/{relative}"
+        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped."""
+        return f"{self.classes[self.labels[sample]]}/{super().path(sample)}"
 
     def fingerprint(self) -> str:
         """A short hash of the number of samples, their relative paths and the class names.

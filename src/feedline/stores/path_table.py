@@ -58,6 +58,13 @@ class LabelledPaths:
         starts = self.starts
         return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
 
+    def path(self, sample: int) -> str:
+        """A file's path below its dataset's folder, as text: odd bytes are escaped.
+
+        By it a cache finds the copy of a file.
+        """
+        return self.name(sample).decode("utf-8", "backslashreplace")
+
 
 def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where each path begins in a blob of paths that end by a zero byte, and the blob's length."""

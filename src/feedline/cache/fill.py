@@ -1,0 +1,175 @@
+"""The process that fills a cache while others train; the loader starts it, by `filler`.
+
+Guarantees: its workers take only the time that no other process wants, until somebody waits for the
+cache; it ends, with its workers, when the process that started it does; what it has made stays, and
+another goes on with it. It never fails for a broken image, which it leaves out and lists.
+
+Relies on: the kernel's idle scheduling class for the first. A process may enter that and not leave
+it, so workers are replaced when somebody waits. What it says, a line of JSON each:
+{"state": "busy"} where another build works in the folder; else "locked", then, when it has what
+to make from its standard input, "ready" and in the end "done"; or {"error": KIND, "text": ...}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from feedline.errors import FeedlineError, UsageError
+from feedline.stores.cache_layout import AWAITED, UNFINISHED, Level, is_finished
+from feedline.stores.cache_lock import only_builder
+
+__all__ = ["main"]
+
+_LOOK_EVERY_S = 0.5
+_TIDY_WITHIN_S = 10.0
+_QUALITY = 95
+_HURRY = signal.SIGUSR1
+
+
+def main(root: str, parent: int) -> None:
+    """Fill the cache in a folder with what standard input says.
+
+    Args:
+        root: the folder.
+        parent: the process that started this one.
+    """
+    # It is not told of Ctrl-C by the terminal; one of its threads tells it that its time is over.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_HURRY})
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        try:
+            os.makedirs(root, exist_ok=True)
+            with contextlib.ExitStack() as held:
+                try:
+                    held.enter_context(only_builder(root, patience_s=0))
+                except UsageError:
+                    return _say(state="busy")
+                _say(state="locked")
+                wanted = pickle.load(sys.stdin.buffer)
+                signal.signal(_HURRY, _hurry)
+                threading.Thread(target=_watch, args=(root, parent), daemon=True).start()
+                _fill(root, **wanted)
+                _say(state="done")
+        except FeedlineError as error:
+            _say(error=type(error).__name__, text=str(error))
+        except OSError as error:
+            _say(error="ResourceError", text=f"the cache {root!r} cannot be filled: {error}")
+
+
+def _fill(
+    root: str, where: str, files: Any, classes: Sequence[str] | None, sides: list[int], exif: bool
+) -> None:
+    """Build a cache of files.
+
+    Args:
+        root: its folder.
+        where: the files' folder.
+        files: a `FileStore`.
+        classes: their classes' names.
+        sides: of the levels, in pixels.
+        exif: turn images upright.
+    """
+    # These load torch.
+    from feedline.cache.build import build
+    from feedline.cache.folder_source import FolderSource
+    from feedline.cache.settings import Spec
+    from feedline.cache.unit_maker import Progress
+    from feedline.system import usable_cores
+
+    source = FolderSource(where, files, classes)
+    if is_finished(root):  # by another, in the meantime
+        return
+    spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)
+    ready = False
+
+    def progress(made: Progress) -> None:
+        nonlocal ready
+        if not ready:  # it has seen that settings, folder and disk will do
+            _say(state="ready")
+            ready = True
+
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HURRY})
+        build(source, spec, usable_cores(), progress, worker_init=_yield_to_others)
+        signal.signal(_HURRY, signal.SIG_IGN)
+    except _Awaited:
+        build(source, spec, usable_cores(), progress)
+
+
+class _Awaited(BaseException):
+    """Somebody waits for the cache."""
+
+
+def _hurry(*_: object) -> None:
+    raise _Awaited
+
+
+def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
+    """The levels of the unfinished build that is there, or those that are wanted.
+
+    Raises:
+        UsageError: those that are there do not serve.
+    """
+    levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
+    try:
+        with open(os.path.join(root, UNFINISHED, "settings.json"), "rb") as file:
+            there = tuple(map(Level.of, json.load(file)["levels"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return levels
+    if there[-1].side < sides[-1]:
+        raise UsageError(
+            f"the unfinished cache {root!r} is of {', '.join(map(str, there))}, and copies of "
+            f"{sides[-1]} px are wanted of it; finish it by the `feedline cache build` that began "
+            f"it and add a level, `feedline cache add-size {root} {sides[-1]}`, or name another "
+            "folder"
+        )
+    return there
+
+
+def _yield_to_others(worker: int) -> None:
+    """Work only when nobody else wants to."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.nice(19)
+    with contextlib.suppress(Exception):  # not every system knows it
+        import psutil
+
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def _watch(root: str, parent: int) -> None:
+    """Tell the main thread when somebody waits, and end it when the parent has ended.
+
+    It has when it has closed this process's standard input, or is the parent no more: a child that
+    was forked from it holds the other end, too.
+    """
+    awaited = os.path.join(root, UNFINISHED, AWAITED)
+    with contextlib.suppress(OSError):
+        os.unlink(awaited)  # of one who waited for another filler
+    while os.getppid() == parent:
+        readable, _, _ = select.select([sys.stdin], [], [], _LOOK_EVERY_S)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            break
+        if awaited and os.path.exists(awaited):
+            os.kill(os.getpid(), _HURRY)
+            awaited = ""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(_TIDY_WITHIN_S)
+    os._exit(1)  # the next one tidies up
+
+
+def _say(**what: str) -> None:
+    print(json.dumps(what), flush=True)

@@ -1,0 +1,129 @@
+"""Whether a loader reads originals or copies, of a cache that fills itself while it trains.
+
+Guarantees: what is read follows from where the run stands and from what was there when it began,
+never from how fast the cache is filled. A run that finds the cache finished reads copies from the
+start. Any other reads originals until it has handed out an epoch's batches, and copies from the
+next iteration on, for which it waits if it must. An epoch that a state was saved in goes on as it
+began.
+
+Relies on: `filler` for the process that fills; `rank_agreement`, where ranks share a loader's
+samples, for whether the cache was finished when they began.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from feedline.errors import StateError
+from feedline.loader.cursor import BatchCursor
+from feedline.loader.rank_agreement import RankAgreement
+from feedline.plan.batches import Plan
+from feedline.plan.state import is_count
+from feedline.stores.cache_layout import is_finished
+
+if TYPE_CHECKING:
+    from feedline.loader.filler import Filler
+    from feedline.loader.to_fill import ToFill
+
+__all__ = ["Filling"]
+
+
+class Filling:
+    """What one loader reads of its cache.
+
+    Args:
+        root: the cache's folder; None: the loader has none, and there is nothing to choose.
+    """
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+        self._given = 0  # batches handed out that were made of originals
+        self._ended = False  # an iteration over originals has come to its end
+        self._chosen = False  # an iteration has begun, or a state said what is read
+        self._filler: Filler | None = None  # that was just started
+        self._copies = root is None or is_finished(root)
+
+    def agree(self, agreement: RankAgreement, plan: Plan) -> None:
+        """Begin with copies only if all ranks do."""
+        if self._root is not None and not self._chosen:
+            self._copies = agreement.all_say(self._copies, plan)
+
+    def begin(self, cursor: BatchCursor) -> None:
+        """An iteration begins where a cursor stands."""
+        self._chosen = True
+        if self._copies or cursor.restored_step:  # the rest of an epoch
+            return
+        try:
+            batches = cursor.steps(cursor.position.epoch)
+        except TypeError:  # only the sampler's end tells
+            batches = 0
+        self._copies = self._ended or 0 < batches <= self._given
+
+    def handed_out(self) -> None:
+        """The loader has given a batch."""
+        self._given += not self._copies
+
+    def ended(self) -> None:
+        """An iteration has come to its end."""
+        self._ended = True
+
+    def reads_copies(self, wanted: Callable[[], ToFill | None]) -> bool:
+        """Whether copies are read: waits until they are there.
+
+        Raises:
+            FeedlineError: they cannot be made, and why.
+        """
+        if self._copies and self._root is not None and not is_finished(self._root):
+            from feedline.loader.filler import wait_until_filled  # of POSIX alone
+
+            if (what := wanted()) is not None:
+                wait_until_filled(what)
+        return self._copies
+
+    def start(self, wanted: ToFill | None) -> None:
+        """Have the copies made by a process, unless one does or none are wanted.
+
+        Raises:
+            FeedlineError: they cannot be made, and why, as far as is known at once.
+        """
+        if wanted is not None and not is_finished(wanted.root):
+            from feedline.loader.filler import filler_of
+
+            self._filler = filler_of(wanted)
+
+    def check(self) -> None:
+        """See that the process has begun to make copies.
+
+        Raises:
+            FeedlineError: it cannot, and why.
+        """
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            filler.wait_until_ready()
+
+    def state(self) -> dict[str, Any]:
+        """What a state says of it, JSON-able."""
+        if self._root is None:
+            return {}
+        return {"cache": {"copies": self._copies, "batches": self._given}}
+
+    def after(self, state: Mapping[str, Any]) -> Filling:
+        """The same when a state was loaded; the state of a loader without a cache says nothing.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        other, said = copy.copy(self), state.get("cache")
+        if self._root is None or said is None:
+            return other
+        if not (
+            isinstance(said, Mapping)
+            and isinstance(said.get("copies"), bool)
+            and is_count(said.get("batches"))
+        ):
+            raise StateError("cannot resume: the state is damaged: cache")
+        other._copies, other._given, other._ended = said["copies"], said["batches"], False
+        other._chosen = True
+        return other

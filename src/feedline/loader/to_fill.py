@@ -1,0 +1,76 @@
+"""What a cache that fills itself is to hold, for one loader.
+
+Guarantees: follows from the loader's arguments and dataset alone. Parts of one folder, as
+`random_split` makes them, fill one cache with the whole folder.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from feedline.images.crops import wanted_side
+from feedline.loader.settings import Settings
+from feedline.recognition.samples import store_of
+from feedline.recognition.subsets import unwrapped
+from feedline.stores.cache_place import check_place
+from feedline.stores.file_store import FileStore
+
+__all__ = ["ToFill", "to_fill"]
+
+_STEP = 64
+"""Levels are multiples of so many pixels: 128, 192 and 256 for rows of 112, 160 and 224, as a crop
+of a copy that is a little larger is nearer to the original's. Few different sizes serve many."""
+
+
+@dataclass(frozen=True, eq=False)
+class ToFill:
+    """What a cache is to hold.
+
+    Args:
+        root: its folder.
+        where: the folder of the originals.
+        files: the originals.
+        classes: their classes' names by number; None where they are not known.
+        sides: the levels' shorter sides in pixels, smallest first.
+        exif: images are turned upright.
+    """
+
+    root: str
+    where: str
+    files: FileStore[Any]
+    classes: list[str] | None
+    sides: tuple[int, ...]
+    exif: bool
+
+
+def to_fill(settings: Settings, source: Any) -> ToFill:
+    """What the cache of a loader is to hold.
+
+    Args:
+        settings: of the loader, with a cache.
+        source: a `RowPipeline` of the originals.
+
+    Raises:
+        UsageError: the images are no files, or the folder cannot be a cache of theirs.
+    """
+    asked = settings.asked
+    assert asked.cache is not None
+    files, folder = source.originals(), settings.dataset
+    if not asked.native:
+        folder, subsets = unwrapped(folder, lambda subset: None)
+        files = store_of(folder, []) if subsets else files
+    sizes = [phase.size or source.image_size for phase in asked.phases.phases]
+    sizes += [] if asked.max_image_size is None else [asked.max_image_size]
+    wanted = {wanted_side(source.transform, size) for size in sizes}
+    where = os.path.abspath(os.path.expanduser(os.fsdecode(folder.root)))
+    check_place(asked.cache, where)
+    return ToFill(
+        root=asked.cache,
+        where=where,
+        files=files,
+        classes=list(folder.classes),
+        sides=tuple(sorted({-(-side // _STEP) * _STEP for side in wanted})),
+        exif=source.exif,
+    )

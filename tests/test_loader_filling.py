@@ -1,0 +1,350 @@
+"""Caches that fill themselves: what is read when, and what becomes of a filler that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+from torchvision.datasets import ImageFolder as TorchvisionFolder
+from torchvision.transforms import v2
+
+from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
+from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
+from feedline.loader import filler
+from feedline.stores.cache_layout import MANIFEST, read_manifest
+
+TRAIN = v2.Compose(
+    [
+        v2.RandomResizedCrop(32, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.PILToTensor(),
+    ]
+)
+OPTIONS: dict[str, Any] = {"seed": 5, "shuffle": True, "image_size": 32, "num_workers": 1}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """70 smooth images of 90 to 96 px in two classes: three shards of a cache."""
+    root = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(2)
+    for number in range(70):
+        coarse = generator.integers(0, 256, (4, 5, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((96 - number % 5, 90), Image.Resampling.BICUBIC)
+        path = root / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a cache of the photos is like when it is full."""
+    root = tmp_path_factory.mktemp("caches") / "finished"
+    build_cache(photos, root, (64,), workers=2)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_fillers_left() -> Iterator[None]:
+    yield
+    end_fillers()
+
+
+def end_fillers() -> None:
+    for each in filler._fillers.values():
+        each.end()
+    filler._fillers.clear()
+
+
+def epochs(loader: Any, count: int) -> list[torch.Tensor]:
+    """The images of so many epochs, a tensor each."""
+    return [torch.cat([images.clone() for images, _ in loader]) for _ in range(count)]
+
+
+def wanted_of(data: Any, finished: Path, count: int, form: str) -> list[torch.Tensor]:
+    """Epochs of originals ("o") and of copies ("c"), each by a loader that reads nothing else."""
+    with (
+        DataLoader(data, 8, **OPTIONS) as originals,
+        DataLoader(data, 8, cache=finished, **OPTIONS) as copies,
+    ):
+        made = {"o": epochs(originals, count), "c": epochs(copies, count)}
+    return [made[which][epoch] for epoch, which in enumerate(form)]
+
+
+def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+# What is read when
+
+
+def test_an_epoch_of_originals_then_copies(
+    photos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cache"
+    data = ImageFolder(photos, TrainCrop())
+    with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
+        assert "none until an epoch is read" in loader.explain()
+        assert "copies of 64 px" in loader.explain()
+        found = epochs(loader, 3)
+        assert "64 px JPEG q95 for 32 px" in loader.explain()
+    assert same(found, wanted_of(data, finished, 3, "occ"))
+    assert read_manifest(str(root)).fingerprint == read_manifest(str(finished)).fingerprint
+    # The next run finds it finished.
+    with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
+        assert same(epochs(loader, 1), wanted_of(data, finished, 1, "c"))
+
+
+def test_parts_of_a_torchvision_folder_fill_one_cache(
+    photos: Path, finished: Path, tmp_path: Path
+) -> None:
+    root, folder = tmp_path / "cache", TorchvisionFolder(str(photos), TRAIN)
+    parts = [Subset(folder, range(0, 70, 3)), Subset(folder, [1, 4, 7])]
+    for part in parts:
+        with DataLoader(part, 8, cache=root, **OPTIONS) as loader:
+            form = "oc" if part is parts[0] else "cc"
+            assert same(epochs(loader, 2), wanted_of(part, finished, 2, form))
+    assert read_manifest(str(root)).samples == 70
+    assert read_manifest(str(root)).classes == ("a", "b")
+
+
+def test_torch_own_samplers_switch_too(photos: Path, tmp_path: Path) -> None:
+    folder = TorchvisionFolder(str(photos), TRAIN)
+    with DataLoader(folder, 8, num_workers=1, cache=tmp_path / "cache", shuffle=True) as loader:
+        states = []
+        for _ in range(2):
+            for _ in loader:
+                pass
+            states.append(loader.state_dict()["cache"])
+    assert states == [{"copies": False, "batches": 9}, {"copies": True, "batches": 9}]
+
+
+def test_batches_that_were_only_looked_at_are_no_epoch(photos: Path, tmp_path: Path) -> None:
+    data = ImageFolder(photos)
+    with DataLoader(data, 8, cache=tmp_path / "cache", **OPTIONS) as loader:
+        read = []
+        for _ in range(11):  # of an epoch of nine batches, one each
+            next(iter(loader))
+            read.append(loader.state_dict()["cache"]["copies"])
+    assert read == [False] * 9 + [True] * 2
+
+
+def test_an_epoch_goes_on_as_it_began(photos: Path, finished: Path, tmp_path: Path) -> None:
+    data = ImageFolder(photos)
+    whole = wanted_of(data, finished, 2, "oc")
+    with DataLoader(data, 8, cache=tmp_path / "cache", **OPTIONS) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+    # Here the cache is finished, and the rest of the epoch is of originals.
+    with DataLoader(data, 8, cache=finished, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        rest, second = epochs(loader, 2)
+        later = loader.state_dict()
+    assert torch.equal(rest, whole[0][32:])
+    assert torch.equal(second, whole[1])
+    # And here it is not there, and the next epoch is of copies.
+    with DataLoader(data, 8, cache=tmp_path / "other", **OPTIONS) as loader:
+        loader.load_state_dict(later)
+        third = epochs(loader, 1)
+    assert same(third, wanted_of(data, finished, 3, "occ")[2:])
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing(photos: Path, finished: Path) -> None:
+    with DataLoader(ImageFolder(photos), 8, cache=finished, **OPTIONS) as loader:
+        state = loader.state_dict()
+        assert state["cache"] == {"copies": True, "batches": 0}
+        for damaged in (7, {}, {"copies": 1, "batches": 0}, {"copies": True, "batches": -1}):
+            with pytest.raises(StateError, match="damaged: cache"):
+                loader.load_state_dict(state | {"cache": damaged})
+        with pytest.raises(StateError, match="seed was 6"):
+            loader.load_state_dict(state | {"seed": 6, "cache": {"copies": False, "batches": 1}})
+        assert loader.state_dict() == state
+
+
+def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for path in sorted(photos.glob("*/*.jpg")):
+        (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (folder / path.parent.name / path.name).write_bytes(path.read_bytes())
+    (folder / "a" / "10.jpg").write_bytes(b"\xff\xd8 no more")
+    with DataLoader(
+        ImageFolder(folder), 8, cache=tmp_path / "cache", on_error="skip", **OPTIONS
+    ) as loader:
+        assert [len(images) for images in epochs(loader, 3)] == [69] * 3
+        assert [name for name, _ in loader.skipped] == [str(folder / "a" / "10.jpg")] * 3
+        assert "was left out of the cache" in loader.skipped[2][1]
+    with (
+        DataLoader(ImageFolder(folder), 8, cache=tmp_path / "cache", **OPTIONS) as loader,
+        pytest.raises(ImageError, match=r"10\.jpg.*was left out of the cache"),
+    ):
+        epochs(loader, 1)
+
+
+# What dies, and who shares
+
+
+def test_a_filler_that_was_killed_is_followed_by_another(
+    photos: Path, finished: Path, tmp_path: Path
+) -> None:
+    root, data = tmp_path / "cache", ImageFolder(photos)
+    with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
+        first = torch.cat([images.clone() for images, _ in loader])
+        found = filler._fillers[str(root)]
+        found._process.send_signal(signal.SIGKILL)
+        found._process.wait()
+        second = epochs(loader, 1)
+    assert same([first, *second], wanted_of(data, finished, 2, "oc"))
+
+
+def test_one_that_always_dies_is_an_error(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = "import sys; sys.stdin.close(); sys.exit(9)"
+    monkeypatch.setattr(filler, "_BOOT", boot)
+    with pytest.raises(ResourceError, match="ended without a word, with status 9"):
+        DataLoader(ImageFolder(photos), 8, cache=tmp_path / "cache", **OPTIONS)
+
+
+SCRIPT = """
+import json, sys
+from feedline import DataLoader, ImageFolder
+
+loader = DataLoader(
+    ImageFolder(sys.argv[1]), 8, cache=sys.argv[2], seed=5, image_size=32, num_workers=1
+)
+print("begun", flush=True)
+for epoch in range(2):
+    for images, labels in loader:
+        if len(sys.argv) > 3 and not epoch:
+            sys.stdin.readline()
+    print(json.dumps([int(images.sum()), loader.state_dict()["cache"]["copies"]]), flush=True)
+"""
+
+
+def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def fillers(root: Path) -> list[psutil.Process]:
+    """The processes that fill a cache, without their workers."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if str(root) in line and any("feedline.cache.fill" in part for part in line):
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_filler_ends_with_its_trainer_and_the_next_goes_on(
+    photos: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    root = tmp_path / "cache"
+    trainer = run(photos, root, "slow")
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "begun\n"
+    until(lambda: fillers(root))
+    processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
+    trainer.send_signal(how)
+    trainer.communicate()
+    until(lambda: not any(each.is_running() and each.status() != "zombie" for each in processes))
+    assert not list(root.rglob("*.partial"))
+    again = run(photos, root)
+    said = again.communicate()[0].splitlines()
+    assert [json.loads(line)[1] for line in said[1:]] == [False, True] or (root / MANIFEST).exists()
+    assert again.returncode == 0
+
+
+def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    trainers = [run(photos, root, "slow") for _ in range(3)]
+    for trainer in trainers:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "begun\n"
+    assert len(fillers(root)) <= 1
+    outputs = [trainer.communicate("\n" * 20)[0].splitlines() for trainer in trainers]
+    assert [trainer.returncode for trainer in trainers] == [0] * 3
+    # A run that began later may have found it finished, and says so.
+    said = {(epoch, *json.loads(line)) for lines in outputs for epoch, line in enumerate(lines)}
+    forms = [(epoch, copies) for epoch, _, copies in said]
+    assert len(set(forms)) == len(forms)
+    assert {copies for epoch, copies in forms if epoch == 1} == {True}
+    levels = [path.read_bytes() for path in sorted((root / "64").iterdir())]
+    assert levels == [path.read_bytes() for path in sorted((finished / "64").iterdir())]
+
+
+# What cannot be filled
+
+
+def test_what_cannot_be_filled_is_said_at_once(photos: Path, tmp_path: Path) -> None:
+    data = ImageFolder(photos)
+
+    def refused(root: Path, kind: type[FeedlineError], match: str) -> None:
+        with (
+            pytest.raises(kind, match=match),
+            DataLoader(data, 8, cache=root, **OPTIONS) as loader,
+        ):
+            iter(loader)
+        end_fillers()
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter.txt").write_text("")
+    refused(other, UsageError, "is not empty")
+    refused(photos / "cache", UsageError, "would lie in its source")
+    refused(other / "letter.txt" / "cache", ResourceError, "cannot be filled")
+    small = tmp_path / "small"
+    unfinished(photos, small, (16,))
+    refused(small, UsageError, "is of 16 px JPEG q95, and copies of 64 px are wanted")
+
+
+def test_an_unfinished_cache_is_finished_as_it_was_begun(photos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    unfinished(photos, root, (40, 80))
+    with DataLoader(ImageFolder(photos), 8, cache=root, **OPTIONS) as loader:
+        epochs(loader, 2)
+    assert [level.side for level in read_manifest(str(root)).levels] == [40, 80]
+
+
+def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
+    """A build that was stopped after its first shard."""
+    script = (
+        "import os, sys; from feedline import build_cache\n"
+        "def stop(said):\n"
+        "    if said.made:\n"
+        "        os._exit(3)\n"
+        f"build_cache({str(photos)!r}, {str(root)!r}, {sizes}, workers=0, progress=stop)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 3
