@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,34 +89,13 @@ def build_cache(
         return build(images, spec, processes, progress)
 
 
-def build(
-    source: Source,
-    spec: Spec,
-    workers: int,
-    progress: Report,
-    *,
-    worker_init: Callable[[int], None] | None = None,
-) -> Manifest:
-    """Make a cache in a folder that is there and locked, or go on with one; see `build_cache`.
-
-    Args:
-        source: what the images come from.
-        spec: what is made.
-        workers: processes.
-        progress: called again and again, once when all is checked and before the first unit.
-        worker_init: called in each of the processes, with its number, when it begins.
-    """
+def build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
+    """Make a cache in a folder that is there and locked, or go on with one; see `build_cache`."""
     with unfinished_work(spec):
-        return _build(source, spec, workers, progress, worker_init)
+        return _build(source, spec, workers, progress)
 
 
-def _build(
-    source: Source,
-    spec: Spec,
-    workers: int,
-    progress: Report,
-    worker_init: Callable[[int], None] | None,
-) -> Manifest:
+def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
     each = finished.per_shard if finished else samples_per_shard(expected)
@@ -132,7 +111,7 @@ def _build(
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None if finished is None else Kept(spec.root, finished)
-    make_units(source, spec, expected, todo, workers, progress, kept, worker_init)
+    make_units(source, spec, expected, todo, workers, progress, kept)
     return finish(source, spec, units, settings.per_shard)
 
 

@@ -1,13 +1,14 @@
 """The process that fills a cache while others train; the loader starts it, by `filler`.
 
-Guarantees: its workers take only the time that no other process wants, until somebody waits for the
-cache; it ends, with its workers, when the process that started it does; what it has made stays, and
+Guarantees: once it has seen that the cache can be made, it takes only the time that no other
+process wants, and lets go of the cache when somebody waits for it; an eager one takes what it gets.
+It ends, with its workers, when the process that started it does; what it has made stays, and
 another goes on with it. It never fails for a broken image, which it leaves out and lists.
 
-Relies on: the kernel's idle scheduling class for the first. A process may enter that and not leave
-it, so workers are replaced when somebody waits. What it says, a line of JSON each:
-{"state": "busy"} where another build works in the folder; else "locked", then, when it has what
-to make from its standard input, "ready" and in the end "done"; or {"error": KIND, "text": ...}.
+Relies on: the kernel's idle scheduling class, which a thread may enter and not leave. What it says,
+a line of JSON each: {"state": "busy"} where another build works in the folder; else "locked", then,
+when it has what to make from its standard input, "ready", and in the end "done", or "released"
+where somebody waits; or {"error": KIND, "text": ...}.
 """
 
 from __future__ import annotations
@@ -33,20 +34,19 @@ __all__ = ["main"]
 _LOOK_EVERY_S = 0.5
 _TIDY_WITHIN_S = 10.0
 _QUALITY = 95
-_HURRY = signal.SIGUSR1
 
 
-def main(root: str, parent: int) -> None:
+def main(root: str, parent: int, eager: bool) -> None:
     """Fill the cache in a folder with what standard input says.
 
     Args:
         root: the folder.
         parent: the process that started this one.
+        eager: somebody waits for the cache.
     """
     # It is not told of Ctrl-C by the terminal; one of its threads tells it that its time is over.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.pthread_sigmask(signal.SIG_BLOCK, {_HURRY})
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             os.makedirs(root, exist_ok=True)
@@ -57,9 +57,8 @@ def main(root: str, parent: int) -> None:
                     return _say(state="busy")
                 _say(state="locked")
                 wanted = pickle.load(sys.stdin.buffer)
-                signal.signal(_HURRY, _hurry)
-                threading.Thread(target=_watch, args=(root, parent), daemon=True).start()
-                _fill(root, **wanted)
+                threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
+                _fill(root, eager, **wanted)
                 _say(state="done")
         except FeedlineError as error:
             _say(error=type(error).__name__, text=str(error))
@@ -68,12 +67,20 @@ def main(root: str, parent: int) -> None:
 
 
 def _fill(
-    root: str, where: str, files: Any, classes: Sequence[str] | None, sides: list[int], exif: bool
+    root: str,
+    eager: bool,
+    *,
+    where: str,
+    files: Any,
+    classes: Sequence[str] | None,
+    sides: list[int],
+    exif: bool,
 ) -> None:
     """Build a cache of files.
 
     Args:
         root: its folder.
+        eager: somebody waits for it.
         where: the files' folder.
         files: a `FileStore`.
         classes: their classes' names.
@@ -96,23 +103,12 @@ def _fill(
     def progress(made: Progress) -> None:
         nonlocal ready
         if not ready:  # it has seen that settings, folder and disk will do
-            _say(state="ready")
             ready = True
+            _say(state="ready")
+            if not eager:
+                _yield_to_others()
 
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HURRY})
-        build(source, spec, usable_cores(), progress, worker_init=_yield_to_others)
-        signal.signal(_HURRY, signal.SIG_IGN)
-    except _Awaited:
-        build(source, spec, usable_cores(), progress)
-
-
-class _Awaited(BaseException):
-    """Somebody waits for the cache."""
-
-
-def _hurry(*_: object) -> None:
-    raise _Awaited
+    build(source, spec, usable_cores(), progress)
 
 
 def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
@@ -137,8 +133,8 @@ def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
     return there
 
 
-def _yield_to_others(worker: int) -> None:
-    """Work only when nobody else wants to."""
+def _yield_to_others() -> None:
+    """Work in this thread, and in processes to come, only when nobody else wants to."""
     with contextlib.suppress(OSError):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -150,22 +146,22 @@ def _yield_to_others(worker: int) -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def _watch(root: str, parent: int) -> None:
-    """Tell the main thread when somebody waits, and end it when the parent has ended.
+def _watch(root: str, parent: int, eager: bool) -> None:
+    """End this process when its parent has ended, or when somebody waits for what it makes slowly.
 
-    It has when it has closed this process's standard input, or is the parent no more: a child that
-    was forked from it holds the other end, too.
+    The parent has ended when it has closed this process's standard input, or is the parent no more:
+    a child that was forked from it holds the other end, too.
     """
     awaited = os.path.join(root, UNFINISHED, AWAITED)
-    with contextlib.suppress(OSError):
-        os.unlink(awaited)  # of one who waited for another filler
+    with contextlib.suppress(OSError):  # one who waits says so again
+        os.unlink(awaited)
     while os.getppid() == parent:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_EVERY_S)
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
-        if awaited and os.path.exists(awaited):
-            os.kill(os.getpid(), _HURRY)
-            awaited = ""
+        if not eager and os.path.exists(awaited):
+            _say(state="released")
+            os.killpg(0, signal.SIGKILL)  # the others have no time for a better end
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(_TIDY_WITHIN_S)
     os._exit(1)  # the next one tidies up

@@ -93,7 +93,6 @@ def make_units(
     workers: int,
     progress: Report,
     kept: Kept | None = None,
-    worker_init: Callable[[int], None] | None = None,
 ) -> None:
     """Make some units.
 
@@ -105,7 +104,6 @@ def make_units(
         workers: processes.
         progress: called again and again, once before the first unit.
         kept: copies that need not be made.
-        worker_init: called in each process when it begins, with its number.
     """
     done, made = expected.images - _images(todo), 0
     for level in spec.levels:
@@ -116,18 +114,23 @@ def make_units(
         if spec.format == "lmdb":
             sizes = [2 * size for size in expected.level_bytes]
             lmdb = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes))
-        units: DataLoader[tuple[int, int]] = DataLoader(
-            Units(source, spec, todo, kept),  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=min(workers, len(todo)),
-            in_order=False,
-            worker_init_fn=worker_init,
-        )
-        for number, images in opened.enter_context(units):
+        for number, images in opened.enter_context(_made(source, spec, todo, workers, kept)):
             if lmdb is not None:
                 lmdb.put(number)
             made += images
             progress(Progress(expected, done + made, made))
+
+
+def _made(
+    source: Source, spec: Spec, todo: Sequence[Unit], workers: int, kept: Kept | None
+) -> DataLoader[tuple[int, int]]:
+    """Makes the units by worker processes, as they come."""
+    return DataLoader(
+        Units(source, spec, todo, kept),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=min(workers, len(todo)),
+        in_order=False,
+    )
 
 
 def _images(units: Sequence[Unit]) -> int:

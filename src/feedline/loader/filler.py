@@ -34,8 +34,8 @@ __all__ = ["Filler", "filler_of", "wait_until_filled"]
 
 _BOOT = (
     # As for the fork server: nothing is imported before the working directory is off the path.
-    "import sys; sys.path[:] = sys.argv[3:]; from feedline.cache.fill import main; "
-    "main(sys.argv[1], int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
+    "main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'eager')"
 )
 _LOOK_EVERY_S = 0.1
 _SAY_EVERY_S = 10.0
@@ -50,18 +50,20 @@ class Filler:
 
     Args:
         wanted: with what.
+        eager: somebody waits for it; else it takes only the time that no other process wants.
 
     Raises:
         ResourceError: it cannot be started.
     """
 
-    def __init__(self, wanted: ToFill) -> None:
+    def __init__(self, wanted: ToFill, *, eager: bool) -> None:
+        how = "eager" if eager else "idle"
         self._owner, self._state = os.getpid(), ""
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, wanted.root, str(os.getpid()), *search_path()],
+                [sys.executable, "-c", _BOOT, wanted.root, str(os.getpid()), how, *search_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # so that `select` tells of all that was said
@@ -134,7 +136,7 @@ class Filler:
         """Take in the next thing that it says."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line and self._state != "done":
+        if not line and self._state not in ("done", "released"):
             raise _Ended(
                 "the process that fills the cache ended without a word, with status "
                 f"{self._process.wait()}: it was killed, perhaps for want of memory. What it has "
@@ -150,7 +152,7 @@ class _Ended(ResourceError):
     """A filler was killed."""
 
 
-def filler_of(wanted: ToFill) -> Filler | None:
+def filler_of(wanted: ToFill, *, eager: bool = False) -> Filler | None:
     """What fills a cache: of this process, started now if there is none; None: of another process.
 
     Raises:
@@ -163,7 +165,7 @@ def filler_of(wanted: ToFill) -> Filler | None:
         found.end()
     if is_locked(wanted.root):
         return None
-    made = _fillers[wanted.root] = Filler(wanted)
+    made = _fillers[wanted.root] = Filler(wanted, eager=eager)
     return None if made.busy else made
 
 
@@ -176,8 +178,8 @@ def _end_all() -> None:
 def wait_until_filled(wanted: ToFill) -> None:
     """Wait until a cache is filled, by this process's filler or another's.
 
-    From now on it is filled at full speed. Says now and then, as a warning to the logger
-    "feedline", how far it is.
+    From now on it is filled at full speed: who fills it in the background lets go of it. Says now
+    and then, as a warning to the logger "feedline", how far it is.
 
     Raises:
         FeedlineError: it cannot be filled, and why.
@@ -188,7 +190,7 @@ def wait_until_filled(wanted: ToFill) -> None:
         with contextlib.suppress(OSError):  # it is not there yet, or any more
             (folder / AWAITED).touch()
         try:
-            filler = filler_of(wanted)
+            filler = filler_of(wanted, eager=True)
             if filler is None:
                 time.sleep(_LOOK_EVERY_S)
             else:

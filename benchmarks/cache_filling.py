@@ -1,0 +1,94 @@
+"""What filling a cache costs the epoch that is trained meanwhile, and what it brings.
+
+    python benchmarks/cache_filling.py FOLDER [--rounds 3] [--copies 8] [--busy-ms 0,60]
+
+A folder with the images several times over (symbolic links) is read by a loader with `cache=` and
+by one without, in turns, each in a process of its own, at 224 px in batches of 64 by as many
+workers as there are cores. With --busy-ms the training step itself takes so long, asleep, as with a
+GPU; 0 is a run that is bound by loading. Medians, and the ratio of the first epochs in the same
+turn. An epoch's time holds the wait for the cache at its beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+EPOCHS = 3
+
+
+def train(folder: str, cache: str, busy_ms: float) -> None:
+    """Print the seconds of each epoch, the wait for the cache counted to the epoch after it."""
+    from feedline import DataLoader, ImageFolder, TrainCrop
+
+    data = ImageFolder(folder, TrainCrop((0.25, 1.0)))
+    seconds = []
+    with DataLoader(
+        data, 64, schedule=f"224x{EPOCHS}", num_workers="auto", cache=cache or None
+    ) as loader:
+        next(iter(loader))  # workers have started, and so has what fills the cache
+        loader.set_epoch(0)
+        for _ in range(EPOCHS):
+            started = time.perf_counter()
+            for _ in loader:
+                time.sleep(busy_ms / 1000)
+            seconds.append(time.perf_counter() - started)
+    print(json.dumps(seconds))
+
+
+def many(folder: Path, copies: int, root: Path) -> Path:
+    """The images of a folder so many times, as links."""
+    for number in range(copies):
+        for path in folder.resolve().iterdir():
+            (root / f"{number}-{path.name}").symlink_to(path)
+    return root
+
+
+def turn(folder: Path, cache: Path | str, busy_ms: float) -> list[float]:
+    command = [sys.executable, __file__, "--train", str(folder), str(cache), str(busy_ms)]
+    seconds: list[float] = json.loads(subprocess.check_output(command).splitlines()[-1])
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--copies", type=int, default=8)
+    parser.add_argument("--busy-ms", default="0,60")
+    given = parser.parse_args()
+    for busy_ms in map(float, given.busy_ms.split(",")):
+        plain, filled = [], []
+        for number in range(given.rounds):
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary, "images")
+                folder.mkdir()
+                many(given.folder, given.copies, folder)
+                for which in ("plain", "filled") if number % 2 else ("filled", "plain"):
+                    if which == "plain":
+                        plain.append(turn(folder, "", busy_ms))
+                    else:
+                        filled.append(turn(folder, Path(temporary, "cache"), busy_ms))
+        ratio = [one[0] / other[0] for one, other in zip(filled, plain, strict=True)]
+        print(
+            f"step of {busy_ms:.0f} ms: first epoch {statistics.median(ratio):.3f} of one without "
+            f"a cache ({min(ratio):.3f} to {max(ratio):.3f}); epochs in s without "
+            f"{_medians(plain)}, with {_medians(filled)}"
+        )
+
+
+def _medians(runs: list[list[float]]) -> str:
+    return ", ".join(f"{statistics.median(each):.1f}" for each in zip(*runs, strict=True))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--train"]:
+        train(sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    else:
+        main()
