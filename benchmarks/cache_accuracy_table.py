@@ -4,8 +4,7 @@
 
 Differences are paired by seeds: the run on copies minus the run of the same seed on originals.
 Their interval is Student's, 95%, with one degree of freedom less than there are seeds. Where it
-holds 0 nothing is proven but its ends: the effect may be as large as either. Seeds of which a run
-is missing are left out.
+holds 0 nothing is proven but its ends: the effect may be as large as either.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from scipy import stats
 ORIGINALS = "originals"
 
 Found = dict[str, Any]
+Runs = dict[int, Found]  # by their seeds
 Figure = Callable[[Found], float]
 
 
@@ -34,7 +34,9 @@ class Interval(NamedTuple):
     high: float
 
     def text(self, digits: int) -> str:
-        return f"{self.mean:+.{digits}f} ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
+        # A zero added to a rounded -0.0 makes it 0.0.
+        middle, low, high = (f"{round(value, digits) + 0.0:+.{digits}f}" for value in self)
+        return f"{middle} ({low} to {high})"
 
 
 def interval(values: list[float]) -> Interval:
@@ -44,13 +46,12 @@ def interval(values: list[float]) -> Interval:
     return Interval(middle, middle - half, middle + half)
 
 
-def by_arm(found: Found) -> dict[str, list[Found]]:
-    """The runs of each arm, in the order of their seeds; those of seeds that every arm has."""
-    arms: dict[str, dict[int, Found]] = {arm: {} for arm in found["settings"]["arms"]}
-    for run in found["runs"]:
+def by_arm(found: Found) -> dict[str, Runs]:
+    """The runs of each arm by their seeds."""
+    arms: dict[str, Runs] = {arm: {} for arm in found["settings"]["arms"]}
+    for run in sorted(found["runs"], key=lambda run: run["seed"]):
         arms[run["arm"]][run["seed"]] = run
-    seeds = sorted(set.intersection(*(set(runs) for runs in arms.values())))
-    return {arm: [runs[seed] for seed in seeds] for arm, runs in arms.items()}
+    return arms
 
 
 def points(judged_on: str) -> Figure:
@@ -68,27 +69,40 @@ def last_loss(run: Found) -> float:
     return mean(epoch["loss"] for epoch in run["judged"])
 
 
-def columns(runs: list[Found], base: list[Found], figure: Figure, digits: int) -> list[str]:
+def columns(runs: Runs, base: Runs, figure: Figure, digits: int) -> list[str]:
     """The mean and deviation of a figure over seeds, and its difference from the originals'."""
-    values = [figure(run) for run in runs]
+    values = [figure(run) for run in runs.values()]
     said = f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
     if runs is base:
         return [said, ""]
-    pairs = zip(values, map(figure, base), strict=True)
-    return [said, interval([one - other for one, other in pairs]).text(digits)]
+    return [said, difference(runs, figure, base, figure).text(digits)]
+
+
+def compared(runs: Runs, figure: Figure, base: Runs, base_figure: Figure) -> list[str]:
+    """The mean of a figure over seeds, and its difference from another of the originals'."""
+    middle = mean(map(figure, runs.values()))
+    return [f"{middle:.2f}", difference(runs, figure, base, base_figure).text(2)]
+
+
+def difference(runs: Runs, figure: Figure, base: Runs, base_figure: Figure) -> Interval:
+    """Of the runs from the originals', paired by seeds."""
+    shared = [seed for seed in runs if seed in base]
+    return interval([figure(runs[seed]) - base_figure(base[seed]) for seed in shared])
 
 
 def tables(found: Found) -> str:
-    """The differences, and what each model reaches on each kind of validation images."""
+    """The differences on the originals, then on copies; all from originals throughout."""
     arms = by_arm(found)
     base, settings = arms[ORIGINALS], found["settings"]
-    if len(base) < 2:
-        raise SystemExit("an interval needs two seeds with all their runs")
+    arms = {arm: runs for arm, runs in arms.items() if len(set(runs) & set(base)) > 1}
+    if not arms:
+        raise SystemExit("an interval needs two seeds")
     train, val = settings["data"]["train"], settings["data"]["val"]
     epochs = settings["judged_epochs"]
     main_rows = [
         [
             arm,
+            len(runs),
             *columns(runs, base, points(ORIGINALS), 2),
             *columns(runs, base, last_points, 2),
             *columns(runs, base, last_loss, 4),
@@ -98,6 +112,7 @@ def tables(found: Found) -> str:
     averaged = f"of the last {epochs} epochs"
     headers = [
         "trained on",
+        "seeds",
         "top-1 %, ± over seeds",
         "difference (95%)",
         f"top-1 % {averaged}",
@@ -105,17 +120,28 @@ def tables(found: Found) -> str:
         f"loss {averaged}",
         "difference (95%)",
     ]
+    plain = points(ORIGINALS)
     judged_rows = [
-        [arm, *(f"{mean(map(points(kind), runs)):.2f}" for kind in arms)]
-        for arm, runs in arms.items()
+        [
+            kind,
+            *compared(base, points(kind), base, plain),
+            *compared(runs, points(kind), base, plain),
+        ]
+        for kind, runs in arms.items()
+        if runs is not base
     ]
-    seconds = sum(run["seconds"] for runs in arms.values() for run in runs)
     about = (
         f"{settings['folder']}: {train['images']} images of {train['classes']} classes to train "
         f"on, {val['images']} to judge on; {settings['model']['name']}, "
-        f"{settings['recipe']['schedule']}; {len(base)} seeds, {seconds / 60:.0f} minutes"
+        f"{settings['recipe']['schedule']}"
     )
-    judged_headers = ["trained on", *(f"judged on {kind}, top-1 %" for kind in arms)]
+    judged_headers = [
+        "judged on",
+        "trained on originals, top-1 %",
+        "difference (95%)",
+        "trained on the same copies, top-1 %",
+        "difference (95%)",
+    ]
     return "\n\n".join(
         (
             about,
