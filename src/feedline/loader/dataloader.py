@@ -93,7 +93,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             ImageNet's statistics.
         cache: the folder of a cache with smaller copies of the dataset's images, as `build_cache`
             makes one: of a `feedline.ImageFolder`, or of a recognised torchvision folder. Each
-            phase gets the smallest copies that serve its size; crops are where they were.
+            phase gets the smallest copies that serve its size; crops are where they were. Where
+            it is not there or not finished, it is filled during an epoch of originals, and read
+            from the next iteration on: see docs/CACHE.md.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
