@@ -28,6 +28,7 @@ __all__ = [
     "INDEX",
     "LMDB_FILE",
     "MANIFEST",
+    "MOST_MANIFEST_BYTES",
     "UNFINISHED",
     "CacheFormat",
     "Level",
@@ -35,6 +36,7 @@ __all__ = [
     "is_cache",
     "level_size",
     "member",
+    "parse_manifest",
     "read_manifest",
     "shard_name",
 ]
@@ -46,7 +48,7 @@ UNFINISHED = "unfinished"
 """The folder of what a build has done so far."""
 
 VERSION = 1
-_MOST_BYTES = 256 << 20
+MOST_MANIFEST_BYTES = 256 << 20
 
 CacheFormat: TypeAlias = Literal["webdataset", "lmdb", "folder"]
 
@@ -147,7 +149,7 @@ def read_manifest(root: str) -> Manifest:
     path = os.path.join(root, MANIFEST)
     try:
         with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(MOST_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         if os.path.isdir(os.path.join(root, UNFINISHED)):
             raise DatasetError(
@@ -157,9 +159,19 @@ def read_manifest(root: str) -> Manifest:
         raise DatasetError(f"{root!r} is no cache: it has no {MANIFEST}") from None
     except OSError as error:
         raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error
+    return parse_manifest(data, root)
+
+
+def parse_manifest(data: bytes, root: str) -> Manifest:
+    """The manifest that a file holds; raises as `read_manifest` does.
+
+    Args:
+        data: the file; where it is longer than a manifest may be, its beginning.
+        root: where the cache lies, to say it.
+    """
     try:
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        if len(data) > MOST_MANIFEST_BYTES:
+            raise ValueError(f"it has more than {MOST_MANIFEST_BYTES} bytes")
         given = json.loads(data)
         version = given.pop("feedline_cache")
         if isinstance(version, int) and version > VERSION:
@@ -171,8 +183,8 @@ def read_manifest(root: str) -> Manifest:
         return _checked(given)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"{path!r} is no manifest of a cache: {type(error).__name__}: {error}. Is it damaged? "
-            "Build the cache anew"
+            f"{MANIFEST} in {root!r} is no manifest of a cache: {type(error).__name__}: {error}. "
+            "Is it damaged? Build the cache anew"
         ) from error
 
 

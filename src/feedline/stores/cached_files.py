@@ -6,6 +6,7 @@ both were made of; a file without a copy is an error when the two are joined, no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ class CachedFiles:
     def close(self) -> None:
         """Let go of what was opened."""
         self.cache.close()
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        """These are about to be read: fetch together what lies on another machine."""
+        self.cache.prepare(self._rows[np.asarray(samples)].tolist(), side)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """The cache's copy of a file."""
