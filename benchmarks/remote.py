@@ -2,11 +2,11 @@
 
     python benchmarks/remote.py FOLDER [--latency-ms 20] [--in-flight 1,8,32] [--workers 2]
 
-A cache of the folder's images at 256 px (JPEG q95) is served on the loopback interface, by nginx and by
-moto's server; a proxy between brings each answer later. Random crops become batches of 64 at 224 px. An
-epoch is read twice: with nothing of it on the local disk (cold), and once more (warm). A rate counts
-from the first batch on, so without the start of the workers. Servers, proxy and workers share the
-cores of this machine.
+A cache of the folder's images at 256 px (JPEG q95) is served on the loopback interface, by nginx
+and by moto's server; a proxy between brings each answer later. Random crops become batches of 64 at
+224 px. An epoch is read twice: with nothing of it on the local disk (cold), and once more (warm). A
+rate counts from the first batch on, so without the start of the workers. Servers, proxy and workers
+share the cores of this machine.
 """
 
 from __future__ import annotations

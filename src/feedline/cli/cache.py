@@ -29,7 +29,6 @@ _INTERRUPTED = 130
 
 Format = Enum("Format", {"webdataset": "webdataset", "lmdb": "lmdb", "folder": "folder"})
 OnError = Enum("OnError", {"stop": "raise", "skip": "skip"})
-Root = Annotated[Path, typer.Argument(metavar="DIR", help="The cache's folder.")]
 # As text: a path would lose a slash of a URL.
 Place = Annotated[str, typer.Argument(metavar="DIR", help="The cache's folder, or its URL.")]
 
@@ -91,7 +90,7 @@ def build(
 
 @cache.command("add-size", no_args_is_help=True)
 def add(
-    root: Root,
+    root: Place,
     size: Annotated[int, typer.Argument(metavar="SIZE", help="Their shorter side in pixels.")],
     source: Annotated[
         Path | None,
@@ -232,7 +231,7 @@ def _sizes(text: str) -> list[int]:
         ) from None
 
 
-def _make(make: Callable[..., Manifest], root: Path, workers: str, json: Path | None) -> None:
+def _make(make: Callable[..., Manifest], root: Path | str, workers: str, json: Path | None) -> None:
     """Run what makes copies, and say what was made."""
     from rich.progress import TimeRemainingColumn
 

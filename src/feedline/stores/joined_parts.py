@@ -12,7 +12,7 @@ from typing import NamedTuple
 __all__ = ["BLOCK_BYTES", "GAP_BYTES", "Part", "joined"]
 
 GAP_BYTES = 64 << 10
-"""Parts no further apart are joined: what lies between them comes in about the time of a request."""
+"""Parts no further apart are joined: what lies between them comes in the time of a request."""
 
 BLOCK_BYTES = 4 << 20
 """How long joined parts are at most, so that a long run comes in several requests at a time."""

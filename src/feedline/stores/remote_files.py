@@ -211,7 +211,8 @@ class RemoteFiles:
             # Workers that failed together do not come back together.
             time.sleep(pause_s * (1 + os.getpid() % 8 / 8))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if not lasts(last) and not isinstance(last, Altered):
+        if not lasts(last):
+            # Else each of the next reads would take as long to fail.
             self._away_until = time.monotonic() + _AWAY_S
         often = "" if tries == 1 else f", {tries} times in {spent_s:.0f} s"
         raise RemoteError(

@@ -127,7 +127,8 @@ class RemoteLocation:
         """
         folder = self.folder(manifest)
         try:
-            os.makedirs(os.path.join(folder, INDEX), 0o700, exist_ok=True)
+            os.makedirs(folder, 0o700, exist_ok=True)
+            os.makedirs(os.path.join(folder, INDEX), exist_ok=True)
             for name, rows, dtype, shape in _columns(manifest, folder):
                 size = rows * np.dtype(dtype).itemsize * math.prod(shape) + _HEADER_BYTES
                 self._have(folder, name, size, manifest.digests.get(name))
