@@ -185,6 +185,32 @@ def test_a_setting_that_cannot_be_used_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_verify_and_info_take_a_url_and_add_size_says_that_it_does_not(
+    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    feedline("cache", "build", photos, tmp_path / "cache", "--sizes", "16")
+    url = (tmp_path / "cache").as_uri()
+    ended = feedline("cache", "verify", url, "--workers", 1)
+    assert ended.status == 0, ended
+    assert f"{url}: checked " in ended.out
+    ended = feedline("cache", "info", url, "--json", tmp_path / "said.json")
+    assert ended.status == 0, ended
+    assert f"{url}: " in ended.out
+    assert "random crops" in ended.out
+    assert json.loads((tmp_path / "said.json").read_text())["folder"] == url
+    shard = tmp_path / "cache" / "16" / "000000.tar"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    ended = feedline("cache", "verify", url, "--workers", 1)
+    assert ended.status == 1
+    assert f"{url}/16/000000.tar: sample 0" in ended.out
+    assert f"copy what is damaged to {url} once more" in ended.out
+    assert_refused(
+        feedline("cache", "add-size", "s3://bucket/cache", 24), "a folder of this machine"
+    )
+
+
 @pytest.mark.parametrize("command", ["verify", "info", "add-size"])
 def test_what_is_no_cache_is_refused(
     feedline: Command, photos: Path, tmp_path: Path, command: str

@@ -26,6 +26,7 @@ from feedline.loader.checks import worker_count
 from feedline.stores.cache_index import CacheIndex
 from feedline.stores.cache_layout import Level, Manifest, read_manifest
 from feedline.stores.cache_lock import only_builder
+from feedline.stores.remote_files import is_url
 
 __all__ = ["add_size"]
 
@@ -59,6 +60,11 @@ def add_size(
         UsageError: an argument cannot be used, the cache has this size, or a build works in it.
     """
     processes = worker_count(workers)
+    if is_url(root):
+        raise UsageError(
+            f"copies are added to a cache in a folder of this machine, and {root!r} is a URL: add "
+            "them where the cache was built, and copy what is new"
+        )
     where = os.path.abspath(os.path.expanduser(os.fspath(root)))
     read_manifest(where)  # before a lock is put there
     with only_builder(where):

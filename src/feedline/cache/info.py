@@ -13,7 +13,8 @@ from typing import Any
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.stores.cache_index import load_entries
-from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
+from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest
+from feedline.stores.open_location import location_of
 from feedline.system import usable_cores
 
 __all__ = ["CacheInfo", "LevelInfo", "cache_info", "size_measured"]
@@ -46,7 +47,7 @@ class CacheInfo:
     """What is known of a cache.
 
     Args:
-        root: its folder.
+        root: its folder or URL.
         manifest: what it says of itself.
         levels: smallest first.
     """
@@ -60,19 +61,20 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
     """What a cache holds.
 
     Args:
-        root: its folder.
+        root: its folder or URL.
         measure: read random crops of each level for about two seconds, on all usable cores.
 
     Raises:
         DatasetError: there is no cache, or its index is damaged.
         ImageError: an image that was read to measure is damaged; names it.
     """
-    where = os.path.abspath(os.path.expanduser(os.fspath(root)))
-    manifest = read_manifest(where)
+    location = location_of(root)
+    manifest, where = location.manifest(), str(location)
+    index_folder = location.index(manifest).root
     levels = []
     smaller = 0
     for level in manifest.levels:
-        lengths = load_entries(where, level, manifest.samples)[:, 2]
+        lengths = load_entries(index_folder, level, manifest.samples)[:, 2]
         crop_px = size_measured(level.side, smaller)
         smaller = level.side
         levels.append(
@@ -81,7 +83,7 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
                 bytes=_bytes_on_disk(where, manifest, level),
                 image_bytes=float(lengths.mean()) if len(lengths) else 0.0,
                 crop_px=crop_px,
-                images_per_s=_images_per_s(where, manifest, crop_px) if measure else None,
+                images_per_s=_images_per_s(root, manifest, crop_px) if measure else None,
             )
         )
     return CacheInfo(root=where, manifest=manifest, levels=tuple(levels))
@@ -108,7 +110,7 @@ def _bytes_on_disk(root: str, manifest: Manifest, level: Level) -> int:
         return 0
 
 
-def _images_per_s(root: str, manifest: Manifest, crop_px: int) -> float | None:
+def _images_per_s(root: str | os.PathLike[str], manifest: Manifest, crop_px: int) -> float | None:
     """How many random crops come in a second; None where there are no images."""
     if not manifest.samples:
         return None

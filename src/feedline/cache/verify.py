@@ -16,22 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xxhash
-
 from feedline.errors import DatasetError, FeedlineError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.loader.checks import worker_count
-from feedline.stores.cache_index import COLUMNS, CacheIndex
-from feedline.stores.cache_layout import (
-    INDEX,
-    LMDB_FILE,
-    Level,
-    Manifest,
-    read_manifest,
-    shard_name,
-)
-from feedline.stores.cache_level import LevelReader, reader_of
+from feedline.stores.cache_index import COLUMNS, digest_of
+from feedline.stores.cache_layout import INDEX, LMDB_FILE, Level, Manifest, shard_name
+from feedline.stores.cache_level import LevelReader
+from feedline.stores.cache_location import CacheLocation, FolderLocation
+from feedline.stores.open_location import location_of
 
 __all__ = ["Damage", "Verification", "verify"]
 
@@ -91,16 +84,16 @@ class _Pieces:
     """The pieces of a cache as a dataset: reading one checks it.
 
     Args:
-        root: the cache's folder.
+        location: where the cache lies.
         manifest: what it holds.
         decode: decode the JPEGs as well.
         pieces: all of them.
     """
 
     def __init__(
-        self, root: str, manifest: Manifest, decode: bool, pieces: Sequence[_Piece]
+        self, location: CacheLocation, manifest: Manifest, decode: bool, pieces: Sequence[_Piece]
     ) -> None:
-        self._root, self._manifest, self._decode, self.all = root, manifest, decode, pieces
+        self._location, self._manifest, self._decode, self.all = location, manifest, decode, pieces
 
     def __len__(self) -> int:
         return len(self.all)
@@ -110,13 +103,13 @@ class _Pieces:
         place, start, stop = self.all[at]
         level = self._manifest.levels[place]
         try:
-            index = CacheIndex(self._root, self._manifest)
-            reader = reader_of(self._root, self._manifest, level, index)
+            reader = self._reader(level)
         except DatasetError as error:
             return at, [(sample, str(error)) for sample in range(start, stop)]
         decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if self._decode else None
         damaged = []
         try:
+            reader.prepare(range(start, stop))
             for sample in range(start, stop):
                 why = _what_is_wrong(reader, sample, decoder)
                 if why:
@@ -124,6 +117,9 @@ class _Pieces:
         finally:
             reader.close()
         return at, damaged
+
+    def _reader(self, level: Level) -> LevelReader:
+        return self._location.reader(self._manifest, level, self._location.index(self._manifest))
 
 
 def _what_is_wrong(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
@@ -149,7 +145,7 @@ def verify(
     """Check every image of a cache against its checksum, and the files of its index.
 
     Args:
-        root: the cache's folder.
+        root: the cache's folder; or its URL, from which all images are then read.
         decode: decode the JPEGs as well, which takes several times as long.
         workers: processes, at least one; "auto" for the cores that this process may use.
         progress: called with how many images are checked, of how many.
@@ -158,10 +154,9 @@ def verify(
         DatasetError: there is no cache, or its manifest cannot be read.
     """
     processes = worker_count(workers)
-    where = os.path.abspath(os.path.expanduser(os.fspath(root)))
-    manifest = read_manifest(where)
-    index = _index_damage(where, manifest)
-    files = [said for level in manifest.levels for said in _file_damage(where, manifest, level)]
+    location = location_of(root, keep=False)
+    manifest = location.manifest()
+    index, files = _damaged_files(location, manifest)
     pieces = [
         _Piece(place, start, min(start + _IN_PIECE, manifest.samples))
         for place in range(len(manifest.levels))
@@ -172,7 +167,7 @@ def verify(
     damaged: list[Damage] = []
     while pieces:
         lost = set(pieces)
-        for piece, found in _checked(_Pieces(where, manifest, decode, pieces), processes):
+        for piece, found in _checked(_Pieces(location, manifest, decode, pieces), processes):
             lost.remove(piece)
             side = manifest.levels[piece.level].side
             damaged += (Damage(side, sample, "", "", why) for sample, why in found)
@@ -186,7 +181,7 @@ def verify(
             else:
                 damaged.append(Damage(manifest.levels[place].side, start, "", "", _FATAL))
                 done += 1
-    return Verification(done, tuple(sorted(_named(where, manifest, damaged))), tuple(files), index)
+    return Verification(done, tuple(sorted(_named(location, manifest, damaged))), files, index)
 
 
 def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[_Piece, list[tuple[int, str]]]]:
@@ -206,13 +201,13 @@ def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[_Piece, list[tuple
                 return
 
 
-def _named(where: str, manifest: Manifest, damaged: Sequence[Damage]) -> list[Damage]:
+def _named(location: CacheLocation, manifest: Manifest, damaged: Sequence[Damage]) -> list[Damage]:
     """With the names of the samples and their files, where the index still knows them."""
+    if not damaged:
+        return []
     try:
-        index = CacheIndex(where, manifest)
-        readers = {
-            level.side: reader_of(where, manifest, level, index) for level in manifest.levels
-        }
+        index = location.index(manifest)
+        readers = {level.side: location.reader(manifest, level, index) for level in manifest.levels}
         return [
             each._replace(name=index.name(each.sample), file=readers[each.level].path(each.sample))
             for each in damaged
@@ -221,20 +216,33 @@ def _named(where: str, manifest: Manifest, damaged: Sequence[Damage]) -> list[Da
         return list(damaged)
 
 
+def _damaged_files(
+    location: CacheLocation, manifest: Manifest
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files of the index that are not what was written, and shards and databases, with why."""
+    if not isinstance(location, FolderLocation):
+        try:
+            location.index(manifest)
+        except DatasetError as error:
+            return (str(error),), ()
+        return (), ()  # of shards that are short, images are missing
+    levels = manifest.levels
+    files = [said for level in levels for said in _file_damage(location.root, manifest, level)]
+    return _index_damage(location.root, manifest), tuple(files)
+
+
 def _index_damage(where: str, manifest: Manifest) -> tuple[str, ...]:
     """The files of the index that are missing or have another digest."""
     names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
     found = []
     for name in names:
-        path, digest = Path(where, INDEX, f"{name}.npy"), xxhash.xxh3_64()
+        path = Path(where, INDEX, f"{name}.npy")
         try:
-            with open(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+            digest = digest_of(path)
         except OSError as error:
             found.append(f"{path}: {error.strerror or error}")
             continue
-        if digest.hexdigest() != manifest.digests.get(name):
+        if digest != manifest.digests.get(name):
             found.append(f"{path}: it is not what was written, its digest differs")
     return tuple(found)
 

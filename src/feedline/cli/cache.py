@@ -29,7 +29,8 @@ _INTERRUPTED = 130
 
 Format = Enum("Format", {"webdataset": "webdataset", "lmdb": "lmdb", "folder": "folder"})
 OnError = Enum("OnError", {"stop": "raise", "skip": "skip"})
-Root = Annotated[Path, typer.Argument(metavar="DIR", help="The cache's folder.")]
+# As text: a path would lose a slash of a URL.
+Place = Annotated[str, typer.Argument(metavar="DIR", help="The cache's folder, or its URL.")]
 
 cache = typer.Typer(no_args_is_help=True)
 
@@ -89,7 +90,7 @@ def build(
 
 @cache.command("add-size", no_args_is_help=True)
 def add(
-    root: Root,
+    root: Place,
     size: Annotated[int, typer.Argument(metavar="SIZE", help="Their shorter side in pixels.")],
     source: Annotated[
         Path | None,
@@ -115,12 +116,14 @@ def add(
 
 @cache.command(no_args_is_help=True)
 def verify(
-    root: Root,
+    root: Place,
     decode: Annotated[bool, typer.Option("--decode", help="Decode each JPEG, too.")] = False,
     workers: Workers = "auto",
     json: JsonFile = None,
 ) -> None:
     """Check every copy against its checksum; exit status 1 where something is damaged.
+
+    Of a cache at a URL all images are read from there, and none are kept.
 
     Example: feedline cache verify demo-cache
     """
@@ -131,6 +134,7 @@ def verify(
     from feedline.cache.verify import verify as check  # loads torch
     from feedline.cli.cache_progress import CheckProgress
     from feedline.cli.progress import progress_bar
+    from feedline.stores.remote_files import is_url
 
     started = time.monotonic()
     with progress_bar(TimeRemainingColumn()) as bar:
@@ -164,19 +168,21 @@ def verify(
         typer.echo(
             f"remove {root} and run the `feedline cache build` that made it again; of tar shards "
             "remove the damaged ones alone"
+            if not is_url(root)
+            else f"copy what is damaged to {root} once more, or build the cache anew"
         )
         raise typer.Exit(_DAMAGED)
 
 
 @cache.command(no_args_is_help=True)
 def info(
-    root: Root,
+    root: Place,
     measure: Annotated[
         bool, typer.Option(help="Read random crops of each size for two seconds.")
     ] = True,
     json: JsonFile = None,
 ) -> None:
-    """Say what a cache holds, and how fast it is read.
+    """Say what a cache holds, and how fast it is read; at a URL, as it is read from here.
 
     Example: feedline cache info demo-cache --no-measure
     """
@@ -225,7 +231,7 @@ def _sizes(text: str) -> list[int]:
         ) from None
 
 
-def _make(make: Callable[..., Manifest], root: Path, workers: str, json: Path | None) -> None:
+def _make(make: Callable[..., Manifest], root: Path | str, workers: str, json: Path | None) -> None:
     """Run what makes copies, and say what was made."""
     from rich.progress import TimeRemainingColumn
 
@@ -265,7 +271,7 @@ def _make(make: Callable[..., Manifest], root: Path, workers: str, json: Path | 
     )
 
 
-def _described(root: Path, manifest: Manifest) -> dict[str, Any]:
+def _described(root: Path | str, manifest: Manifest) -> dict[str, Any]:
     """A manifest as it goes into a JSON file."""
     kind, path = manifest.source
     return {

@@ -147,7 +147,13 @@ class DatasetFetcher:
         with Request(task.image_size, task.strength) as request:
             one = None
             if self._recognised is not None:
-                one = by_samples(self._recognised, self.dataset, task, request)
+                one = by_samples(
+                    self._recognised,
+                    self.dataset,
+                    keys if self._batched else [keys],
+                    task,
+                    request,
+                )
             skipped: list[tuple[str, str]] = []
             if self._batched:
                 samples, keys = self._samples(keys, one, skipped, at)

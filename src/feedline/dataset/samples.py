@@ -7,7 +7,8 @@ nothing asked for it, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -25,6 +26,9 @@ __all__ = ["One", "Samples", "by_samples", "check"]
 class Samples(Protocol):
     """Makes single samples. Called from one thread."""
 
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """These are about to be made; what it raises is passed over."""
+
     def sample(self, item: Item) -> Any:
         """What the dataset itself gives for a sample, with the random draws of the item's seed.
 
@@ -37,9 +41,20 @@ One: TypeAlias = Callable[[int, Any], Any]
 """From a sample's place in its batch, and its key, to the sample."""
 
 
-def by_samples(samples: Samples, dataset: Any, task: BatchTask, request: Request) -> One:
-    """What makes the samples of one batch; keys that are no whole numbers go to the dataset."""
+def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, request: Request) -> One:
+    """What makes the samples of one batch; keys that are no whole numbers go to the dataset.
+
+    Args:
+        samples: makes them.
+        dataset: makes the others.
+        keys: of the batch.
+        task: at which size and strength, with which seeds.
+        request: is told that it was heard.
+    """
     seed = mix(task.row_seed)
+    with contextlib.suppress(Exception):
+        numbers = [number for number in map(_whole, keys) if number is not None]
+        samples.prepare(numbers, task.image_size)
 
     def one(place: int, key: Any) -> Any:
         number = _whole(key)

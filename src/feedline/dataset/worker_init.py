@@ -6,7 +6,7 @@ the loader's seed plus the worker's number, and then `worker_init_fn` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,11 @@ class RowsWithInit:
         """A worker begins. Raises whatever `worker_init_fn` raises."""
         self._init.become(worker, workers)
         self._init.call(worker)
+
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """Rows are about to be loaded."""
+        if (prepare := getattr(self._rows, "prepare", None)) is not None:
+            prepare(samples, image_size)
 
     def __len__(self) -> int:
         return len(self._rows)

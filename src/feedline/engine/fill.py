@@ -6,6 +6,7 @@ like a made one; nothing outside the piece's rows is written.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -37,12 +38,17 @@ def fill(
         line: this worker's line of the board; its row is kept up to date.
         seat: this worker's number, for the report.
     """
+    samples = piece.samples.tolist()
+    if (prepare := getattr(source, "prepare", None)) is not None:
+        with contextlib.suppress(Exception):
+            prepare(samples, piece.image_size)
+    # To wait for another machine is no work: pieces that wait long must not become shorter for it.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
     slot = block[piece.offset : piece.offset + piece.slot_bytes]
     views = arrays(slot, source.fields(piece.image_size), piece.batch_rows)
     seed = mix(piece.seed)
-    for k, sample in enumerate(piece.samples.tolist()):
+    for k, sample in enumerate(samples):
         line[ROW] = k
         row = piece.start + k
         own = extend(seed, sample)

@@ -26,9 +26,12 @@ class Source(Protocol):
     """Makes rows. Pickled once, mapped by every worker, called from its main thread only.
 
     The order of calls in a worker: `open`, if there is such a method, with the worker's number and
-    how many there are; then `load` any number of times. `fields`, `name` and
-    `fingerprint` are called in the training process as well. Everything must depend on the
-    arguments alone: a row may be made twice, by different workers, and must come out the same.
+    how many there are; then `load` any number of times. Before the rows of a piece are loaded comes
+    `prepare(samples, image_size)`, if there is such a method: what it raises is passed over, as
+    `load` says what is wrong with a row, and the time it takes is no work of the piece. `fields`,
+    `name` and `fingerprint` are called in the training process as well. Everything must depend on
+    the arguments alone: a row may be made twice, by different workers, and must come out the
+    same.
     """
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +20,11 @@ from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.rows import RowPipeline
 from feedline.stores.cache_layout import is_cache
+from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import FolderIndex, scan_folder
+from feedline.stores.open_location import location_of
 
 __all__ = ["ImageFolder"]
 
@@ -34,7 +36,9 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
 
     Args:
         root: the folder with one sub-folder a class; or a cache that `build_cache` made, of whose
-            copies each phase gets the smallest that serves its image size.
+            copies each phase gets the smallest that serves its image size. A cache of tar shards
+            may lie elsewhere: "s3://bucket/train-cache", "https://host/train-cache", or any other
+            protocol of fsspec's.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
             `EvalCrop()`.
         decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
@@ -49,10 +53,18 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
             list; with another one, sample numbers may differ from torchvision's.
         enlarge: of a cache whose copies are all smaller than wanted, enlarge the largest ones.
+        local_dir: of a cache at a URL: where this machine keeps what was fetched; None for
+            `feedline` in $XDG_CACHE_HOME or ~/.cache.
+        local_bytes: of a cache at a URL: how much of the disk all that is kept in that folder may
+            take; None for 50 GB, and no more than half of what the disk has for it. Beyond it
+            files that no one has used for ten minutes make room; else images are not kept.
+        storage_options: of a cache at a URL: the arguments of fsspec's filesystem, such as
+            {"anon": True} for a public bucket; also "batch_size", how many requests each worker
+            sends at a time, 32 if not given.
 
     Raises:
         DatasetError: the folder is missing, unreadable, without classes or with empty ones; the
-            cache is unfinished, damaged or of a newer version.
+            cache is unfinished, damaged, out of reach or of a newer version.
         UsageError: an argument cannot be used.
     """
 
@@ -66,16 +78,22 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         extensions: Sequence[str] | None = None,
         enlarge: bool = False,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if decode not in ("exact", "scaled"):
             raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
         if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
             raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
-        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+        location = location_of(
+            root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
+        )
+        self.root = str(location)
         checked = checked_transform(transform)
         store: FileStore[FolderIndex] | CacheStore
-        if is_cache(self.root):
-            store = _cache_at(self.root, exif=exif, extensions=extensions, enlarge=enlarge)
+        if not isinstance(location, FolderLocation) or is_cache(self.root):
+            store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
         scaled = decode == "scaled"
@@ -146,10 +164,10 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
 
 
 def _cache_at(
-    root: str, *, exif: bool, extensions: Sequence[str] | None, enlarge: bool
+    location: CacheLocation, *, exif: bool, extensions: Sequence[str] | None, enlarge: bool
 ) -> CacheStore:
-    store = CacheStore(root, enlarge=enlarge)
+    store = CacheStore(location, enlarge=enlarge)
     if extensions is not None:
-        raise UsageError(f"extensions are of a folder of images, and {root!r} is a cache")
+        raise UsageError(f"extensions are of a folder of images, and {store.root!r} is a cache")
     store.check_exif(exif)
     return store

@@ -10,6 +10,7 @@ Relies on: a `store` for bytes or pixels, `decode`, `crops` and `resize` for the
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -57,17 +58,23 @@ class RowPipeline(Generic[Store]):
         self._max_pixels = max_pixels
         self._begin()
 
-    def cached(self, root: str) -> RowPipeline[Any]:
+    def cached(self, cache: str | RowPipeline[Any]) -> RowPipeline[Any]:
         """The same rows, of the smaller copies that a cache holds of the same files.
+
+        Args:
+            cache: its folder or URL, or rows of it.
 
         Raises:
             DatasetError: there is no cache, or it is unfinished or damaged.
             UsageError: it lacks some of the images, or they are no files.
         """
         other: RowPipeline[Any] = copy.copy(self)
-        files, cache = self.originals(), CacheStore(root)
-        cache.check_exif(self.exif)
-        other.store = CachedFiles(files, cache)
+        files = self.originals()
+        store = CacheStore(cache) if isinstance(cache, str) else cache.store
+        if not isinstance(store, CacheStore):
+            raise UsageError(f"cache={cache!r} was given, which is no cache; leave it out")
+        store.check_exif(self.exif)
+        other.store = CachedFiles(files, store)
         other.exif = False  # copies stand as they should
         other._begin()
         return other
@@ -120,6 +127,19 @@ class RowPipeline(Generic[Store]):
             UsageError: the store has none that are large enough.
         """
         return self.store.check_side(wanted_side(self.transform, image_size))
+
+    @property
+    def copies_from(self) -> str:
+        """Where the copies lie that rows are made of, in words; "" for the originals."""
+        store = self.store.cache if isinstance(self.store, CachedFiles) else self.store
+        return store.location.in_words() if isinstance(store, CacheStore) else ""
+
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """These rows are about to be loaded; fetch together what lies on another machine."""
+        prepare = getattr(self.store, "prepare", None)
+        if prepare is not None:
+            assert image_size is not None, "stored images have no common size of their own"
+            prepare(samples, wanted_side(self.transform, image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.

@@ -91,11 +91,12 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
-        cache: the folder of a cache with smaller copies of the dataset's images, as `build_cache`
-            makes one: of a `feedline.ImageFolder`, or of a recognised torchvision folder. Each
-            phase gets the smallest copies that serve its size; crops are where they were. Where
-            it is not there or not finished, it is filled during an epoch of originals, and read
-            from the next iteration on: see docs/CACHE.md.
+        cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
+            `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
+            dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
+            the smallest copies that serve its size; crops are where they were. A folder that is
+            not there or not finished is filled during an epoch of originals, and read from the
+            next iteration on: see docs/CACHE.md.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
@@ -140,7 +141,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | Source | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
         rank: int | None = None,

@@ -68,8 +68,7 @@ def _copies(settings: Settings, decision: Decision) -> str:
     sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
     levels = {size: level_at(size) for size in sizes}
     said = [f"{level} for {size} px" for size, level in levels.items() if level]
-    where = f" (cache {settings.asked.cache})" if settings.asked.cache else ""
-    return ", ".join(said) + where if said else ""
+    return f"{', '.join(said)} (cache {source.copies_from})" if said else ""
 
 
 def _size(settings: Settings, decision: Decision) -> str:

@@ -22,6 +22,7 @@ from feedline.loader.rank_agreement import RankAgreement
 from feedline.plan.batches import Plan
 from feedline.plan.state import is_count
 from feedline.stores.cache_layout import is_finished
+from feedline.stores.remote_files import is_url
 
 if TYPE_CHECKING:
     from feedline.loader.filler import Filler
@@ -34,10 +35,12 @@ class Filling:
     """What one loader reads of its cache.
 
     Args:
-        root: the cache's folder; None: the loader has none, and there is nothing to choose.
+        cache: its folder, which fills itself; there is nothing to choose with a URL, with an
+            ImageFolder of a cache, or with none.
     """
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, cache: Any) -> None:
+        root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
         self._given = 0  # batches handed out that were made of originals
         self._ended = False  # an iteration over originals has come to its end

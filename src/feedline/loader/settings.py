@@ -47,7 +47,8 @@ class Asked:
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
         normalise: for batches on a device; None without one.
-        cache: the folder of a cache with the images' smaller copies.
+        cache: the folder or URL of a cache with the images' smaller copies, or an ImageFolder of
+            it; None for none.
     """
 
     native: bool
@@ -62,7 +63,7 @@ class Asked:
     max_image_size: int | None
     device: torch.device | None
     normalise: Normalise | None
-    cache: str | None
+    cache: Any
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Asked:
@@ -107,8 +108,19 @@ class Asked:
             max_image_size=given["max_image_size"],
             device=None if given["device"] is None else usable_device(given["device"]),
             normalise=normalise,
-            cache=None if given["cache"] is None else os.path.abspath(os.fspath(given["cache"])),
+            cache=_cache(given["cache"]),
         )
+
+
+def _cache(given: Any) -> Any:
+    if given is None or hasattr(given, "level_at") or (isinstance(given, str) and "://" in given):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(
+            "cache must be the folder or the URL of a cache, or a feedline.ImageFolder of it, got "
+            f"{given!r}"
+        )
+    return os.path.abspath(os.path.expanduser(os.fspath(given)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,11 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         self.level_at(image_size)
         image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
         return image, self.store.label_field
+
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """These rows or samples are about to be made; fetch together what lies elsewhere."""
+        counted = [sample + len(self) if sample < 0 else sample for sample in samples]
+        super().prepare(counted, image_size or self.image_size)
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.

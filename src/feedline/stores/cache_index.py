@@ -15,7 +15,15 @@ import xxhash
 from feedline.errors import DatasetError
 from feedline.stores.cache_layout import INDEX, Level, Manifest
 
-__all__ = ["COLUMNS", "ENTRY", "CacheIndex", "checksum", "load_column", "load_entries"]
+__all__ = [
+    "COLUMNS",
+    "ENTRY",
+    "CacheIndex",
+    "checksum",
+    "digest_of",
+    "load_column",
+    "load_entries",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +65,7 @@ class CacheIndex:
     """
 
     def __init__(self, root: str, manifest: Manifest) -> None:
+        self.root = root
         samples, (dtype, shape) = manifest.samples, manifest.label
         self.labels = load_column(root, "labels", samples, dtype, shape)
         self.keys = load_column(root, "keys", samples, *COLUMNS["keys"])
@@ -98,3 +107,12 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
 def load_entries(root: str, level: Level, samples: int) -> Array:
     """Where a level has its images."""
     return load_column(root, f"level-{level.name}", samples, *ENTRY)
+
+
+def digest_of(path: str | os.PathLike[str]) -> str:
+    """Of a file of an index, as the manifest has it; raises OSError where it cannot be read."""
+    digest = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

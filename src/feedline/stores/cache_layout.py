@@ -30,6 +30,7 @@ __all__ = [
     "LMDB_FILE",
     "LOCK",
     "MANIFEST",
+    "MOST_MANIFEST_BYTES",
     "UNFINISHED",
     "CacheFormat",
     "Level",
@@ -38,6 +39,7 @@ __all__ = [
     "is_finished",
     "level_size",
     "member",
+    "parse_manifest",
     "read_manifest",
     "shard_name",
 ]
@@ -53,7 +55,7 @@ AWAITED = "awaited"
 """The file in it by which those say so who wait for a cache that is filled in the background."""
 
 VERSION = 1
-_MOST_BYTES = 256 << 20
+MOST_MANIFEST_BYTES = 256 << 20
 
 CacheFormat: TypeAlias = Literal["webdataset", "lmdb", "folder"]
 
@@ -170,7 +172,7 @@ def read_manifest(root: str) -> Manifest:
     path = os.path.join(root, MANIFEST)
     try:
         with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(MOST_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         if os.path.isdir(os.path.join(root, UNFINISHED)):
             raise DatasetError(
@@ -180,9 +182,19 @@ def read_manifest(root: str) -> Manifest:
         raise DatasetError(f"{root!r} is no cache: it has no {MANIFEST}") from None
     except OSError as error:
         raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error
+    return parse_manifest(data, root)
+
+
+def parse_manifest(data: bytes, root: str) -> Manifest:
+    """The manifest that a file holds; raises as `read_manifest` does.
+
+    Args:
+        data: the file; where it is longer than a manifest may be, its beginning.
+        root: where the cache lies, to say it.
+    """
     try:
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        if len(data) > MOST_MANIFEST_BYTES:
+            raise ValueError(f"it has more than {MOST_MANIFEST_BYTES} bytes")
         given = json.loads(data)
         version = given.pop("feedline_cache")
         if isinstance(version, int) and version > VERSION:
@@ -194,8 +206,8 @@ def read_manifest(root: str) -> Manifest:
         return _checked(given)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"{path!r} is no manifest of a cache: {type(error).__name__}: {error}. Is it damaged? "
-            "Build the cache anew"
+            f"{MANIFEST} in {root!r} is no manifest of a cache: {type(error).__name__}: {error}. "
+            "Is it damaged? Build the cache anew"
         ) from error
 
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,9 @@ class LevelReader:
         self._index = index
         self._entries = load_entries(root, level, manifest.samples)
 
+    def prepare(self, samples: Sequence[int]) -> None:
+        """These are about to be read. Where they lie on this machine, there is nothing to do."""
+
     def read(self, sample: int) -> bytes | Pixels:
         """An image, encoded or raw, read only.
 
@@ -88,14 +92,17 @@ class LevelReader:
         """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
-        key = int(self._index.keys[sample])
-        if checksum(held, key, self._index.labels[sample]) != written:
+        if self._checksum(sample, held) != written:
             raise ImageError(
                 f"the cache's copy at {self.level.side} px is not what was written: its checksum "
                 "differs. A damaged disk, a copy that was not finished, or files of two caches; "
                 "`feedline cache verify` lists what is damaged"
             )
         return held
+
+    def _checksum(self, sample: int, held: Held) -> int:
+        """What the checksum of a sample would be if these were its bytes."""
+        return checksum(held, int(self._index.keys[sample]), self._index.labels[sample])
 
     def size(self, sample: int) -> tuple[int, int]:
         """The height and width of an image, in pixels."""

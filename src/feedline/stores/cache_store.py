@@ -1,21 +1,25 @@
 """A cache as a store: for each phase the smallest level that serves its image size.
 
 Guarantees: those of `cache_level`; crops are drawn on the original's size, so that a seed gives the
-same crop on every level; a pickle holds a path, and workers share one copy of everything.
+same crop on every level; a pickle holds where it lies, and workers share one copy of everything.
+
+Relies on: a `CacheLocation` for where it lies, on a disk of this machine or elsewhere.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.row import Field
-from feedline.stores.cache_index import CacheIndex
-from feedline.stores.cache_layout import Level, Manifest, read_manifest
-from feedline.stores.cache_level import LevelReader, reader_of
+from feedline.stores.cache_layout import Level, Manifest
+from feedline.stores.cache_level import LevelReader
+from feedline.stores.cache_location import CacheLocation
+from feedline.stores.open_location import location_of
 from feedline.stores.store import Pixels
 
 __all__ = ["CacheStore"]
@@ -25,24 +29,35 @@ class CacheStore:
     """The images of a cache; a `SampleStore`.
 
     Args:
-        root: its folder.
+        root: its folder, its URL, or where it lies.
         enlarge: use the largest level also where a smaller image than wanted is all there is.
 
     Raises:
-        DatasetError: it is no cache, unfinished, damaged or of a newer version.
+        DatasetError: it is no cache, unfinished, damaged, out of reach or of a newer version.
+        UsageError: a URL that cannot be used.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, enlarge: bool = False) -> None:
-        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+    def __init__(
+        self, root: str | os.PathLike[str] | CacheLocation, *, enlarge: bool = False
+    ) -> None:
+        self.location: CacheLocation = (
+            location_of(root) if isinstance(root, str | os.PathLike) else root
+        )
         self.enlarge = enlarge
-        self.manifest: Manifest = read_manifest(self.root)
+        self.manifest: Manifest = self.location.manifest()
         self._begin()
+        self.location.close()  # workers open it for themselves
 
     def _begin(self) -> None:
         dtype, shape = self.manifest.label
         self.label_field = Field("label", dtype, shape)
-        self.index = CacheIndex(self.root, self.manifest)
+        self.index = self.location.index(self.manifest)
         self._readers: dict[int, LevelReader] = {}  # by the side that was wanted
+
+    @property
+    def root(self) -> str:
+        """Its folder or URL, to print it."""
+        return str(self.location)
 
     def __len__(self) -> int:
         return self.manifest.samples
@@ -85,7 +100,7 @@ class CacheStore:
 
     def reader(self, level: Level) -> LevelReader:
         """What reads a level."""
-        return reader_of(self.root, self.manifest, level, self.index)
+        return self.location.reader(self.manifest, level, self.index)
 
     def open(self) -> None:
         """Nothing to do: files are opened when an image of theirs is read."""
@@ -94,15 +109,24 @@ class CacheStore:
         """Let go of what was opened."""
         for reader in self._readers.values():
             reader.close()
+        self.location.close()
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        """These are about to be read: fetch together what lies on another machine."""
+        self._reader_for(side).prepare(samples)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """A copy of an image that is large enough for a shorter side of so many pixels."""
-        reader = self._readers.get(side)
-        if reader is None:
-            reader = self._readers[side] = self.reader(self.level_for(side))
+        reader = self._reader_for(side)
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         return reader.read(sample)
+
+    def _reader_for(self, side: int) -> LevelReader:
+        reader = self._readers.get(side)
+        if reader is None:
+            reader = self._readers[side] = self.reader(self.level_for(side))
+        return reader
 
     def check_side(self, side: int) -> str:
         """The level that serves images wanted at this side."""
@@ -135,11 +159,11 @@ class CacheStore:
         return "copies of " + ", ".join(map(str, self.manifest.levels))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "enlarge": self.enlarge, "manifest": self.manifest}
+        return {"location": self.location, "enlarge": self.enlarge, "manifest": self.manifest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not read_manifest(self.root).extends(self.manifest):
+        if not self.location.still_holds(self.manifest):
             raise DatasetError(
                 f"the cache {self.root!r} was built anew since the dataset was made of it; make "
                 "the dataset once more"

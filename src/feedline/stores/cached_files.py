@@ -7,6 +7,7 @@ was broken: then it is an error when it is read, as of the original.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class CachedFiles:
     def close(self) -> None:
         """Let go of what was opened."""
         self.cache.close()
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        """These are about to be read: fetch together what lies on another machine."""
+        rows = self._rows[np.asarray(samples, np.int64)]
+        self.cache.prepare(rows[rows != _BROKEN].tolist(), side)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """The cache's copy of a file."""

@@ -22,6 +22,10 @@ class SampleStore(Protocol):
 
     `read`, `original_size` and `label` follow from their arguments alone; several threads may call
     them at once.
+
+    A store may have a method `prepare(samples, side)`: these samples are about to be read at this
+    side, so that those which lie far away can be fetched together. What fails there is passed over,
+    as `read` says it of the sample at fault.
     """
 
     @property

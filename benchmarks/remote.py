@@ -1,0 +1,212 @@
+"""How fast a cache on another machine is read: over HTTP from nginx, and from a server of S3.
+
+    python benchmarks/remote.py FOLDER [--latency-ms 20] [--in-flight 1,8,32] [--workers 2]
+
+A cache of the folder's images at 256 px (JPEG q95) is served on the loopback interface, by nginx
+and by moto's server; a proxy between brings each answer later. Random crops become batches of 64 at
+224 px. An epoch is read twice: with nothing of it on the local disk (cold), and once more (warm). A
+rate counts from the first batch on, so without the start of the workers. Servers, proxy and workers
+share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from feedline import DataLoader, ImageFolder, build_cache
+
+_BATCH = 64
+
+
+def images_per_s(data: ImageFolder, workers: int) -> float:
+    with DataLoader(
+        data, _BATCH, seed=0, shuffle=True, image_size=224, num_workers=workers
+    ) as loader:
+        started, images = 0.0, 0
+        for _, labels in loader:
+            now = time.perf_counter()
+            if started:
+                images += len(labels)
+            else:
+                started = now
+        return images / (now - started)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(200):
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"nothing answers at port {port}")
+
+
+@contextmanager
+def nginx(root: Path, scratch: Path) -> Iterator[int]:
+    port = _free_port()
+    config = scratch / "nginx.conf"
+    config.write_text(
+        f"daemon off; pid {scratch}/nginx.pid; error_log {scratch}/error.log; worker_processes 1;"
+        "events { worker_connections 4096; }"
+        f"http {{ access_log off; client_body_temp_path {scratch}; proxy_temp_path {scratch};"
+        f"fastcgi_temp_path {scratch}; uwsgi_temp_path {scratch}; scgi_temp_path {scratch};"
+        f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}"
+    )
+    with subprocess.Popen(["nginx", "-c", config, "-e", scratch / "error.log"]) as server:
+        try:
+            _wait_for(port)
+            yield port
+        finally:
+            server.terminate()
+
+
+def _serve_s3(port: int) -> None:
+    import logging
+
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import run_simple
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    run_simple("127.0.0.1", port, DomainDispatcherApplication(create_backend_app), threaded=True)
+
+
+@contextmanager
+def s3(root: Path) -> Iterator[int]:
+    import boto3
+
+    port = _free_port()
+    with _process(_serve_s3, port):
+        _wait_for(port)
+        client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+        client.create_bucket(Bucket="bucket")
+        for path in root.rglob("*"):
+            if path.is_file():
+                client.upload_file(str(path), "bucket", f"cache/{path.relative_to(root)}")
+        yield port
+
+
+async def _pass_on(reader: Any, writer: Any, delay_s: float) -> None:
+    due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def write() -> None:
+        while True:
+            at, data = await due.get()
+            await asyncio.sleep(at - time.monotonic())
+            if not data:
+                writer.close()
+                return
+            writer.write(data)
+            await writer.drain()
+
+    writing = asyncio.create_task(write())
+    while True:
+        data = await reader.read(1 << 16)
+        due.put_nowait((time.monotonic() + delay_s, data))
+        if not data:
+            break
+    await writing
+
+
+def _serve_late(port: int, target: int, delay_s: float) -> None:
+    async def connected(reader: Any, writer: Any) -> None:
+        there = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(
+            _pass_on(reader, there[1], 0.0),
+            _pass_on(there[0], writer, delay_s),
+            return_exceptions=True,
+        )
+
+    async def serve() -> None:
+        server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1024)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+@contextmanager
+def late(target: int, delay_s: float) -> Iterator[int]:
+    """A port that leads to another one, whose answers come later."""
+    if not delay_s:
+        yield target
+        return
+    port = _free_port()
+    with _process(_serve_late, port, target, delay_s):
+        _wait_for(port)
+        yield port
+
+
+@contextmanager
+def _process(target: Any, *arguments: Any) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(
+        target=target, args=arguments, daemon=True
+    )
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(name: str, url: str, options: dict[str, Any], given: argparse.Namespace) -> None:
+    for in_flight in map(int, given.in_flight.split(",")):
+        with tempfile.TemporaryDirectory() as local:
+            data = ImageFolder(
+                url, local_dir=local, storage_options={**options, "batch_size": in_flight}
+            )
+            cold = images_per_s(data, given.workers)
+            warm = images_per_s(data, given.workers)
+        print(
+            f"{name:6} +{given.latency_ms:g} ms, {in_flight:3} in flight: cold {cold:6.0f} "
+            f"images/s, warm {warm:6.0f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--latency-ms", type=float, default=20)
+    parser.add_argument("--in-flight", default="1,8,32")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--servers", default="nginx,s3")
+    given = parser.parse_args()
+    os.environ.update(
+        AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_DEFAULT_REGION="us-east-1"
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        os.chmod(scratch, 0o755)  # nginx reads it as another user
+        root = scratch / "www" / "cache"
+        root.parent.mkdir()
+        build_cache(given.folder, root, (256,))
+        print(f"local  {images_per_s(ImageFolder(root), given.workers):6.0f} images/s", flush=True)
+        delay_s = given.latency_ms / 1000
+        if "nginx" in given.servers:
+            with nginx(root.parent, scratch) as port, late(port, delay_s) as near:
+                measure("nginx", f"http://127.0.0.1:{near}/cache", {}, given)
+        if "s3" in given.servers:
+            with s3(root) as port, late(port, delay_s) as near:
+                options = {"endpoint_url": f"http://127.0.0.1:{near}"}
+                measure("s3", "s3://bucket/cache", options, given)
+
+
+if __name__ == "__main__":
+    main()

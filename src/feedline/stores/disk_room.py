@@ -1,0 +1,147 @@
+"""How much of a disk the copies of files of another machine may take, all processes' together.
+
+    FOLDER/NAME-0123456789abcdef.remote/index/*.npy
+    FOLDER/NAME-0123456789abcdef.remote/256/000000.part
+
+Guarantees: no other files than these are ever removed, and to remove one that a process uses does
+it no harm; the disk is never filled up. Processes that write at the same moment may pass the limit
+together: each by one image, or by a thirty-second of what was left.
+
+Relies on: the times of files, which are brought up to date when they are used; no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from typing import NamedTuple
+
+__all__ = ["ENDING", "PART_ENDING", "DiskRoom", "default_limit"]
+
+ENDING = ".remote"
+PART_ENDING = ".part"
+
+DEFAULT_BYTES = 50_000_000_000
+
+_FOLDER = re.compile(r".*-[0-9a-f]{16}\.remote")
+_SUBFOLDER = re.compile(r"index|\d+")
+_FILE = re.compile(r"[\w-]+\.(npy|part|tmp)")
+
+_IDLE_S = 600.0
+"""A file that was used since then stays. An epoch takes each image once, so what was used longest
+ago is what is used next, and to give its place to what was used just now would be a loss."""
+
+_FULL_S = 10.0
+_MOST_AT_ONCE_BYTES = 64 << 20
+_PROCESSES = 32
+_BLOCK_BYTES = 4096
+
+
+class _Kept(NamedTuple):
+    used_at: float
+    bytes: int
+    path: str
+
+
+class DiskRoom:
+    """What may be kept in a folder. A process asks before it writes.
+
+    Args:
+        folder: where all copies lie.
+        limit_bytes: how much of the disk they may take.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self._left_bytes = 0
+        self._full_until = 0.0
+
+    def take(self, count: int) -> bool:
+        """Whether so many bytes more may be written; makes room where that can be done."""
+        count = -(-count // _BLOCK_BYTES) * _BLOCK_BYTES
+        if count > self._left_bytes:
+            if time.monotonic() < self._full_until:
+                return False
+            room = self._room()
+            self._left_bytes = min(room // _PROCESSES, _MOST_AT_ONCE_BYTES)
+            if count > self._left_bytes:
+                if count > room:
+                    self.refuse()
+                    return False
+                self._left_bytes = count
+        self._left_bytes -= count
+        return True
+
+    def refuse(self) -> None:
+        """The disk did not take something: ask no more for a while."""
+        self._left_bytes, self._full_until = 0, time.monotonic() + _FULL_S
+
+    def _room(self) -> int:
+        """How many bytes may be written; where these are few, idle files are removed first."""
+        kept = _kept(self.folder)
+        room = self._left(kept)
+        if room < self.limit_bytes // 64:
+            wanted = self.limit_bytes // 8 - room
+            before = time.time() - _IDLE_S
+            for used_at, count, path in sorted(kept):
+                if wanted <= 0 or used_at > before:
+                    break
+                with contextlib.suppress(OSError):  # another process was quicker
+                    os.unlink(path)
+                wanted -= count
+            _remove_empty(self.folder)
+            room = self._left(_kept(self.folder))
+        return max(0, room)
+
+    def _left(self, kept: list[_Kept]) -> int:
+        used = sum(each.bytes for each in kept)
+        return min(self.limit_bytes - used, free_bytes(self.folder))
+
+
+def default_limit(folder: str) -> int:
+    """What copies in a folder take at most: 50 GB, and half of what the disk has for them."""
+    used = sum(each.bytes for each in _kept(folder))
+    return min(DEFAULT_BYTES, (used + free_bytes(folder)) // 2)
+
+
+def free_bytes(folder: str) -> int:
+    """What may still be written to a folder's disk, whose last twentieth, or 5 GB, is not used."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    disk = shutil.disk_usage(folder)
+    return disk.free - min(disk.total // 20, 5_000_000_000)
+
+
+def _kept(folder: str) -> list[_Kept]:
+    """The files that are kept below a folder."""
+    found = []
+    for cache in _entries(folder, _FOLDER):
+        for part in _entries(cache.path, _SUBFOLDER):
+            for file in _entries(part.path, _FILE):
+                with contextlib.suppress(OSError):
+                    status = file.stat(follow_symlinks=False)
+                    found.append(_Kept(status.st_mtime, _on_disk(status), file.path))
+    return found
+
+
+def _on_disk(status: os.stat_result) -> int:
+    blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else 512 * blocks
+
+
+def _entries(folder: str, named: re.Pattern[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if named.fullmatch(entry.name)]
+    except OSError:  # removed meanwhile, or no folder
+        return []
+
+
+def _remove_empty(folder: str) -> None:
+    for cache in _entries(folder, _FOLDER):
+        for path in (*(part.path for part in _entries(cache.path, _SUBFOLDER)), cache.path):
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(path)

@@ -1,0 +1,134 @@
+"""Filesystems of fsspec whose answers are looked at before their bodies are read.
+
+Guarantees: of HTTP and S3, a body is read only where the server says that it is a part of a file
+(206), no longer than what was asked for; all else is an error, so that memory is bounded whatever a
+server sends. Nothing is unpacked on the way.
+
+Relies on: aiohttp's tracing and botocore's events, which are told of an answer when its head is
+there. With other protocols only the length of what has come is compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["RangeIgnored", "guard", "guarded_options"]
+
+CONNECT_S = 10.0
+SILENCE_S = 15.0
+"""For how long a connection may take to come about, and to bring the next bytes."""
+
+_HTTP = ("http", "https")
+_S3 = ("s3", "s3a")
+
+# Requests are tasks of their own, so each has its own.
+_asked_of_s3: ContextVar[str | None] = ContextVar("asked_of_s3", default=None)
+
+
+class RangeIgnored(Exception):
+    """A server sends something else than the part of a file that it was asked for."""
+
+
+def guarded_options(protocol: str, given: Mapping[str, Any], in_flight: int) -> dict[str, Any]:
+    """The arguments of a filesystem: those that were given, and what they leave open.
+
+    Args:
+        protocol: "http", "s3", ...
+        given: by the user.
+        in_flight: how many requests there are to be at a time.
+    """
+    options = dict(given)
+    if protocol in _HTTP:
+        options["client_kwargs"] = _http_client(options.get("client_kwargs") or {})
+    elif protocol in _S3:
+        # Who asks repeats what failed; to do so here as well would multiply the time it takes.
+        defaults = {
+            "connect_timeout": CONNECT_S,
+            "read_timeout": SILENCE_S,
+            "max_pool_connections": in_flight,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+        }
+        options["config_kwargs"] = {**defaults, **(options.get("config_kwargs") or {})}
+    return options
+
+
+def guard(filesystem: Any) -> None:
+    """Finish what the options of a filesystem cannot say."""
+    if not set(_S3).intersection(_protocols(filesystem)):
+        return
+    from fsspec.asyn import sync
+
+    filesystem.retries = 1
+    client = sync(filesystem.loop, filesystem.set_session)
+    client.meta.events.register("before-call.s3.GetObject", _note_s3)
+    client.meta.events.register("before-parse.s3.GetObject", _check_s3)
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    named = filesystem.protocol
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+def _http_client(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an aiohttp session."""
+    import aiohttp
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(_check_http)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    return {
+        "timeout": timeout,
+        **given,
+        "auto_decompress": False,
+        "headers": {"Accept-Encoding": "identity", **(given.get("headers") or {})},
+        "trace_configs": [*(given.get("trace_configs") or ()), trace],
+    }
+
+
+async def _check_http(session: Any, context: Any, answer: Any) -> None:
+    response = answer.response
+    asked = response.request_info.headers.get("Range")
+    try:
+        if response.status == 404:
+            raise FileNotFoundError(str(response.url))
+        response.raise_for_status()
+        if asked is not None:
+            _check(asked, response.status, response.content_length)
+    except BaseException:
+        response.close()
+        raise
+
+
+def _note_s3(params: dict[str, Any], **_: Any) -> None:
+    _asked_of_s3.set(params["headers"].get("Range"))
+
+
+def _check_s3(response_dict: dict[str, Any], **_: Any) -> None:
+    status, asked = response_dict["status_code"], _asked_of_s3.get()
+    if status >= 300 or asked is None:
+        return  # of an error botocore makes an exception
+    length = response_dict["headers"].get("content-length")
+    try:
+        _check(asked, status, int(length) if length else None)
+    except BaseException:
+        response_dict["body"].close()
+        raise
+
+
+def _check(asked: str, status: int, length: int | None) -> None:
+    """Compare the head of an answer with what was asked for.
+
+    Raises:
+        RangeIgnored: it is another answer.
+    """
+    if status != 206:
+        size = "of unknown length" if length is None else f"of {length} bytes"
+        raise RangeIgnored(f"it answers with status {status} and a body {size}")
+    if length is None:
+        raise RangeIgnored("it does not say how long the part is that it sends")
+    wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
+    if wanted and length > int(wanted[2]) - int(wanted[1]) + 1:
+        raise RangeIgnored(f"it was asked for {asked} and sends {length} bytes")
