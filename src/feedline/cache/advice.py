@@ -57,8 +57,8 @@ def advise(
     if times < _WORTH_IT:
         why = (
             f"No cache is worth it: the originals load these {_epochs(measured)} in "
-            f"{duration(originals.load_s)}, the best choice of {_size(limits.disk_bytes)}, {best}, "
-            f"in {duration(best.load_s)}."
+            f"{duration(originals.load_s)}, the best choice within {_size(limits.disk_bytes)}, "
+            f"{best}, in {duration(best.load_s)}."
         )
         return Advice(choice=None, why=why)
     said = [
@@ -68,7 +68,10 @@ def advise(
         *_memory(best, limits),
     ]
     if best.quality is not None and best.quality < _highest(found):
-        said.append(f"Quality {best.quality} is for the budget of {_size(limits.disk_bytes)}.")
+        said.append(
+            f"It has quality {best.quality}, as nothing of {_highest(found)} that fits into "
+            f"{_size(limits.disk_bytes)} is enough faster than the originals."
+        )
     return Advice(choice=best, why=" ".join(said))
 
 
