@@ -62,7 +62,7 @@ def test_a_plan_is_a_table_with_what_to_do_and_why(
     assert {line.removeprefix("*").split()[1] for line in choices} == {"q95", "q90", "raw"}
     said = " ".join(ended.out.split())
     assert "Up to 1.0 GB of disk are for a cache" in said
-    assert "of more the disk is taken to give 2.1 GB/s" in said
+    assert "beyond that the disk is taken to give 2.1 GB/s, and to write as much" in said
     assert max(map(len, lines)) <= 100 + len(str(photos)) * 2
     assert list(temporary.iterdir()) == []
 

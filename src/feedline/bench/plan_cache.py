@@ -87,7 +87,7 @@ def plan_cache(
         schedule: the phases of training, each with a size; or as text, "112x10,160x10,224x10".
         disk_bytes: the most that a cache may take; None: nine tenths of what is free on the disk
             of the source.
-        disk_bytes_per_s: what the disk gives of what memory does not hold.
+        disk_bytes_per_s: what the disk gives of what memory does not hold, and takes of a build.
         sizes: the shorter sides of the levels to think of, in pixels; None: of each phase's own
             size, and of the next larger usual one.
         transform: which part of an image is shown; None: `TrainCrop()`.

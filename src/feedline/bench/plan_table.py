@@ -84,10 +84,10 @@ def _remarks(plan: CachePlan) -> list[str]:
     limits = plan.limits
     said = [
         f"Up to {decimal(round(limits.disk_bytes))} of disk are for a cache, and memory holds up "
-        f"to {decimal(round(limits.memory_bytes))} of what is read; of more the disk is taken to "
-        f"give {decimal(round(limits.disk_bytes_per_s))}/s. `memory` says what the disk must give "
-        "where memory does not hold a level. Rows differ by so many grey levels on average from "
-        "those of the originals."
+        f"to {decimal(round(limits.memory_bytes))} of what is read; beyond that the disk is taken "
+        f"to give {decimal(round(limits.disk_bytes_per_s))}/s, and to write as much. `memory` says "
+        "what the disk must give where memory does not hold a level. Rows differ by so many grey "
+        "levels on average from those of the originals."
     ]
     if plan.small:
         said.append(

@@ -66,7 +66,7 @@ class Limits:
     Args:
         disk_bytes: a cache may take so much.
         memory_bytes: so much of it stays in memory once it was read.
-        disk_bytes_per_s: what the disk gives of the rest.
+        disk_bytes_per_s: what the disk gives of the rest, and takes of a cache that is built.
     """
 
     disk_bytes: float
@@ -109,7 +109,7 @@ class Choice:
         levels: smallest first.
         phases: those of the schedule.
         bytes: what the levels take on the disk.
-        build_s: to make them.
+        build_s: to make them and to write them to the disk.
         paid_after: epochs of the schedule after which they have saved the time of their making;
             None where they do not within it.
         difference: of the rows from those of the originals, in grey levels, mean over all epochs.
@@ -161,10 +161,12 @@ def predict(measured: Measured, limits: Limits, levels: Sequence[Level]) -> Choi
     """What some levels cost and bring; none: what the originals do."""
     phases = _phases(measured, limits, levels)
     costs = [measured.levels[level] for level in levels]
-    build_s = 0.0
+    size_bytes, build_s = measured.images * sum(cost.image_bytes for cost in costs), 0.0
     if levels:
         each_s = measured.open_s + sum(cost.make_s for cost in costs)
         build_s = each_s * measured.images / measured.processes
+        # A process that has made a shard waits until the disk has it.
+        build_s += size_bytes / limits.disk_bytes_per_s
     epochs = measured.schedule.epochs
     differences = (
         phase.epochs * measured.differences[phase.size, phase.level]
@@ -174,7 +176,7 @@ def predict(measured: Measured, limits: Limits, levels: Sequence[Level]) -> Choi
     return Choice(
         levels=tuple(levels),
         phases=phases,
-        bytes=measured.images * sum(cost.image_bytes for cost in costs),
+        bytes=size_bytes,
         build_s=build_s,
         paid_after=_paid_after(build_s, _phases(measured, limits, ()), phases) if levels else 0,
         difference=sum(differences) / epochs,

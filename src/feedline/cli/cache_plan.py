@@ -38,7 +38,7 @@ def plan(
         ),
     ] = None,
     disk_speed: Annotated[
-        str, typer.Option(metavar="SIZE", help="What the disk gives in a second.")
+        str, typer.Option(metavar="SIZE", help="What the disk reads or writes in a second.")
     ] = "500MB",
     sizes: Annotated[
         str | None,

@@ -120,6 +120,8 @@ def _apart(source: Any) -> Any:
     other = copy.copy(source)
     if isinstance(other, RowPipeline):
         other.store = copy.copy(source.store)
+        if isinstance(other.store, CachedFiles):
+            other.store.cache = copy.copy(other.store.cache)
         if hasattr(other, "recognised"):  # steps of the user's may keep something
             other.recognised = copy.deepcopy(source.recognised)
     return other
