@@ -117,9 +117,11 @@ def test_the_command_builds_what_is_advised(photos: Path) -> None:
     plan = planned(photos)
     of, to = str(photos), f"{photos}-cache"
     build = ["feedline", "cache", "build", of, to, "--sizes", "48"]
-    assert shlex.split(advising(plan, 95).command) == [*build, "--quality", "95"]
-    assert shlex.split(advising(plan, None).command) == [*build, "--raw"]
-    said = plan_table(advising(plan, 90))
+    alone = "--workers", "0"
+    assert shlex.split(advising(plan, 95).command) == [*build, "--quality", "95", *alone]
+    assert shlex.split(advising(plan, None).command) == [*build, "--raw", *alone]
+    auto = replace(plan, auto=True)
+    said = plan_table(advising(auto, 90))
     assert f"It is.\n\n{shlex.join([*build, '--quality', '90'])}\n" in said
     (line,) = (line for line in said.splitlines() if line.startswith("*"))
     assert line.startswith("* 48 q90 ")
@@ -158,8 +160,8 @@ def test_a_dataset_is_planned_from_what_it_gives(temporary: Path) -> None:
     assert "original_bytes_mean" in plan.as_dict()
     assert plan.as_dict()["original_bytes_mean"] is None
     build = 'feedline.build_cache(dataset, "cache/", (16,), '
-    assert advising(plan, None).command == build + "raw=True)"
-    assert advising(plan, 90).command == build + "quality=90)"
+    assert advising(plan, None).command == build + "raw=True, workers=0)"
+    assert advising(replace(plan, auto=True), 90).command == build + "quality=90)"
     assert plan_table(plan).startswith("8 images, 40x30 px, for 16x2 with no workers")
     assert list(temporary.iterdir()) == []
 
@@ -200,7 +202,7 @@ def test_broken_images_are_left_out_and_named(photos: Path, tmp_path: Path) -> N
     assert [name for name, _ in plan.skipped] == ["a/torn.jpg", "b/empty.jpg"]
     said = plan_table(plan)
     assert "unreadable images left out: 2, such as\n  a/torn.jpg: " in said
-    assert advising(plan, 95).command.endswith(" --quality 95 --on-error skip")
+    assert advising(plan, 95).command.endswith(" --quality 95 --workers 0 --on-error skip")
 
     for path in root.rglob("*.jpg"):
         path.unlink()

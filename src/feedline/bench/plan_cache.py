@@ -135,9 +135,9 @@ def plan_cache(
             sides = _that_shrink(sides, wanted, making)
         folders: dict[Level | None, ImageFolder] = {None: ImageFolder(originals.parent, crop)}
         told.begin("writing copies", len(_QUALITIES) * len(making.looks))
-        for quality in _QUALITIES:
+        for done, quality in enumerate(_QUALITIES):
+            told.advance(done * len(making.looks))
             folders |= _cache(originals.parent, root, sides, quality, crop, processes)
-            told.advance(len(folders) // len(sides) * len(making.looks))
         readings = _readings(wanted, sides)
         told.begin("comparing pixels", 1)
         differences = measure_differences(folders, readings)
@@ -163,6 +163,7 @@ def plan_cache(
         kind=opened.kind,
         transform=repr(crop),
         workers=processes,
+        auto=workers == "auto",
         measured=measured,
         limits=limits,
         looked_at=len(making.looks),

@@ -23,6 +23,7 @@ class CachePlan:
         kind: "folder", "webdataset", "parquet" or "dataset".
         transform: which part of an image is shown, in words.
         workers: processes that the rates are of; 0: the training process.
+        auto: these are as many as there are usable cores, as by default.
         measured: what was measured.
         limits: what the disk and memory were taken for.
         looked_at: how many images copies were made of.
@@ -38,6 +39,7 @@ class CachePlan:
     kind: str
     transform: str
     workers: int
+    auto: bool
     measured: Measured
     limits: Limits
     looked_at: int
@@ -56,13 +58,15 @@ class CachePlan:
             return ""
         quality = "raw=True" if choice.quality is None else f"quality={choice.quality}"
         if self.kind == "dataset":
-            skip = ', on_error="skip"' if self.skipped else ""
-            return f'feedline.build_cache(dataset, "cache/", {choice.sides}, {quality}{skip})'
+            more = "" if self.auto else f", workers={self.workers}"
+            more += ', on_error="skip"' if self.skipped else ""
+            return f'feedline.build_cache(dataset, "cache/", {choice.sides}, {quality}{more})'
         of_folder = os.path.isdir(self.source)
         target = f"{self.source if of_folder else os.path.dirname(self.source)}-cache"
         parts = ["feedline", "cache", "build", self.source, target]
         parts += ["--sizes", ",".join(map(str, choice.sides))]
         parts += ["--raw"] if choice.quality is None else ["--quality", str(choice.quality)]
+        parts += [] if self.auto else ["--workers", str(self.workers)]
         parts += ["--on-error", "skip"] if self.skipped else []
         return shlex.join(parts)
 
