@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feedline.bench.plan_cache import plan_cache
     from feedline.cache.build import build_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
@@ -32,6 +33,7 @@ __all__ = [
     "build_cache",
     "image_size",
     "per_size",
+    "plan_cache",
 ]
 
 __version__ = "0.1.0"
@@ -49,6 +51,7 @@ _HOMES = {
     "build_cache": "feedline.cache.build",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
+    "plan_cache": "feedline.bench.plan_cache",
 }
 
 

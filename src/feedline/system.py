@@ -15,9 +15,16 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["available_memory_bytes", "local_processes", "rank_and_world", "usable_cores"]
+__all__ = [
+    "available_memory_bytes",
+    "cacheable_memory_bytes",
+    "local_processes",
+    "rank_and_world",
+    "usable_cores",
+]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_FOR_FILES = 0.8
 
 
 def _read(path: Path) -> str | None:
@@ -113,6 +120,14 @@ def available_memory_bytes() -> int:
                 cached = _inactive_file_bytes(folder)
                 available = min(available, int(limit) - int(used) + cached)
     return max(0, available)
+
+
+def cacheable_memory_bytes() -> int:
+    """Bytes of files that the page cache may keep beside a training: four fifths of what is left.
+
+    What the page cache holds already counts as left, as it gives that back.
+    """
+    return int(_FOR_FILES * available_memory_bytes())
 
 
 def _inactive_file_bytes(folder: Path) -> int:

@@ -19,14 +19,15 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.stores.cache_layout import Level
 
-__all__ = ["Estimate", "divide", "estimate", "levels_of", "samples_per_shard"]
+__all__ = ["BYTES_BESIDE", "Estimate", "divide", "estimate", "levels_of", "samples_per_shard"]
 
 _LOOKED_AT = 64
 _SHARD_BYTES = 256 << 20
 _MOST_IN_SHARD = 4096
 _LEAST_IN_SHARD = 32
 _LEAST_SHARDS = 64
-_BYTES_BESIDE = 2048  # of tar, for each image: headers, the label, what is known of it
+BYTES_BESIDE = 3 * 512 + 2 * 512 + 256
+"""Of tar, for each image: three headers, the label and what is known of it, and half a block."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Estimate:
     @property
     def level_bytes(self) -> tuple[int, ...]:
         """What each level takes on the disk."""
-        return tuple(round(self.images * (size + _BYTES_BESIDE)) for size in self.image_bytes)
+        return tuple(round(self.images * (size + BYTES_BESIDE)) for size in self.image_bytes)
 
 
 def levels_of(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
@@ -104,7 +105,7 @@ def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate
 
 def samples_per_shard(expected: Estimate) -> int:
     """How many samples make a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
-    largest = max(expected.image_bytes) + _BYTES_BESIDE
+    largest = max(expected.image_bytes) + BYTES_BESIDE
     by_count = max(_LEAST_IN_SHARD, -(-expected.images // _LEAST_SHARDS))
     return max(1, min(int(_SHARD_BYTES / largest), by_count, _MOST_IN_SHARD))
 

@@ -26,7 +26,7 @@ from feedline.images.headers import jpeg_orientation
 from feedline.stores.cache_layout import Level, level_size
 from feedline.stores.store import Pixels
 
-__all__ = ["Copies", "LevelEncoder"]
+__all__ = ["Copies", "LevelEncoder", "Opened"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 _SUBSAMPLING = "420"
@@ -45,6 +45,19 @@ class Copies:
     height: int
     width: int
     images: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A decoded original.
+
+    Args:
+        pixels: uint8 (height, width, 3), RGB, valid until the encoder opens another image.
+        as_it_is: its own bytes, where a level that it is not larger than keeps these; else None.
+    """
+
+    pixels: Pixels
+    as_it_is: bytes | None
 
 
 class LevelEncoder:
@@ -67,24 +80,26 @@ class LevelEncoder:
         Raises:
             ImageError: it cannot be decoded.
         """
+        opened = self.open(image)
+        height, width = opened.pixels.shape[:2]
+        return Copies(height, width, tuple(self.copy(opened, level) for level in self._levels))
+
+    def open(self, image: bytes | Pixels) -> Opened:
+        """Decode an image, of which copies are then made; raises as `copies` does."""
         if isinstance(image, np.ndarray):
-            height, width = image.shape[:2]
-            return Copies(height, width, tuple(self._made(image, level) for level in self._levels))
-        height, width = self._decoder.open(image)
+            return Opened(image, None)
+        self._decoder.open(image)
         as_it_is = self._decoder.reducible and not (self._exif and jpeg_orientation(image) != 1)
         # An original that is kept is decoded all the same, so that a broken one is found now.
         pixels = np.ascontiguousarray(self._decoder.read())
-        short = min(height, width)
-        return Copies(
-            height,
-            width,
-            tuple(
-                image
-                if as_it_is and short <= level.side and level.quality is not None
-                else self._made(pixels, level)
-                for level in self._levels
-            ),
-        )
+        return Opened(pixels, image if as_it_is else None)
+
+    def copy(self, opened: Opened, level: Level) -> bytes:
+        """One copy of an image, as a file."""
+        keeps = min(opened.pixels.shape[:2]) <= level.side and level.quality is not None
+        if keeps and opened.as_it_is is not None:
+            return opened.as_it_is
+        return self._made(opened.pixels, level)
 
     def _made(self, pixels: Pixels, level: Level) -> bytes:
         height, width = pixels.shape[:2]

@@ -1,4 +1,4 @@
-"""`feedline cache`: make, check, describe and extend caches of smaller copies.
+"""`feedline cache`: plan, make, check, describe and extend caches of smaller copies.
 
 Imports torch only when a command runs.
 """
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feedline.cli.cache_plan import plan
 from feedline.cli.output import JsonFile, complain, write_json
+from feedline.cli.sizes import level_sizes
 from feedline.cli.workers import Workers, worker_setting
-from feedline.errors import UsageError
 
 if TYPE_CHECKING:
     from feedline.stores.cache_layout import Manifest
@@ -33,6 +34,7 @@ OnError = Enum("OnError", {"stop": "raise", "skip": "skip"})
 Place = Annotated[str, typer.Argument(metavar="DIR", help="The cache's folder, or its URL.")]
 
 cache = typer.Typer(no_args_is_help=True)
+cache.command(no_args_is_help=True)(plan)
 
 
 @cache.callback()
@@ -71,7 +73,7 @@ def build(
 
     Example: feedline cache build demo-data/train demo-cache --sizes 128,192,256
     """
-    wanted = _sizes(sizes)
+    wanted = level_sizes(sizes)
     from feedline.cache.build import build_cache  # loads torch
 
     make = functools.partial(
@@ -220,15 +222,6 @@ def info(
     said = _described(root, manifest)
     said["levels"] = [level | more for level, more in zip(said["levels"], measured, strict=True)]
     write_json(json, said)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"--sizes must be whole numbers of pixels with commas, e.g. 128,192,256, got {text!r}"
-        ) from None
 
 
 def _make(make: Callable[..., Manifest], root: Path | str, workers: str, json: Path | None) -> None:

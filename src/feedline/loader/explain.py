@@ -6,6 +6,7 @@ from typing import Any
 
 from feedline.dataset import generators
 from feedline.loader.decide import Decision, workers_live_on
+from feedline.loader.predict import in_memory, predicted
 from feedline.loader.settings import Settings
 from feedline.plan.order import in_words
 from feedline.sampling.samplers import describe
@@ -16,13 +17,16 @@ _LONGEST = 300
 _MOST_GENERATORS = 5
 
 
-def explain(settings: Settings, decision: Decision, memory_bytes: int) -> str:
+def explain(
+    settings: Settings, decision: Decision, memory_bytes: int, *, measure: bool = False
+) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
     Args:
         settings: of the loader, as they are now.
         decision: whose code makes the batches.
         memory_bytes: what is allocated for batches now.
+        measure: make some rows to predict images/s from.
     """
     facts = {
         "samples": _samples(settings),
@@ -40,6 +44,8 @@ def explain(settings: Settings, decision: Decision, memory_bytes: int) -> str:
         "memory": _memory(settings, decision, memory_bytes),
         "batches": _batches(settings, decision),
         "bad samples": settings.on_error,
+        "predicted": predicted(settings, decision) if measure else "",
+        "page cache": in_memory(settings, decision) if measure else "",
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 

@@ -1,0 +1,294 @@
+"""Which levels a cache should have for a schedule: measured on a few hundred images, and advised.
+
+Guarantees: nothing but a temporary folder is written, which is gone afterwards; when it returns or
+breaks off, none of its processes is left.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from feedline.bench.copies import no_room
+from feedline.bench.level_rates import (
+    ROUNDS,
+    Reading,
+    level_of,
+    measure_differences,
+    measure_rates,
+)
+from feedline.bench.making import MOST_BYTES, Making, make_copies, spread
+from feedline.bench.planned_cache import CachePlan
+from feedline.bench.run import Report
+from feedline.bench.scratch import temporary_folder
+from feedline.cache.advice import advise
+from feedline.cache.build import build_cache
+from feedline.cache.build_plan import levels_of
+from feedline.cache.candidates import candidate_sides, level_sets, serving
+from feedline.cache.choice import Limits, Measured, choices, predict
+from feedline.cache.open_source import open_source
+from feedline.cache.source import Source
+from feedline.errors import ResourceError, UsageError
+from feedline.images.crops import Transform, checked_transform, wanted_side
+from feedline.images.folder import ImageFolder
+from feedline.loader.checks import worker_count
+from feedline.plan.schedule import Phase, Schedule
+from feedline.stores.cache_layout import Level
+from feedline.system import cacheable_memory_bytes
+
+__all__ = ["DISK_BYTES_PER_S", "plan_cache"]
+
+DISK_BYTES_PER_S = 500e6
+"""What a SATA SSD gives: taken for a disk of which nothing is said."""
+
+_QUALITIES: tuple[int | None, ...] = (95, 90, None)
+_MOST_SIDE = 8192
+_MOST_GIVEN = 8
+_MOST_IMAGES = 10_000
+_FREE = 0.9  # of the disk, that a cache may take
+_ORIGINAL_BYTES, _RAW_BYTES_PER_PIXEL = 2 << 20, 6  # at most, about, of a picture of 3 : 2
+_FEW_SHRINK = 0.05
+
+
+class _Silent:
+    """A `Report` to nobody."""
+
+    def begin(self, what: str, total: int) -> None:
+        """Nothing is shown."""
+
+    def advance(self, done: int, what: str = "") -> None:
+        """Nothing is shown."""
+
+
+def plan_cache(
+    source: Any,
+    schedule: str | Schedule | Phase | Iterable[Phase],
+    *,
+    disk_bytes: float | None = None,
+    disk_bytes_per_s: float = DISK_BYTES_PER_S,
+    sizes: Collection[int] | None = None,
+    transform: Transform | None = None,
+    workers: int | str = "auto",
+    images: int = 300,
+    seconds: float = 30.0,
+    report: Report | None = None,
+) -> CachePlan:
+    """Measure which levels would serve a schedule, and how well; nothing is built.
+
+    A few hundred images are read, and copies of them made and read, as a build and a loader would.
+
+    Args:
+        source: what `build_cache` takes: a path, or a map-style Dataset of (image, label).
+        schedule: the phases of training, each with a size; or as text, "112x10,160x10,224x10".
+        disk_bytes: the most that a cache may take; None: nine tenths of what is free on the disk
+            of the source.
+        disk_bytes_per_s: what the disk gives of what memory does not hold, and takes of a build.
+        sizes: the shorter sides of the levels to think of, in pixels; None: of each phase's own
+            size, and of the next larger usual one.
+        transform: which part of an image is shown; None: `TrainCrop()`.
+        workers: processes of the loader and of the build; "auto" for the usable cores; 0: none.
+        images: how many are looked at, spread over the source.
+        seconds: how long to count images, in all; all else takes about as long again.
+        report: is told what is done.
+
+    Returns:
+        all choices with their predicted rates, bytes and times, and which one to build.
+
+    Raises:
+        DatasetError: there is no source, or not one of its images can be read.
+        ResourceError: there is no room for the copies of a few hundred images.
+        UsageError: an argument cannot be used; the source is a cache itself.
+
+    Example:
+        >>> plan = feedline.plan_cache("train/", "112x10,160x10,224x10")          # doctest: +SKIP
+        >>> print(plan.advice.why, plan.command)                                  # doctest: +SKIP
+    """
+    told = report or _Silent()
+    phases, crop = Schedule.of(schedule), checked_transform(transform)
+    wanted = _wanted(phases, crop)
+    sides = _sides(sizes, wanted)
+    _check(images, disk_bytes, disk_bytes_per_s, seconds)
+    processes = worker_count(workers)
+    told.begin("listing the images", 1)
+    opened = open_source(source)
+    limits = Limits(
+        disk_bytes=_free(opened) if disk_bytes is None else disk_bytes,
+        memory_bytes=cacheable_memory_bytes(),
+        disk_bytes_per_s=disk_bytes_per_s,
+    )
+    with ExitStack() as stack:
+        root = _room(stack, min(images, len(opened)), sides)
+        levels = [level for quality in _QUALITIES for level in _levels(sides, quality)]
+        numbers = spread(len(opened), images)
+        told.begin("making copies", len(numbers))
+        originals = root / "originals" / "images"
+        originals.mkdir(parents=True)
+        making = make_copies(
+            opened, numbers, levels, originals, workers=processes, advance=told.advance
+        )
+        if sizes is None:
+            sides = _that_shrink(sides, wanted, making)
+        folders: dict[Level | None, ImageFolder] = {None: ImageFolder(originals.parent, crop)}
+        told.begin("writing copies", len(_QUALITIES) * len(making.looks))
+        for done, quality in enumerate(_QUALITIES):
+            told.advance(done * len(making.looks))
+            folders |= _cache(originals.parent, root, sides, quality, crop, processes)
+        readings = _readings(wanted, sides)
+        told.begin("comparing pixels", 1)
+        differences = measure_differences(folders, readings)
+        told.begin("measuring", ROUNDS * len(readings))
+        rates = measure_rates(
+            folders, readings, workers=processes, seconds=seconds, advance=told.advance
+        )
+    measured = Measured(
+        images=len(opened),
+        schedule=phases,
+        wanted=wanted,
+        original_bytes=making.original_bytes,
+        open_s=making.open_s,
+        processes=making.processes,
+        levels={level: cost for level, cost in making.costs().items() if level in folders},
+        rates=_with_reading(rates, making),
+        differences=differences,
+    )
+    found = choices(measured, limits)
+    without = predict(measured, limits, ())
+    return CachePlan(
+        source=opened.where,
+        kind=opened.kind,
+        transform=repr(crop),
+        workers=processes,
+        auto=workers == "auto",
+        measured=measured,
+        limits=limits,
+        looked_at=len(making.looks),
+        median_px=making.median_px,
+        small=round(sum(min(each.height, each.width) < max(wanted) for each in making.looks)),
+        skipped=making.skipped,
+        originals=without,
+        choices=tuple(found),
+        advice=advise(measured, limits, without, found),
+    )
+
+
+def _wanted(schedule: Schedule, crop: Transform) -> dict[int, int]:
+    """For each size of the schedule the shorter side at which images are wanted."""
+    if not schedule.sizes:
+        raise UsageError(
+            f"the schedule {schedule} has no image sizes, which say what copies would serve; write "
+            'them, e.g. "112x10,160x10,224x10"'
+        )
+    wanted = {size: wanted_side(crop, size) for size in sorted(set(schedule.sizes))}
+    for size, side in wanted.items():
+        if side > _MOST_SIDE:
+            raise UsageError(
+                f"rows of {size} px want copies of {side} px, and levels have at most "
+                f"{_MOST_SIDE} px; train with the originals at that size"
+            )
+    return wanted
+
+
+def _sides(given: Collection[int] | None, wanted: dict[int, int]) -> tuple[int, ...]:
+    if given is None:
+        return candidate_sides(wanted.values())
+    sides = tuple(level.side for level in levels_of(tuple(given), quality=95, raw=False))
+    if len(sides) > _MOST_GIVEN:
+        raise UsageError(f"at most {_MOST_GIVEN} sizes are compared, got {len(sides)}")
+    most = max(wanted.values())
+    if serving(sides, most) is None:
+        raise UsageError(
+            f"the sizes {','.join(map(str, sides))} serve no rows of {max(wanted)} px: add one of "
+            f"at least {most}"
+        )
+    return sides
+
+
+def _check(images: int, disk_bytes: float | None, disk_bytes_per_s: float, seconds: float) -> None:
+    if isinstance(images, bool) or not isinstance(images, int) or not 1 <= images <= _MOST_IMAGES:
+        raise UsageError(f"images must be a whole number from 1 to {_MOST_IMAGES}, got {images!r}")
+    given = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
+    for name, value in given.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name} must be a number above 0, got {value!r}")
+
+
+def _free(source: Source) -> float:
+    """What a cache beside the source may take."""
+    place = Path(source.where)
+    while not place.exists():  # a pattern, or what a Dataset is called
+        place = place.parent
+    return _FREE * shutil.disk_usage(place).free
+
+
+def _room(stack: ExitStack, images: int, sides: Collection[int]) -> Path:
+    """A temporary folder with room for what is measured.
+
+    Raises:
+        ResourceError: there is none.
+    """
+    parent = Path(tempfile.gettempdir())
+    needed = min(images * _ORIGINAL_BYTES, MOST_BYTES)
+    needed += images * sum(side**2 for side in sides) * _RAW_BYTES_PER_PIXEL
+    if why := no_room(parent, needed):
+        raise ResourceError(
+            f"copies of {images} images cannot be measured: {why}; look at fewer images, or let "
+            "the variable TMPDIR name another folder"
+        )
+    return stack.enter_context(temporary_folder())
+
+
+def _levels(sides: Collection[int], quality: int | None) -> list[Level]:
+    return [Level(side=side, quality=quality) for side in sides]
+
+
+def _that_shrink(sides: tuple[int, ...], wanted: dict[int, int], making: Making) -> tuple[int, ...]:
+    """Without the sides that hardly an original exceeds, as copies would be the originals."""
+    kept = [side for side in sides if making.larger_than(side) > _FEW_SHRINK]
+    if serving(kept, max(wanted.values())) is None:
+        kept.append(min(side for side in sides if side >= max(wanted.values())))
+    return tuple(kept)
+
+
+def _cache(
+    originals: Path,
+    root: Path,
+    sides: Collection[int],
+    quality: int | None,
+    crop: Transform,
+    workers: int,
+) -> dict[Level | None, ImageFolder]:
+    """A cache of the images that are measured, by its levels."""
+    where = root / f"quality-{quality}"
+    raw = quality is None
+    build_cache(originals, where, sorted(sides), quality=quality or 95, raw=raw, workers=workers)
+    folder = ImageFolder(where, crop)
+    return {level: level_of(folder, level.side) for level in _levels(sides, quality)}
+
+
+def _readings(wanted: dict[int, int], sides: Collection[int]) -> list[Reading]:
+    """What some choice reads: the originals, and each level at the sizes it may serve."""
+    pairs = {
+        (size, serving(chosen, side))
+        for chosen in level_sets(sorted(sides), wanted.values())
+        for size, side in wanted.items()
+    }
+    found: list[Reading] = [(size, None) for size in wanted]
+    for quality in _QUALITIES:
+        found += [(size, Level(side=side, quality=quality)) for size, side in sorted(pairs)]  # type: ignore[arg-type]
+    return found
+
+
+def _with_reading(rates: dict[Reading, float], making: Making) -> dict[Reading, float]:
+    """Rates of the originals of a Dataset with what it takes to give an image."""
+    if making.original_bytes:
+        return rates
+    each_s = making.read_s / making.processes
+    return {
+        (size, level): rate if level else 1 / (1 / rate + each_s)
+        for (size, level), rate in rates.items()
+    }

@@ -1,0 +1,222 @@
+"""How many images a second a loader may be expected to make, from some rows made in this process.
+
+Guarantees: a copy of the loader's source makes them, which is opened and closed by itself, so an
+iteration under way is not disturbed; the global random states are afterwards as they were; it takes
+about a second for each size. Relies on: cores that are as free as when the loader works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from feedline.engine.board import BOARD_BYTES, board_of
+from feedline.engine.fill import fill
+from feedline.engine.layout import batch_bytes
+from feedline.engine.messages import Failure, Piece, Report
+from feedline.images.crops import wanted_side
+from feedline.images.rows import RowPipeline
+from feedline.loader.decide import Decision
+from feedline.loader.settings import Settings
+from feedline.plan.row import Item
+from feedline.plan.schedule import Phase
+from feedline.plan.seeds import extend
+from feedline.stores.cache_layout import Level
+from feedline.stores.cache_store import CacheStore
+from feedline.stores.cached_files import CachedFiles
+from feedline.system import cacheable_memory_bytes, usable_cores
+
+__all__ = ["in_memory", "predicted"]
+
+_ROWS = 100
+_IN_PIECE = 10
+_PASSES = 3  # of each piece the quickest counts: the others were disturbed, or read the disk
+_SECONDS = 1.0  # for each size
+
+_Maker = Callable[[Piece], Report]
+
+
+def predicted(settings: Settings, decision: Decision) -> str:
+    """The images/s of each size of the schedule, in words.
+
+    Args:
+        settings: of the loader, as they are now.
+        decision: whose code makes the batches.
+    """
+    given: Any = decision.rows or decision.samples
+    if given is None:
+        return (
+            "nothing, as feedline does not make these samples itself; `feedline bench` measures a "
+            "folder of images"
+        )
+    if not len(given):
+        return "nothing, as there are no samples"
+    try:
+        source = _apart(given)
+    except Exception as error:  # a step of the user's may hold anything
+        return f"nothing, as what makes them cannot be copied: {type(error).__name__}: {error}"
+    workers, cores = settings.workers, usable_cores()
+    processes = min(max(1, workers), cores)
+    said, problem, images = [], "", 0
+    with _opened(source), _states_kept():
+        for size, phase in _sizes(settings, source).items():
+            pieces = _pieces(size, phase, len(given))
+            if decision.rows is not None:
+                maker = _maker_of_rows(source, pieces)
+            else:
+                maker = _maker_of_samples(source)
+            made, seconds, why = _cost(pieces, maker)
+            problem, images = problem or why, max(images, made)
+            if made:
+                rate = f"{processes * made / seconds:.0f} images/s"
+                said.append(f"{size} px {rate}" if size else rate)
+    if not said:
+        return f"nothing, as no row could be made: {problem}"
+    by = f"{workers} worker{'s' * (workers != 1)}" if workers else "this process"
+    return (
+        f"{', '.join(said)} by {by} on {cores} core{'s' * (cores != 1)} (from {images} images in "
+        "this process, read from memory"
+        + (", before collate_fn" if decision.rows is None else "")
+        + (f"; some cannot be made: {problem})" if problem else ")")
+    )
+
+
+def in_memory(settings: Settings, decision: Decision) -> str:
+    """Whether memory holds the copies of a cache that the phases read, in words; "" of others."""
+    source: Any = decision.rows or decision.samples
+    store = getattr(source, "store", None)
+    store = store.cache if isinstance(store, CachedFiles) else store
+    if not isinstance(store, CacheStore):
+        return ""
+    sides = [wanted_side(source.transform, size) for size in _sizes(settings, source)]
+    levels: list[Level] = list(dict.fromkeys(map(store.level_for, sides)))
+    memory = cacheable_memory_bytes()
+    said = [
+        f"{level} {level.bytes / 1e9:.2f} GB "
+        + ("fits: the disk is read once" if level.bytes <= memory else "does not fit")
+        for level in levels
+    ]
+    return f"{', '.join(said)} ({memory / 1e9:.2f} GB of memory for it)"
+
+
+def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
+    """The sizes of the rows in pixels, each with the first phase that has it; 0 for no size."""
+    own = int(getattr(source, "image_size", 0))
+    found: dict[int, Phase] = {}
+    for phase in settings.asked.phases.phases:
+        found.setdefault(own if phase.size is None else phase.size, phase)
+    return found
+
+
+def _apart(source: Any) -> Any:
+    """A copy of a source that shares nothing which making a row changes."""
+    other = copy.copy(source)
+    if isinstance(other, RowPipeline):
+        other.store = copy.copy(source.store)
+        if isinstance(other.store, CachedFiles):
+            other.store.cache = copy.copy(other.store.cache)
+        if hasattr(other, "recognised"):  # steps of the user's may keep something
+            other.recognised = copy.deepcopy(source.recognised)
+    return other
+
+
+def _pieces(size: int, phase: Phase, samples: int) -> list[Piece]:
+    """Pieces of one batch, of samples that are spread over all."""
+    numbers = np.linspace(0, samples - 1, min(_ROWS, samples)).astype(np.int64)
+    return [
+        Piece(
+            1,
+            numbers[start : start + _IN_PIECE],
+            batch_rows=len(numbers),
+            start=start,
+            image_size=size or None,
+            strength=phase.strength,
+        )
+        for start in range(0, len(numbers), _IN_PIECE)
+    ]
+
+
+def _maker_of_rows(source: Any, pieces: list[Piece]) -> _Maker:
+    """What makes pieces as a worker does, in memory of its own."""
+    slot_bytes = batch_bytes(source.fields(pieces[0].image_size), pieces[0].batch_rows)
+    block: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(BOARD_BYTES + slot_bytes, np.uint8)
+    line = board_of(block)[0]
+
+    def make(piece: Piece) -> Report:
+        placed = piece._replace(offset=BOARD_BYTES, slot_bytes=slot_bytes)
+        return fill(placed, source, block, line, 0)
+
+    return make
+
+
+def _maker_of_samples(source: Any) -> _Maker:
+    """What makes the samples of pieces, one after another."""
+
+    def make(piece: Piece) -> Report:
+        started_ns, failures = time.monotonic_ns(), []
+        for row, sample in enumerate(piece.samples.tolist()):
+            item = Item(sample, piece.image_size, extend(piece.seed, sample), piece.strength)
+            try:
+                source.sample(item)
+            except Exception as error:  # whatever a step of the user's raises
+                failures.append(Failure.of(row, error))
+        return Report(0, piece.id, started_ns, time.monotonic_ns(), tuple(failures))
+
+    return make
+
+
+def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
+    """Make pieces several times over.
+
+    Returns:
+        how many rows could be made, the seconds that took, and why one could not, or "".
+    """
+    best: dict[int, tuple[int, float]] = {}
+    problem, until = "", time.monotonic() + _SECONDS
+    for _ in range(_PASSES):
+        for piece in pieces:
+            report = make(piece)
+            took_s = (report.ended_ns - report.started_ns) / 1e9
+            for failure in report.failures:
+                problem = problem or f"{failure.kind}: {failure.message}"
+            rows = len(piece.samples) - len(report.failures)
+            best[piece.start] = min(best.get(piece.start, (rows, took_s)), (rows, took_s))
+            if time.monotonic() > until:
+                break
+    made, seconds = (sum(column) for column in zip(*best.values(), strict=True))
+    return int(made), float(seconds), problem
+
+
+@contextlib.contextmanager
+def _opened(source: Any) -> Iterator[None]:
+    """The source as a worker has it open, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if hasattr(source, "open"):
+            source.open(0, 1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if hasattr(source, "close"):
+            source.close()
+
+
+@contextlib.contextmanager
+def _states_kept() -> Iterator[None]:
+    """The global random states are afterwards as they were."""
+    of_torch, of_python = torch.default_generator.get_state(), random.getstate()
+    of_numpy = np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

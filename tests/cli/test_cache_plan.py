@@ -1,0 +1,187 @@
+"""`feedline cache plan`: what it prints and writes, what it refuses, what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import Command, Ended
+
+from feedline.cli.sizes import byte_size
+from feedline.errors import UsageError
+from processes import eventually
+
+QUICK = ("--seconds", 0.01, "--workers", 0)
+
+
+@pytest.fixture
+def photos(tiny_set: Path) -> Path:
+    """16 images of 48 px of two classes."""
+    return tiny_set / "train"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, and turns that are as short as can be."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr("feedline.bench.level_rates._LEAST_TURN_S", 0.0)
+    return folder
+
+
+def assert_refused(ended: Ended, *words: str) -> None:
+    assert ended.status == 2, ended
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in " ".join(ended.err.split()), ended.err
+
+
+def test_a_plan_is_a_table_with_what_to_do_and_why(
+    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    ended = feedline(
+        "cache", "plan", photos, "--schedule", "16x2,32x1@8", *QUICK, "--disk", "1GB",
+        "--disk-speed", "2GiB", "--json", target,
+    )  # fmt: skip
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("16 images, ")
+    assert "48x48 px, for 16x2,32x1@8 with no workers" in lines[0]
+    heads, originals, *choices = lines[lines.index("") + 1 : lines.index("", 3)]
+    assert heads.split()[:5] == ["16", "px", "32", "px", "loading"]
+    assert originals.split()[0] == "originals"
+    assert {line.removeprefix("*").split()[1] for line in choices} == {"q95", "q90", "raw"}
+    said = " ".join(ended.out.split())
+    assert "Up to 1.0 GB of disk are for a cache" in said
+    assert "beyond that the disk is taken to give 2.1 GB/s, and to write as much" in said
+    assert max(map(len, lines)) <= 100 + len(str(photos)) * 2
+    assert list(temporary.iterdir()) == []
+
+    plan = json.loads(target.read_text())
+    assert plan["source"] == str(photos)
+    assert plan["limits"]["disk_bytes"] == 1e9
+    assert plan["limits"]["disk_bytes_per_s"] == 2 << 30
+    assert plan["transform"].startswith("TrainCrop(")
+    assert plan["why"] in said
+    assert (plan["command"] or "No cache is worth it") in said
+
+
+def test_the_options_of_plan_arrive(
+    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    ended = feedline(
+        "cache", "plan", photos, "--schedule", "28x1", *QUICK, "--sizes", "32,40", "--images", 9,
+        "--transform", "eval", "--disk", "1", "--json", target,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    plan = json.loads(target.read_text())
+    assert plan["images_measured"] == 9
+    assert plan["transform"] == "EvalCrop(fraction=0.875)"
+    assert {level["size_px"] for level in plan["levels"]} == {32, 40}
+    assert plan["recommended"] is None
+    assert "A budget of 1 byte holds no choice" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("--schedule",)),
+        (("--schedule", "16"), ("cannot read '16'", "SIZExEPOCHS")),
+        (("--schedule", "ownx3@4"), ("has no image sizes",)),
+        (("--schedule", "16x1", "--disk", "lots"), ("--disk must be a size above 0", "'lots'")),
+        (("--schedule", "16x1", "--disk", "0GB"), ("--disk must be a size above 0",)),
+        (("--schedule", "16x1", "--disk-speed", "-1"), ("--disk-speed must be a size",)),
+        (("--schedule", "16x1", "--sizes", "a"), ("--sizes must be whole numbers", "'a'")),
+        (("--schedule", "64x1", "--sizes", "32"), ("serve no rows of 64 px",)),
+        (("--schedule", "16x1", "--images", 0), ("images must be a whole number from 1",)),
+        (("--schedule", "16x1", "--seconds", "nan"), ("seconds must be a number above 0",)),
+        (("--schedule", "16x1", "--transform", "both"), ("both", "train")),
+        (("--schedule", "16x1", "--workers", "many"), ("--workers must be 'auto'",)),
+        (("--schedule", "16x1", "--json", "/nowhere/at/all.json"), ("cannot write",)),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(
+    feedline: Command,
+    photos: Path,
+    temporary: Path,
+    arguments: tuple[object, ...],
+    words: tuple[str, ...],
+) -> None:
+    ended = feedline("cache", "plan", photos, *arguments)
+    assert_refused(ended, *words)
+    assert ended.out == ""
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_is_no_source_is_refused(feedline: Command, photos: Path, tmp_path: Path) -> None:
+    schedule = "--schedule", "16x1"
+    assert_refused(feedline("cache", "plan", tmp_path / "nowhere", *schedule), "no such folder")
+    assert feedline("cache", "build", photos, tmp_path / "cache", "--sizes", 16).status == 0
+    assert_refused(feedline("cache", "plan", tmp_path / "cache", *schedule), "is a cache itself")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("50GB", 50e9),
+        ("50 gb", 50e9),
+        ("1.5TB", 1.5e12),
+        ("800MB", 8e8),
+        ("800M", 8e8),
+        ("4KiB", 4096),
+        ("2GiB", 2 << 30),
+        ("12345", 12345),
+        ("7B", 7),
+    ],
+)
+def test_bytes_are_written_as_is_usual(text: str, size: float) -> None:
+    assert byte_size(text, "--disk") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "x", "-1GB", "1,5GB", "1e9", "0", "1XB", "५GB", "50iB"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--disk must be a size above 0"):
+        byte_size(text, "--disk")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
+    photos: Path, tmp_path: Path, signum: int, status: int
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    script = "from feedline.cli.app import main; main()"
+    command = ["cache", "plan", str(photos), "--schedule", "16x1,32x1", "--workers", "1"]
+    run = subprocess.Popen(
+        [sys.executable, "-c", script, *command, "--seconds", "600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+    )
+    # The last cache is whole: rates are measured now, for minutes.
+    assert eventually(lambda: any(folder.glob("*/quality-None/feedline-cache.json")), 60)
+    family = psutil.Process(run.pid).children(recursive=True)
+    if signum == signal.SIGINT:
+        os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
+    else:
+        run.send_signal(signum)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == status, err
+    assert out == ""
+    assert err == ("feedline: interrupted\n" if signum == signal.SIGINT else "")
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert list(folder.iterdir()) == []
