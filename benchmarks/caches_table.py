@@ -1,7 +1,7 @@
 """What `caches_versus.py` found, as tables, and what feedline is held to.
 
-    python benchmarks/caches_table.py benchmarks/results/caches.json            Markdown
-    python benchmarks/caches_table.py benchmarks/results/caches.json --all      all figures
+python benchmarks/caches_table.py benchmarks/results/caches.json            Markdown
+python benchmarks/caches_table.py benchmarks/results/caches.json --all      all figures
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ def samples(work: Work) -> Any:
 
     folder = work.folder if work.kind == "cache" else work.scratch
     shards = sorted(map(str, Path(folder).rglob("*.tar")))
-    dataset = WebDataset(
-        shards, shardshuffle=100, select_files=lambda name: name.endswith(_USED)
-    )
+    dataset = WebDataset(shards, shardshuffle=100, select_files=lambda name: name.endswith(_USED))
     return dataset.repeat().shuffle(500)
 
 

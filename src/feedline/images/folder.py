@@ -127,9 +127,8 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
             return np.array(store.labels)
         return store.paths.labels.astype(np.int64)
 
-    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
-        files = self.files
-        return files, list(map(files.paths.path, range(len(files))))
+    def _files(self) -> FileStore[Any]:
+        return self.files
 
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""

@@ -67,13 +67,13 @@ class RowPipeline(Generic[Store]):
         other: RowPipeline[Any] = copy.copy(self)
         cache = CacheStore(root)
         cache.check_exif(self._exif)
-        other.store = CachedFiles(*self._files_and_names(), cache)
+        other.store = CachedFiles(self._files(), cache)
         other._exif = False  # copies stand as they should
         other._begin()
         return other
 
-    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
-        """The files, and what each is called below the dataset's folder.
+    def _files(self) -> FileStore[Any]:
+        """The images' files.
 
         Raises:
             UsageError: the images are no files.

@@ -132,10 +132,8 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """The label of every sample, int64 (n); a new array each time."""
         return self.store.paths.labels.astype(np.int64)
 
-    def _files_and_names(self) -> tuple[FileStore[Any], list[str]]:
-        paths = self.store.paths
-        names = (paths.name(sample) for sample in range(len(paths)))
-        return self.store, [name.decode("utf-8", "backslashreplace") for name in names]
+    def _files(self) -> FileStore[Any]:
+        return self.store
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""

@@ -87,7 +87,8 @@ class LevelReader:
                 f"the cache's copy at {self.level.side} px has {len(held)} bytes, which are not "
                 f"those of {width} x {height} pixels: the cache's index is damaged"
             )
-        return np.ndarray((height, width, 3), np.uint8, held, NPY_HEADER_BYTES)
+        pixels: Pixels = np.ndarray((height, width, 3), np.uint8, held, NPY_HEADER_BYTES)
+        return pixels
 
     def file(self, sample: int) -> Held:
         """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""

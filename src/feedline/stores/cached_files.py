@@ -6,6 +6,7 @@ both were made of; a file without a copy is an error when the two are joined, no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from feedline.errors import UsageError
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import printable
 from feedline.stores.store import Pixels
 
 __all__ = ["CachedFiles"]
@@ -24,18 +26,17 @@ class CachedFiles:
     """Files, of which a cache holds the images; a `SampleStore`.
 
     Args:
-        files: the samples.
-        names: what each of them is called below its dataset's folder, as the cache's names are.
+        files: the samples; by their paths below the dataset's folder the copies are found.
         cache: holds their copies.
 
     Raises:
         UsageError: the cache has no copy of a file.
     """
 
-    def __init__(self, files: FileStore[Any], names: list[str], cache: CacheStore) -> None:
+    def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
         self.label_field = files.label_field
-        self._rows = _rows(names, cache)
+        self._rows = _rows(printable(files.paths.table()), cache)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -76,19 +77,25 @@ class CachedFiles:
         return self.cache.form()
 
 
-def _rows(names: list[str], cache: CacheStore) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where a cache has the samples of these names."""
-    place = {cache.name(row): row for row in range(len(cache))}
-    missing = [name for name in names if name not in place]
-    if missing:
-        left_out = {name: why for _, name, why in cache.manifest.skipped}
-        some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
-        why = left_out.get(missing[0])
-        raise UsageError(
-            f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
-            f"{some}"
-            + (f": broken when it was built ({why})" if why else "")
-            + f". It was made of {cache.manifest.source[1]!r}: build it anew of the folder as it "
-            "is now, or take these images out of the dataset"
-        )
-    return np.array([place[name] for name in names], np.int64)
+def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[np.int64]]:
+    """Where a cache has the samples of these paths, each ended by a zero byte."""
+    places = cache.index.places(paths)
+    if isinstance(places, range):
+        return places
+    if None in places:
+        raise UsageError(_missing(paths, places, cache))
+    return np.array(places, np.int64)
+
+
+def _missing(paths: bytes, places: Sequence[int | None], cache: CacheStore) -> str:
+    names = paths.decode().split("\0")[:-1]
+    missing = [name for name, place in zip(names, places, strict=True) if place is None]
+    left_out = {name: why for _, name, why in cache.manifest.skipped}
+    some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+    why = left_out.get(missing[0])
+    return (
+        f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, {some}"
+        + (f": broken when it was built ({why})" if why else "")
+        + f". It was made of {cache.manifest.source[1]!r}: build it anew of the folder as it "
+        "is now, or take these images out of the dataset"
+    )
