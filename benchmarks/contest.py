@@ -52,6 +52,10 @@ class Result:
     cpu_s: list[float] = field(default_factory=list)
     pss_mb: list[float] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """Leave the rounds so far out."""
+        self.rates, self.cpu_s, self.pss_mb = [], [], []
+
 
 class Contestant:
     """A peer's process."""

@@ -47,7 +47,7 @@ spdl() {
 pip --upgrade pip || exit 1
 # OpenCV is for the bare processes that resize by libraries alone, and for FFCV. LitData's boto3 does
 # not go with python-dateutil 3 and later, which matplotlib would bring.
-pip --editable '.[bench,train]' opencv-python-headless 'python-dateutil<3' torchvision || exit 1
+pip --editable '.[bench,cache,train]' opencv-python-headless 'python-dateutil<3' torchvision || exit 1
 "$python" -m pip freeze --exclude-editable >"$held"
 
 peer DALI pip nvidia-dali-cuda130

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from typing import Any
 
 from contest import Contestant, Result, contestants
 from copies import jpeg_copies, raw_copies
+from page_cache import drop_from_cache, read_once
 from peers import PEERS
 from peers.work import Work
 from report import machine, versions
@@ -84,20 +84,6 @@ class Images:
         if not folder.exists():
             make(self._originals, shorter, folder)
         return kind, folder
-
-
-def drop_from_cache(folder: Path) -> None:
-    """Ask the kernel to forget the files' pages."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def read_once(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.read_bytes()
 
 
 def measure(task: Task, images: Images, scratch: Path, options: argparse.Namespace) -> list[Result]:

@@ -12,7 +12,7 @@ from peers.work import RATIO, SCALE, Work
 NAME = "feedline"
 NEEDS = ("torch", "feedline")
 PIXELS = "uint8, torchvision's pixels"
-KINDS = ("jpeg", "raw")
+KINDS = ("jpeg", "raw", "cache")
 
 
 def batches(work: Work, decode: Literal["exact", "scaled"] = "exact") -> Iterator[Any]:

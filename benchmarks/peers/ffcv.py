@@ -1,7 +1,7 @@
 """FFCV, in threads: one file that is mapped, and a pipeline compiled for it.
 
-The file holds the images' own JPEG bytes, or raw pixels for work of kind "raw". FFCV itself would
-decode each JPEG and encode it anew, which changes both its pixels and its size.
+The file holds the images' own JPEG bytes, or raw pixels for work of kinds "raw" and "npy". FFCV
+itself would decode each JPEG and encode it anew, which changes both its pixels and its size.
 
 Tuned as FFCV's performance guide has it for data that fit memory: `os_cache`, crop and decoding
 fused, one thread a core, uint8 to the end. The order is random; quasi-random saves reads from a
@@ -22,7 +22,7 @@ from peers.work import RATIO, SCALE, Work
 NAME = "FFCV"
 NEEDS = ("torch", "ffcv")
 PIXELS = "uint8, fast DCT, area average"
-KINDS = ("jpeg", "raw")
+KINDS = ("jpeg", "raw", "npy")
 
 
 def beton(work: Work) -> str:
@@ -47,11 +47,15 @@ def prepare(work: Work) -> None:
             destination["data_ptr"], storage = malloc(data.nbytes)
             storage[:] = data
 
+    samples: list[tuple[Any, int]]
     if work.kind == "raw":
         folder = Path(work.folder)
         images = np.load(folder / "images.npy", mmap_mode="r")
         labels = np.load(folder / "labels.npy")
-        samples: list[tuple[Any, int]] = list(zip(images, labels.tolist(), strict=True))
+        samples = list(zip(images, labels.tolist(), strict=True))
+        field = RGBImageField(write_mode="raw")
+    elif work.kind == "npy":
+        samples = [(np.load(path), label) for path, label in work.files()]
         field = RGBImageField(write_mode="raw")
     else:
         samples, field = work.files(), JPEGField()

@@ -1,8 +1,8 @@
 """torch's DataLoader, with calls to torchvision written by hand: uint8 batches.
 
 torchvision reads and decodes, v2's functions crop and resize as uint8 (see `stock.py`), workers
-persist and make four batches each ahead. torch itself keeps a worker to one thread. Raw images are
-mapped from their file.
+persist and make four batches each ahead. torch itself keeps a worker to one thread. Raw images of
+one size are mapped from their file, others read from a file each.
 
 Tried besides, on two cores and photographs at 224 px: two batches ahead instead of four, batches
 in any order, `__getitems__`, crops written straight into shared memory instead of collated, v2's
@@ -22,7 +22,7 @@ from peers.work import Work
 NAME = "torch uint8, by hand"
 NEEDS = ("torchvision", "torch")
 PIXELS = "uint8, torchvision's pixels"
-KINDS = ("jpeg", "raw")
+KINDS = ("jpeg", "raw", "npy")
 
 
 class Files:
@@ -42,6 +42,26 @@ class Files:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self._files[index]
         return self._crop(self._decode(self._read(path))), label
+
+
+class Arrays:
+    """A dataset of .npy files, each of one uint8 image."""
+
+    def __init__(self, work: Work) -> None:
+        from peers.stock import Crop
+
+        self._files = work.files() * work.repeat
+        self._crop = Crop(work.size)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import numpy as np
+        import torch
+
+        path, label = self._files[index]
+        return self._crop(torch.from_numpy(np.load(path)).permute(2, 0, 1)), label
 
 
 class Raw:
@@ -70,4 +90,5 @@ class Raw:
 def batches(work: Work) -> Iterator[Any]:
     from peers.stock import endless
 
-    yield from endless(Raw(work) if work.kind == "raw" else Files(work), work, prefetch_factor=4)
+    dataset = {"jpeg": Files, "raw": Raw, "npy": Arrays}[work.kind]
+    yield from endless(dataset(work), work, prefetch_factor=4)

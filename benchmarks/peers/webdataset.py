@@ -4,7 +4,8 @@ Tuned as WebDataset's documentation has it: each worker makes whole batches of s
 and `WebLoader` hands them on as they are. Decoding and cropping are the calls of the peer
 "torch uint8, by hand" (`stock.py`), since WebDataset's own handlers go through Pillow: compared is
 the loader. Shards are repeated without end, so that there is no epoch edge, and samples shuffled
-within a buffer.
+within a buffer. Of a feedline cache, work of kind "cache", its own shards are read, without the
+entries that nobody asks for.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from typing import Any
 
 from peers.work import Work
 
+__all__ = ["loaded", "samples"]
+
 NAME = "WebDataset"
 NEEDS = ("torchvision", "torch", "webdataset")
 PIXELS = "uint8, torchvision's pixels"
-KINDS = ("jpeg",)
+KINDS = ("jpeg", "cache")
+
+_USED = (".jpg", ".cls")
 
 
 def prepare(work: Work) -> None:
+    if work.kind == "cache":
+        return
     from webdataset import TarWriter
 
     files = work.files()
@@ -34,16 +41,26 @@ def prepare(work: Work) -> None:
                 writer.write({"__key__": f"{key:06}", "jpg": data, "cls": label})
 
 
-def batches(work: Work) -> Iterator[Any]:
-    from webdataset import WebDataset, WebLoader
+def samples(work: Work) -> Any:
+    """A WebDataset of samples as they are in the shards, shuffled, without end."""
+    from webdataset import WebDataset
 
+    folder = work.folder if work.kind == "cache" else work.scratch
+    shards = sorted(map(str, Path(folder).rglob("*.tar")))
+    dataset = WebDataset(shards, shardshuffle=100, select_files=lambda name: name.endswith(_USED))
+    return dataset.repeat().shuffle(500)
+
+
+def loaded(batched: Any, work: Work) -> Iterator[Any]:
+    """The images of a WebDataset's batches, made by workers."""
+    from webdataset import WebLoader
+
+    for images, _ in WebLoader(batched, batch_size=None, num_workers=work.workers):
+        yield images
+
+
+def batches(work: Work) -> Iterator[Any]:
     from peers.stock import Gather
 
-    dataset = (
-        WebDataset(sorted(map(str, Path(work.scratch).glob("*.tar"))), shardshuffle=100)
-        .repeat()
-        .shuffle(500)
-        .batched(work.batch_size, Gather(work.size, "jpg", "cls"), partial=False)
-    )
-    for images, _ in WebLoader(dataset, batch_size=None, num_workers=work.workers):
-        yield images
+    gather = Gather(work.size, "jpg", "cls")
+    return loaded(samples(work).batched(work.batch_size, gather, partial=False), work)

@@ -17,8 +17,9 @@ class Work:
     """Images to crop and resize, on a machine to be used in a given way.
 
     Args:
-        kind: "jpeg": `folder` holds one sub-folder of JPEG files a class. "raw": it holds
-            images.npy, uint8 (n, height, width, 3), and labels.npy, int64 (n,).
+        kind: "jpeg": `folder` holds one sub-folder of JPEG files a class. "npy": the same, of .npy
+            files, uint8 (height, width, 3) of any size. "raw": it holds images.npy, uint8
+            (n, height, width, 3), and labels.npy, int64 (n,). "cache": it is a feedline cache.
         folder: where the images are.
         size: of the batches' images, in pixels.
         batch_size: images in a batch.

@@ -95,6 +95,22 @@ def test_an_index_of_another_cache_gives_no_image_another_label(
         ImageFolder(root)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
+    damaged: Callable[..., Path], format: str
+) -> None:
+    root = damaged(format, raw=True)
+    sizes = np.load(root / "index" / "sizes.npy")
+    sizes[3] -= 16  # fewer pixels than there are
+    sizes[4] += 16
+    np.save(root / "index" / "sizes.npy", sizes)
+    data = ImageFolder(root)
+    for sample in (3, 4):
+        with pytest.raises(ImageError, match=rf"sample {sample}, .* bytes, which are not those of"):
+            made(data, 16, sample, 0)
+    assert made(data, 16, 5, 0)[0].any()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

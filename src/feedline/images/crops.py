@@ -84,13 +84,13 @@ class Box(NamedTuple):
         """Find this part of an image `of` (height, width) on a copy of (height, width)."""
         if (height, width) == of:
             return self
-        within = self.edges or (0.0, 0.0, self.height, self.width)
-        top, bottom, *down = _interval(self.top + within[0], within[2], height, of[0])
-        left, right, *across = _interval(self.left + within[1], within[3], width, of[1])
-        edges: tuple[float, float, float, float] | None = (down[0], across[0], down[1], across[1])
-        if edges == (0.0, 0.0, bottom - top, right - left):
-            edges = None
-        return Box(top, left, bottom - top, right - left, self.flip, edges)
+        top, left, rows, columns, flip, edges = self
+        down, across, tall, wide = edges or (0.0, 0.0, rows, columns)
+        top, bottom, down, tall = _interval(top + down, tall, height, of[0])
+        left, right, across, wide = _interval(left + across, wide, width, of[1])
+        rows, columns = bottom - top, right - left
+        whole = down == 0.0 == across and tall == rows and wide == columns
+        return Box(top, left, rows, columns, flip, None if whole else (down, across, tall, wide))
 
 
 class Window(NamedTuple):
@@ -277,10 +277,17 @@ def _interval(first: float, extent: float, length: int, of: int) -> tuple[int, i
         The first pixel and the one behind the last; the interval's first edge and its extent,
         counted from there.
     """
-    low = min(first * length / of, length - 1e-3)
-    high = min(max((first + extent) * length / of, low + 1e-3), length)
+    # Comparisons, where min and max would take three times as long: this is done for every row.
+    low, most = first * length / of, length - 1e-3
+    if low > most:
+        low = most
+    high = (first + extent) * length / of
+    if high < low + 1e-3:
+        high = low + 1e-3
+    if high > length:
+        high = float(length)
     start, stop = math.floor(low), math.ceil(high)
-    return start, stop, low - start, min(high - low, stop - low)
+    return start, stop, low - start, high - low
 
 
 def _shrink(pixels: int, wanted: int) -> int:

@@ -44,13 +44,14 @@ _MOST_MAPS = 256
 # From 3.13 on a map needs no descriptor.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
-Held: TypeAlias = "bytes | memoryview"
+Held: TypeAlias = "bytes | memoryview | Pixels"
+"""Bytes that stay valid as long as they are held."""
 
 
 class _Mapped:
-    """Bytes as an array, which keeps alive what they lie in."""
+    """Bytes, for numpy to make an array that keeps alive what they lie in."""
 
-    def __init__(self, held: Held, owner: object) -> None:
+    def __init__(self, held: memoryview, owner: object) -> None:
         self._held, self._owner = held, owner
         self.__array_interface__ = np.frombuffer(held, np.uint8).__array_interface__
 
@@ -85,8 +86,13 @@ class LevelReader:
         if self.level.quality is not None:
             return bytes(held)
         height, width = self.size(sample)
-        pixels: Pixels = np.asarray(_Mapped(held, self._owner))[NPY_HEADER_BYTES:]
-        return pixels.reshape(height, width, 3)
+        if len(held) != NPY_HEADER_BYTES + 3 * height * width:
+            raise ImageError(
+                f"the cache's copy at {self.level.side} px has {len(held)} bytes, which are not "
+                f"those of {width} x {height} pixels: the cache's index is damaged"
+            )
+        pixels: Pixels = np.ndarray((height, width, 3), np.uint8, held, NPY_HEADER_BYTES)
+        return pixels
 
     def file(self, sample: int) -> Held:
         """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
@@ -109,16 +115,12 @@ class LevelReader:
         height, width = self._index.sizes[sample].tolist()
         return level_size(height, width, self.level.side)
 
-    @property
-    def _owner(self) -> object:
-        """What has to live as long as the bytes that `_held` gives, beside these."""
-        return None
-
     def path(self, sample: int) -> str:
         """The path of the file that holds an image."""
         raise NotImplementedError
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
+        """The bytes of an image: a copy of an encoded one's, a raw one's where they lie."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -175,10 +177,6 @@ class _Lmdb(LevelReader):
 
     _opened: OpenLmdb | None = None
 
-    @property
-    def _owner(self) -> object:
-        return self._opened
-
     def path(self, sample: int) -> str:
         return os.path.join(self._folder, LMDB_FILE)
 
@@ -189,7 +187,9 @@ class _Lmdb(LevelReader):
         found = self._opened.get(name)
         if found is None:
             raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
-        return found
+        if self.level.quality is not None:
+            return bytes(found)
+        return np.asarray(_Mapped(found, self._opened))
 
     def close(self) -> None:
         self._opened = None

@@ -15,6 +15,7 @@ import numpy as np
 from feedline.errors import ImageError, UsageError
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import printable
 from feedline.stores.store import Pixels
 
 __all__ = ["CachedFiles"]
@@ -27,7 +28,7 @@ class CachedFiles:
     """Files, of which a cache holds the images; a `SampleStore`.
 
     Args:
-        files: the samples.
+        files: the samples; by their paths below the dataset's folder the copies are found.
         cache: holds their copies.
 
     Raises:
@@ -37,7 +38,7 @@ class CachedFiles:
     def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
         self.label_field = files.label_field
-        self._rows = _rows(list(map(files.paths.path, range(len(files)))), cache)
+        self._rows = _rows(printable(files.paths.table()), cache)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -51,8 +52,8 @@ class CachedFiles:
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
         """These are about to be read: fetch together what lies on another machine."""
-        rows = self._rows[np.asarray(samples, np.int64)]
-        self.cache.prepare(rows[rows != _BROKEN].tolist(), side)
+        rows = (int(self._rows[sample]) for sample in samples)
+        self.cache.prepare([row for row in rows if row != _BROKEN], side)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """The cache's copy of a file."""
@@ -91,11 +92,18 @@ class CachedFiles:
         return row
 
 
-def _rows(names: list[str], cache: CacheStore) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where a cache has the samples of these names; _BROKEN for those that it has left out."""
-    place = {name: _BROKEN for _, name, _ in cache.manifest.skipped}
-    place.update((cache.name(row), row) for row in range(len(cache)))
-    missing = [name for name in names if name not in place]
+def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[np.int64]]:
+    """Where a cache has the samples of these paths, each ended by a zero byte.
+
+    _BROKEN for those that it has left out.
+    """
+    places = cache.index.places(paths)
+    if isinstance(places, range):
+        return places
+    left_out = {name for _, name, _ in cache.manifest.skipped}
+    names = paths.decode().split("\0")[:-1]
+    found = list(zip(names, places, strict=True))
+    missing = [name for name, place in found if place is None and name not in left_out]
     if missing:
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
         raise UsageError(
@@ -103,4 +111,4 @@ def _rows(names: list[str], cache: CacheStore) -> np.ndarray[Any, np.dtype[np.in
             f"{some}. It was made of {cache.manifest.source[1]!r}: build it anew of the folder as "
             "it is now, or take these images out of the dataset"
         )
-    return np.array([place[name] for name in names], np.int64)
+    return np.array([_BROKEN if place is None else place for place in places], np.int64)

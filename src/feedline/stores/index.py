@@ -12,12 +12,13 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.stores.path_table import LabelledPaths, starts_of
+from feedline.stores.path_table import LabelledPaths, printable, starts_of
 
 __all__ = ["IMAGE_EXTENSIONS", "FolderIndex", "scan_folder"]
 
@@ -38,8 +39,26 @@ class FolderIndex(LabelledPaths):
     classes: list[str]
 
     def path(self, sample: int) -> str:
-        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped."""
-        return f"{self.classes[self.labels[sample]]}/{super().path(sample)}"
+        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped.
+
+        By it a cache finds the copy of a file.
+        """
+        path = self._folder(self.labels[sample]) + self.name(sample)
+        return printable(path).decode()
+
+    def _folder(self, label: int) -> bytes:
+        return os.fsencode(self.classes[label]) + b"/"
+
+    def table(self) -> bytes:
+        """The paths of all samples below the folder, "CLASS/...", each ended by a zero byte."""
+        paths, parts = self.blob.tobytes(), []
+        turns = np.flatnonzero(np.diff(self.labels)) + 1  # where another class begins
+        edges = [0, *turns.tolist(), len(self)]
+        for first, last in pairwise(edges if len(self) else []):
+            folder = self._folder(self.labels[first])
+            own = paths[self.starts[first] : self.starts[last] - 1]
+            parts += [folder, own.replace(b"\0", b"\0" + folder), b"\0"]
+        return b"".join(parts)
 
     def fingerprint(self) -> str:
         """A short hash of the number of samples, their relative paths and the class names.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LabelledPaths", "starts_of"]
+__all__ = ["LabelledPaths", "printable", "starts_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,10 @@ class LabelledPaths:
         digest.update(self.labels.astype("<i8").data)
         return digest.hexdigest()
 
+    def table(self) -> bytes:
+        """The paths of all samples below the dataset's folder, each ended by a zero byte."""
+        return self.blob.tobytes()
+
     def name(self, sample: int) -> bytes:
         """The path of a sample as `blob` has it, without the zero byte.
 
@@ -72,3 +76,12 @@ def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.d
     starts = np.zeros(len(ends) + 1, np.int64)
     np.add(ends, 1, out=starts[1:])
     return starts
+
+
+def printable(paths: bytes) -> bytes:
+    """Paths of a file system as UTF-8: what is none is escaped. A cache keeps names so."""
+    try:
+        paths.decode()
+    except UnicodeDecodeError:
+        return paths.decode("utf-8", "backslashreplace").encode()
+    return paths

@@ -1,0 +1,119 @@
+"""A cache beside a folder: each file gets its own copy, whatever the order and the names."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caches import photo
+from torch.utils.data import Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder as TorchvisionFolder
+
+from feedline import ImageFolder, TrainCrop
+from feedline.cache.build import build_cache
+from feedline.errors import UsageError
+from feedline.recognition.recognise import recognise
+from feedline.stores.index import scan_folder
+from feedline.stores.path_table import starts_of
+from row_of import made
+
+STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+WHOLE = TrainCrop((1.0, 1.0), flip=0.0)
+
+
+def cache_of(source: Path, root: Path) -> Path:
+    build_cache(source, root, (24,), raw=True, workers=0)
+    return root
+
+
+def copies(source: Any, root: Path) -> dict[str, bytes]:
+    """The pixels that each file gets of a cache, by the file's path."""
+    store = source.cached(str(root)).store
+    pixels = [np.asarray(store.read(sample, 24)).tobytes() for sample in range(len(store))]
+    return {store.name(sample): held for sample, held in enumerate(pixels)}
+
+
+@pytest.mark.parametrize("order", ["as it is", "shuffled", "some", "twice"])
+def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, order: str) -> None:
+    root = cache_of(photos, tmp_path / "cache")
+    wanted = copies(ImageFolder(photos), root)
+    assert len(set(wanted.values())) == 24
+    numbers = list(range(24))
+    if order == "shuffled":
+        random.Random(0).shuffle(numbers)
+    elif order == "some":
+        numbers = numbers[3::2]
+    elif order == "twice":
+        numbers += numbers
+    dataset: Any = TorchvisionFolder(str(photos), STEPS)
+    if order != "as it is":
+        dataset = Subset(dataset, numbers)
+    found = copies(recognise(dataset).pipeline, root)
+    assert found == {name: wanted[name] for name in found}
+    assert len(found) == len(set(numbers))
+
+
+def test_a_part_of_a_folder_gets_its_own_copies(photos: Path, tmp_path: Path) -> None:
+    root = cache_of(photos, tmp_path / "cache")
+    data = ImageFolder(photos)
+    wanted, index = copies(data, root), data.files.paths
+    numbers = np.array([20, 3, 11, 0, 23, 12])
+    blob = np.frombuffer(b"".join(index.name(k) + b"\0" for k in numbers.tolist()), np.uint8)
+    part = copy.copy(data)
+    part._adopt(type(index)(blob, starts_of(blob), index.labels[numbers], index.classes))
+    found = copies(part, root)
+    assert found == {data.name(k): wanted[data.name(k)] for k in numbers.tolist()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
+@pytest.mark.parametrize("dataset", ["feedline", "torchvision"])
+def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
+    source = tmp_path / "photos"
+    names = (b"a\xff/1.jpg", b"a\xff/\xc3\xa9\xe2.jpg", "\u00e9/2.jpg".encode())
+    for number, name in enumerate(names):
+        path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(path, number)
+    root = cache_of(source, tmp_path / "cache")
+    folder: Any = ImageFolder(source, WHOLE)
+    if dataset == "torchvision":
+        folder = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
+    found = folder.cached(str(root)).store
+    cache = ImageFolder(root)
+    for sample in range(3):
+        assert np.array_equal(found.read(sample, 24), cache.store.read(sample, 24))
+        assert cache.name(sample).encode() in found.name(sample).encode()
+    if dataset == "feedline":
+        for sample in range(3):
+            rows = [made(each, 24, sample, 0)[0] for each in (folder, folder.cached(str(root)))]
+            assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
+
+
+def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
+    source, other = tmp_path / "photos", tmp_path / "other"
+    for path in (source / "c" / "x.jpg", source / "c" / "y.jpg", other / "c" / "x.jpgc" / "y.jpg"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(path, 0)
+    root = cache_of(source, tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
+        ImageFolder(other).cached(str(root))
+
+
+def test_the_table_of_a_folder_has_its_paths(odd_photos: Path) -> None:
+    index = scan_folder(str(odd_photos))
+    assert index.table().decode().split("\0") == [*map(index.path, range(len(index))), ""]
+
+
+def test_a_cache_of_another_folder_is_refused_with_what_is_missing(
+    photos: Path, odd_photos: Path, built: Callable[..., Path]
+) -> None:
+    with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):
+        ImageFolder(odd_photos).cached(str(built()))
