@@ -54,10 +54,14 @@ class FolderSource:
         """The path below the folder."""
         return self.index.path(sample)
 
+    def path(self, sample: int) -> str:
+        """The image's file."""
+        return os.fsdecode(self._files.path(sample))
+
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and its time of change."""
         try:
-            status = os.stat(self._files.path(sample))
+            status = os.stat(self.path(sample))
         except OSError:  # reading it says why
             return 0
         return stamp_of(status.st_size, status.st_mtime_ns)
