@@ -81,9 +81,9 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise UsageError(
-            f"{asked}, and no Ray cluster can be connected to: {str(error).rstrip('.')}. Start one (`ray start "
-            "--head` here, `ray start --address=HOST:PORT` on the other machines), or name one: "
-            'ray="HOST:PORT", --ray HOST:PORT'
+            f"{asked}, and no Ray cluster can be connected to: {str(error).rstrip('.')}. Start one "
+            "(`ray start --head` here, `ray start --address=HOST:PORT` on the other machines), or "
+            'name one: ray="HOST:PORT", --ray HOST:PORT'
         ) from error
     finally:
         if in_main and before is not None:  # Ray has put one of its own in its place
