@@ -1,10 +1,11 @@
 """Building a cache: look, ask whether it fits, make the units, finish.
 
 Guarantees: goes on where an earlier build of the same settings was broken off, whatever broke it
-off; makes only those shards anew whose images have changed; one build at a time works in a folder;
-what is there before the end is never taken for a cache.
+off; makes only those shards anew whose images have changed; whoever makes the units, and wherever,
+the cache is the same.
 
-Relies on: `unit_maker` for the work, `records` for what is done, `finish` for the end.
+Relies on: `destination` for where it is built, `unit_maker` and `makers` for the work, `records`
+for what is done, `finish` for the end.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
+from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import finish
 from feedline.cache.kept import Kept
+from feedline.cache.makers import Makers, open_makers
 from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import Settings, Spec
 from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.errors import UsageError
-from feedline.loader.checks import worker_count
 from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
-from feedline.stores.cache_lock import only_builder
-from feedline.stores.cache_place import check_place
 
 __all__ = ["build", "build_cache"]
 
@@ -41,6 +41,7 @@ def build_cache(
     quality: int = 95,
     raw: bool = False,
     workers: int | str = "auto",
+    ray: str | None = None,
     on_error: str = "raise",
     exif: bool = False,
     progress: Report = lambda progress: None,
@@ -57,6 +58,9 @@ def build_cache(
         quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual.
         raw: keep pixels instead of JPEGs: about 10 times as large, and nothing to decode.
         workers: processes; "auto" for the cores that this process may use; 0: in this process.
+        ray: the address of a Ray cluster whose CPUs make the copies, "HOST:PORT"; "auto" for the
+            one that $RAY_ADDRESS names or that runs on this machine; "local" starts one here. Where
+            Ray is connected already, that cluster is used. None: the workers make them.
         on_error: "raise", or "skip": broken images are left out, and listed in the manifest.
         exif: turn images upright by their Exif orientation, as `ImageFolder(..., exif=True)` does.
         progress: called again and again.
@@ -68,8 +72,9 @@ def build_cache(
         DatasetError: the source holds no images.
         ImageError: one is broken, and on_error is "raise"; names it.
         ResourceError: the disk cannot hold the result.
-        UsageError: an argument cannot be used, the folder is not empty and no cache, or another
-            build works in it.
+        UsageError: an argument cannot be used, the folder is not empty and no cache, another build
+            works in it, or there is no such cluster.
+        WorkerError: a unit ends whichever process makes it.
 
     Example:
         >>> feedline.build_cache("train/", "train-cache/", (128, 256))            # doctest: +SKIP
@@ -79,23 +84,34 @@ def build_cache(
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if format not in get_args(CacheFormat):
         raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
-    processes = worker_count(workers)
-    where = os.path.abspath(os.path.expanduser(os.fspath(root)))
-    images = open_source(source)
-    check_place(where, None if images.kind == "dataset" else images.where)
-    spec = Spec(where, format, levels, exif, on_error == "skip")
-    os.makedirs(where, exist_ok=True)
-    with only_builder(where):
-        return build(images, spec, processes, progress)
+    destination = open_destination(root)
+    with open_makers(workers, ray) as makers:
+        images = open_source(source)
+        destination.check_free(images)
+        with destination.opened():
+            spec = Spec(destination.root, format, levels, exif, on_error == "skip")
+            return build(images, spec, makers, destination, progress)
 
 
-def build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
-    """Make a cache in a folder that is there and locked, or go on with one; see `build_cache`."""
+def build(
+    source: Source, spec: Spec, makers: Makers, destination: Destination, progress: Report
+) -> Manifest:
+    """Make a cache at a destination that is open, or go on with one; see `build_cache`.
+
+    Args:
+        source: what the images come from.
+        spec: what is made.
+        makers: who makes it.
+        destination: where it goes.
+        progress: called again and again, first when all is checked, before anything is made.
+    """
     with unfinished_work(spec):
-        return _build(source, spec, workers, progress)
+        return _build(source, spec, makers, destination, progress)
 
 
-def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manifest:
+def _build(
+    source: Source, spec: Spec, makers: Makers, destination: Destination, progress: Report
+) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
     each = finished.per_shard if finished else samples_per_shard(expected)
@@ -110,8 +126,9 @@ def _build(source: Source, spec: Spec, workers: int, progress: Report) -> Manife
     check_room(spec, expected, todo)
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    kept = None if finished is None else Kept(spec.root, finished)
-    make_units(source, spec, expected, todo, workers, progress, kept)
+    # Other machines make all copies of a unit anew, which gives the same.
+    kept = None if finished is None or makers.elsewhere else Kept(spec.root, finished)
+    make_units(source, spec, expected, todo, makers, destination, progress, kept)
     return finish(source, spec, units, settings.per_shard)
 
 

@@ -101,6 +101,10 @@ class DatasetSource:
             return f"{sample:08d}"
         return self._paths.name(sample).decode("utf-8", "backslashreplace")
 
+    def path(self, sample: int) -> str:
+        """Nothing: where a dataset has its samples is not known."""
+        return ""
+
     def stamp(self, sample: int) -> Stamp:
         """0: a change cannot be seen."""
         return 0

@@ -6,7 +6,7 @@ It ends, with its workers, when the process that started it does; what it has ma
 another goes on with it. It never fails for a broken image, which it leaves out and lists.
 
 Relies on: the kernel's idle scheduling class, which a thread may enter and not leave. What it says,
-a line of JSON each: {"state": "busy"} where another build works in the folder; else "locked", then,
+a line of JSON each: {"state": "busy"} where another build works in the folder; else "begun", then,
 when it has what to make from its standard input, "ready", and in the end "done", or "released"
 where somebody waits; or {"error": KIND, "text": ...}.
 """
@@ -52,13 +52,13 @@ def main(root: str, parent: int, eager: bool) -> None:
             os.makedirs(root, exist_ok=True)
             with contextlib.ExitStack() as held:
                 try:
-                    held.enter_context(only_builder(root, patience_s=0))
+                    token = held.enter_context(only_builder(root, patience_s=0))
                 except UsageError:
                     return _say(state="busy")
-                _say(state="locked")
+                _say(state="begun")
                 wanted = pickle.load(sys.stdin.buffer)
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(root, eager, **wanted)
+                _fill(root, token, eager, **wanted)
                 _say(state="done")
         except FeedlineError as error:
             _say(error=type(error).__name__, text=str(error))
@@ -68,6 +68,7 @@ def main(root: str, parent: int, eager: bool) -> None:
 
 def _fill(
     root: str,
+    token: str,
     eager: bool,
     *,
     where: str,
@@ -80,6 +81,7 @@ def _fill(
 
     Args:
         root: its folder.
+        token: of the lock that this process holds.
         eager: somebody waits for it.
         where: the files' folder.
         files: a `FileStore`.
@@ -89,12 +91,13 @@ def _fill(
     """
     # These load torch.
     from feedline.cache.build import build
+    from feedline.cache.destination import open_destination
     from feedline.cache.folder_source import FolderSource
+    from feedline.cache.makers import open_makers
     from feedline.cache.settings import Spec
     from feedline.cache.unit_maker import Progress
-    from feedline.system import usable_cores
 
-    source = FolderSource(where, files, classes)
+    source, destination = FolderSource(where, files, classes), open_destination(root, token)
     if is_finished(root):  # by another, in the meantime
         return
     spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)
@@ -108,7 +111,8 @@ def _fill(
             if not eager:
                 _yield_to_others()
 
-    build(source, spec, usable_cores(), progress)
+    with open_makers("auto", None) as makers, destination.opened():
+        build(source, spec, makers, destination, progress)
 
 
 def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:

@@ -52,10 +52,14 @@ class FolderSource:
         path: str = self.files.paths.path(sample)
         return path
 
+    def path(self, sample: int) -> str:
+        """The image's file."""
+        return os.fsdecode(self.files.path(sample))
+
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and its time of change."""
         try:
-            status = os.stat(self.files.path(sample))
+            status = os.stat(self.path(sample))
         except OSError:  # reading it says why
             return 0
         return stamp_of(status.st_size, status.st_mtime_ns)

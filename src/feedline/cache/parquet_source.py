@@ -103,6 +103,10 @@ class ParquetSource:
         file, row = self._place(sample)
         return f"{self._index.files[file]}/{row}"
 
+    def path(self, sample: int) -> str:
+        """The file that has its row."""
+        return os.path.join(self._folder, self._index.files[self._place(sample)[0]])
+
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and time of change, and of the row."""
         file, row = self._place(sample)

@@ -20,14 +20,23 @@ from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, load_entries
 from feedline.stores.cache_layout import Manifest, shard_name
 
-__all__ = ["Columns", "kept_name", "read_record", "unit_matches", "write_record", "write_records"]
+__all__ = [
+    "Columns",
+    "as_record",
+    "kept_name",
+    "read_record",
+    "record_name",
+    "unit_matches",
+    "write_record",
+    "write_records",
+]
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 
 
-def _path(spec: Spec, unit: int) -> Path:
-    """Where a unit's record lies: an .npz file of the columns of its samples."""
-    return spec.unfinished / f"{unit:06d}.npz"
+def record_name(spec: Spec, unit: int) -> str:
+    """Where a unit's record lies in the cache's folder: an .npz file of its samples' columns."""
+    return f"{spec.unfinished.name}/{unit:06d}.npz"
 
 
 def read_record(spec: Spec, unit: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -37,7 +46,7 @@ def read_record(spec: Spec, unit: int) -> dict[str, np.ndarray[Any, Any]]:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    with np.load(_path(spec, unit), allow_pickle=False) as record:
+    with np.load(Path(spec.root, record_name(spec, unit)), allow_pickle=False) as record:
         return {name: record[name] for name in record.files}
 
 
@@ -48,9 +57,14 @@ def kept_name(name: str) -> bytes:
 
 def write_record(spec: Spec, unit: int, columns: Columns) -> None:
     """Say that a unit is done."""
+    write_whole(Path(spec.root, record_name(spec, unit)), as_record(columns))
+
+
+def as_record(columns: Columns) -> bytes:
+    """A record as a file."""
     whole = io.BytesIO()
     np.savez(whole, allow_pickle=False, **columns)
-    write_whole(_path(spec, unit), whole.getvalue())
+    return whole.getvalue()
 
 
 def write_records(spec: Spec, manifest: Manifest) -> None:

@@ -61,6 +61,10 @@ class Source(Protocol):
         """What the sample is called, wherever the source lies: unlike any other's name."""
         ...
 
+    def path(self, sample: int) -> str:
+        """The file on this machine that holds the sample; "" where there is none to be named."""
+        ...
+
     def stamp(self, sample: int) -> Stamp:
         """64 bits that change when the sample does; 0 where that cannot be seen."""
         ...

@@ -1,7 +1,10 @@
 """The unit of a build: some samples in a row, which become one shard of every level.
 
-Guarantees: a unit that is made twice comes out the same, to the byte; its files get their names
-when they are whole, and its record, which says that it is done, comes last.
+Guarantees: a unit that is made twice comes out the same, to the byte, in whichever folder and on
+whichever machine; its files get their names when they are whole, and its record, which says that it
+is done, comes last.
+
+Relies on: `delivery` for where the files go.
 """
 
 from __future__ import annotations
@@ -9,13 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from feedline.cache.delivery import Delivery, Files
 from feedline.cache.kept import Kept
 from feedline.cache.level_encoder import LevelEncoder
-from feedline.cache.records import kept_name, write_record
+from feedline.cache.records import Columns, kept_name
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.writers import WRITERS, Sample
@@ -23,7 +27,21 @@ from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.stores.cache_index import COLUMNS, ENTRY, checksum
 
-__all__ = ["Units", "make_unit"]
+__all__ = ["Made", "Units", "make_unit"]
+
+
+class Made(NamedTuple):
+    """A unit that was made.
+
+    Args:
+        number: its number.
+        images: how many samples it has.
+        files: what the builder has still to put in its place.
+    """
+
+    number: int
+    images: int
+    files: Files
 
 
 class Units:
@@ -33,26 +51,40 @@ class Units:
         source: what the images come from.
         spec: how.
         units: all of them.
+        delivery: where the files go.
         kept: copies that need not be made.
     """
 
     def __init__(
-        self, source: Source, spec: Spec, units: Sequence[Unit], kept: Kept | None = None
+        self,
+        source: Source,
+        spec: Spec,
+        units: Sequence[Unit],
+        delivery: Delivery,
+        kept: Kept | None = None,
     ) -> None:
-        self._source, self._spec, self._units, self._kept = source, spec, units, kept
+        self.source, self.units = source, units
+        self._spec, self._delivery, self._kept = spec, delivery, kept
 
     def __len__(self) -> int:
-        return len(self._units)
+        return len(self.units)
 
-    def __getitem__(self, at: int) -> tuple[int, int]:
-        """Make a unit: its number, and how many samples it has."""
-        unit = self._units[at]
-        make_unit(self._source, self._spec, unit, self._kept)
-        return unit.number, unit.stop - unit.start
+    def __getitem__(self, at: int) -> Made:
+        """Make a unit."""
+        unit = self.units[at]
+        files = self._delivery.deliver(
+            self._spec,
+            unit.number,
+            lambda spec: make_unit(self.source, spec, unit, self._kept),
+        )
+        return Made(unit.number, unit.stop - unit.start, files)
 
 
-def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) -> None:
-    """Make the shards of a unit, and its record.
+def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) -> Columns:
+    """Make the shards of a unit, in folders that are there.
+
+    Returns:
+        what its record holds.
 
     Raises:
         ImageError: an image is broken, and may not be left out; names it.
@@ -108,4 +140,4 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
         arrays[f"level-{level.name}"] = np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
     arrays["shards"] = np.array(shards, np.int64)
     arrays["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
-    write_record(spec, unit.number, arrays)
+    return arrays

@@ -1,16 +1,14 @@
-"""Makes the units that a cache, or a new level of one, still lacks: by worker processes.
+"""Makes the units that a cache, or a new level of one, still lacks.
 
 Guarantees: nothing half-written is left, however it ends, and what was done stays for the next
 time; a disk that cannot hold the result is said before.
 
-Relies on: `loader`, whose workers make the units: a worker that dies is replaced, and its unit is
-made once more.
+Relies on: `makers` for who makes them, `destination` for where they go.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +16,20 @@ from itertools import chain
 from pathlib import Path
 
 from feedline.cache.build_plan import Estimate
+from feedline.cache.delivery import make_level_folders
+from feedline.cache.destination import Destination
 from feedline.cache.kept import Kept
 from feedline.cache.lmdb_writer import LmdbWriter
+from feedline.cache.makers import Makers
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.unit import Units
+from feedline.cache.writers import PARTIAL
 from feedline.errors import ResourceError
-from feedline.loader import DataLoader
 from feedline.stores.cache_layout import INDEX, MANIFEST
 
 __all__ = ["Progress", "Report", "check_room", "make_units", "unfinished_work"]
 
-_PARTIAL = "*.partial"
 _SPARE = 1.05  # of the disk: the estimate is of a few images
 
 
@@ -41,11 +41,13 @@ class Progress:
         estimate: what is to be made.
         images: how many are done, those of an earlier build included.
         made: how many of them this build made.
+        makers: how many processes make them at a time.
     """
 
     estimate: Estimate
     images: int
     made: int
+    makers: int
 
 
 Report = Callable[[Progress], None]
@@ -90,7 +92,8 @@ def make_units(
     spec: Spec,
     expected: Estimate,
     todo: Sequence[Unit],
-    workers: int,
+    makers: Makers,
+    destination: Destination,
     progress: Report,
     kept: Kept | None = None,
 ) -> None:
@@ -101,36 +104,26 @@ def make_units(
         spec: how.
         expected: what comes of it.
         todo: those that are not done.
-        workers: processes.
+        makers: who makes them.
+        destination: where they go.
         progress: called again and again, once before the first unit.
         kept: copies that need not be made.
     """
-    done, made = expected.images - _images(todo), 0
-    for level in spec.levels:
-        os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
-    progress(Progress(expected, done, 0))
+    done, images = expected.images - _images(todo), 0
+    make_level_folders(spec)
+    progress(Progress(expected, done, 0, makers.count()))
+    units = Units(source, spec, todo, destination.delivery(makers.elsewhere), kept)
     with contextlib.ExitStack() as opened:
         lmdb = None
         if spec.format == "lmdb":
             sizes = [2 * size for size in expected.level_bytes]
             lmdb = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes))
-        for number, images in opened.enter_context(_made(source, spec, todo, workers, kept)):
+        for made in opened.enter_context(makers.made(units)):
+            destination.accept(made.files)
             if lmdb is not None:
-                lmdb.put(number)
-            made += images
-            progress(Progress(expected, done + made, made))
-
-
-def _made(
-    source: Source, spec: Spec, todo: Sequence[Unit], workers: int, kept: Kept | None
-) -> DataLoader[tuple[int, int]]:
-    """Makes the units by worker processes, as they come."""
-    return DataLoader(
-        Units(source, spec, todo, kept),  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=min(workers, len(todo)),
-        in_order=False,
-    )
+                lmdb.put(made.number)
+            images += made.images
+            progress(Progress(expected, done + images, images, makers.count()))
 
 
 def _images(units: Sequence[Unit]) -> int:
@@ -142,7 +135,7 @@ def _tidy(spec: Spec) -> None:
     root = Path(spec.root)
     levels = [root / level.name for level in spec.levels]
     folders = (*levels, root / INDEX, spec.unfinished)
-    for partial in chain(root.glob(_PARTIAL), *(folder.rglob(_PARTIAL) for folder in folders)):
+    for partial in chain(root.glob(PARTIAL), *(folder.rglob(PARTIAL) for folder in folders)):
         with contextlib.suppress(OSError):
             partial.unlink()
     if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):

@@ -50,9 +50,8 @@ class WebDatasetSource:
 
     def read(self, sample: int) -> bytes:
         """The bytes of an image."""
-        shard, first, length = self._index.entries[sample].tolist()
-        path = os.path.join(self._folder, self._index.shards[shard])
-        return read_part(os.fsencode(path), first, length)
+        _, first, length = self._index.entries[sample].tolist()
+        return read_part(os.fsencode(self.path(sample)), first, length)
 
     def label(self, sample: int) -> Any:
         """The class number."""
@@ -63,6 +62,10 @@ class WebDatasetSource:
         shard = self._index.shards[int(self._index.entries[sample, 0])]
         name = os.fsencode(shard) + b"/" + self._index.name(sample)
         return name.decode("utf-8", "backslashreplace")
+
+    def path(self, sample: int) -> str:
+        """The shard."""
+        return os.path.join(self._folder, self._index.shards[int(self._index.entries[sample, 0])])
 
     def stamp(self, sample: int) -> Stamp:
         """Of the shard's size and time of change, and of the image's place in it."""

@@ -9,15 +9,23 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from feedline.cache.level_encoder import Copies
 from feedline.stores.cache_layout import CacheFormat, Level, member, shard_name
 from feedline.stores.file_name import file_name
 
-__all__ = ["WRITERS", "Sample", "write_whole"]
+__all__ = ["PARTIAL", "WRITERS", "Sample", "write_whole"]
+
+PARTIAL = "*.partial"
+"""What the names of files match that are not whole yet."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _BLOCK = 512  # bytes, of tar
 
@@ -32,18 +40,24 @@ class Sample(NamedTuple):
 
 
 def partial_path(path: Path) -> Path:
-    """What a file is called while it is written: by one process."""
-    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+    """What a file is called while it is written: by one process of one machine."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
+def write_whole(
+    path: Path, data: bytes | np.ndarray[Any, np.dtype[np.uint8]], *, to_disk: bool = True
+) -> None:
+    """Write a file that is there whole or not at all: with `to_disk` also after a power cut."""
     partial = partial_path(path)
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)  # type: ignore[arg-type]  # numpy says so from 2.3 on
+            file.flush()
+            if to_disk:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class _TarWriter:
@@ -122,9 +136,7 @@ class _FileWriter:
         name = file_name(sample.key, sample.name, sample.label, self._classes)
         path = self._folder / f"{name}.{self._level.ending}"
         path.parent.mkdir(exist_ok=True)
-        partial = partial_path(path)
-        partial.write_bytes(image)
-        os.replace(partial, path)
+        write_whole(path, image, to_disk=False)
         self._bytes += len(image)
         return 0
 

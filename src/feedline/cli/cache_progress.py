@@ -9,7 +9,6 @@ import time
 
 from rich.progress import Progress as Bar
 
-from feedline.cache.build_plan import Estimate
 from feedline.cache.unit_maker import Progress
 from feedline.cli.progress import note
 
@@ -21,14 +20,13 @@ class BuildProgress:
 
     Args:
         bar: shows it.
-        processes: how many work, for the time that is expected.
 
     Attributes:
         made: how many images this run has made.
     """
 
-    def __init__(self, bar: Bar, processes: int) -> None:
-        self._bar, self._processes = bar, max(1, processes)
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
         self._task = bar.add_task("looking at the images", total=None)
         self._started = time.monotonic()
         self.made = 0
@@ -37,7 +35,7 @@ class BuildProgress:
         """Show how far it is."""
         self.made = progress.made
         if not self.made:
-            self._announce(progress.estimate, progress.images)
+            self._announce(progress)
             self._started = time.monotonic()
             total = progress.estimate.images
             self._bar.reset(
@@ -49,11 +47,12 @@ class BuildProgress:
                 self._task, description=f"images, {rate:.0f}/s", completed=progress.images
             )
 
-    def _announce(self, expected: Estimate, done: int) -> None:
+    def _announce(self, progress: Progress) -> None:
+        expected, done = progress.estimate, progress.images
         for level, size in zip(expected.levels, expected.level_bytes, strict=True):
             note(self._bar, f"{level}: about {size / 1e9:.2f} GB")
         rest = expected.images - done
-        seconds = expected.seconds * rest / expected.images / self._processes
+        seconds = expected.seconds * rest / expected.images / progress.makers
         last = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         before = f", {done} are done already" if done else ""
         note(self._bar, f"{expected.images} images{before}: about {last} to go")

@@ -123,7 +123,7 @@ class Filler:
             FeedlineError: it cannot, and why.
             ResourceError: the process ended before.
         """
-        while self._owner == os.getpid() and self._state == "locked":
+        while self._owner == os.getpid() and self._state == "begun":
             self._hear()
 
     def look(self, within_s: float) -> None:

@@ -1,4 +1,7 @@
-"""One builder at a time in a cache's folder.
+"""One builder at a time in a cache's folder, and how others see that they look at the same folder.
+
+Guarantees: what a builder has written into its lock is unlike any other's; so a process, on
+whichever machine, that reads it under the builder's path sees the builder's folder.
 
 Relies on: flock, which the kernel takes back when its process ends, however it ends.
 """
@@ -8,21 +11,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import time
 from collections.abc import Iterator
 
 from feedline.errors import UsageError
 from feedline.stores.cache_layout import LOCK
 
-__all__ = ["is_locked", "only_builder"]
+__all__ = ["is_locked", "only_builder", "sees_lock"]
+
+_MOST_BYTES = 64
 
 _PATIENCE_S = 5.0
 """The workers of a builder that was killed hold its lock until they have seen that."""
 
 
 @contextlib.contextmanager
-def only_builder(root: str, patience_s: float = _PATIENCE_S) -> Iterator[None]:
-    """Work in a folder where no other build does.
+def only_builder(root: str, patience_s: float = _PATIENCE_S) -> Iterator[str]:
+    """Work in a folder where no other build does; gives a token, by which `sees_lock` knows it.
 
     Args:
         root: the cache's folder, which is there.
@@ -38,14 +44,16 @@ def only_builder(root: str, patience_s: float = _PATIENCE_S) -> Iterator[None]:
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
-            said = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
+            said = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
             raise UsageError(
-                f"another build works in {root!r} (process {said or 'unknown'}): wait for it, or "
-                "name another folder"
+                f"another build works in {root!r} (process {said[0] if said else 'unknown'}): wait "
+                "for it, or name another folder"
             )
+        token = secrets.token_hex(16)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
+        os.pwrite(descriptor, f"{os.getpid()} {token}\n".encode(), 0)
+        os.fsync(descriptor)  # so that other machines see it, too
+        yield token
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
@@ -61,6 +69,15 @@ def is_locked(root: str) -> bool:
         return not _locked(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sees_lock(root: str, token: str) -> bool:
+    """Whether what this process sees as a folder is the one that a builder with a token locks."""
+    try:
+        with open(os.path.join(root, LOCK), "rb") as file:
+            return file.read(_MOST_BYTES).split()[1:] == [token.encode()]
+    except OSError:
+        return False
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,0 +1,111 @@
+"""Where a cache is built.
+
+Guarantees: one builder at a time works there; what is there before the end is never taken for a
+cache.
+
+Relies on: `stores.cache_lock` for one builder at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from feedline.cache.delivery import Delivery, Files, InPlace, ToBuilder
+from feedline.cache.source import Source
+from feedline.cache.writers import write_whole
+from feedline.stores.cache_layout import read_manifest
+from feedline.stores.cache_lock import only_builder
+from feedline.stores.cache_place import check_place
+
+__all__ = ["Destination", "open_destination"]
+
+_IMAGES = (".jpg", ".npy")
+
+
+class Destination(Protocol):
+    """Where a cache's files go."""
+
+    @property
+    def root(self) -> str:
+        """The folder of this machine in which the builder works, once it is open."""
+        ...
+
+    def check_free(self, source: Source) -> None:
+        """See whether a cache of a source may be built here.
+
+        Raises:
+            UsageError: it may not.
+        """
+        ...
+
+    def check_cache(self) -> None:
+        """See whether a finished cache is here.
+
+        Raises:
+            DatasetError: none is.
+        """
+        ...
+
+    def opened(self) -> AbstractContextManager[object]:
+        """Work here, where no other builder does.
+
+        Raises:
+            UsageError: one does.
+        """
+        ...
+
+    def delivery(self, elsewhere: bool) -> Delivery:
+        """Where those who make units put the files; `elsewhere` they may be other machines."""
+        ...
+
+    def accept(self, files: Files) -> None:
+        """Put the files of a unit in their places."""
+        ...
+
+
+class _Folder:
+    """A folder of this machine's file system."""
+
+    def __init__(self, root: str, token: str) -> None:
+        self.root = root
+        self._token = token
+
+    def check_free(self, source: Source) -> None:
+        check_place(self.root, None if source.kind == "dataset" else source.where)
+
+    def check_cache(self) -> None:
+        read_manifest(self.root)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        if self._token:
+            yield
+            return
+        os.makedirs(self.root, exist_ok=True)
+        with only_builder(self.root) as self._token:
+            yield
+
+    def delivery(self, elsewhere: bool) -> Delivery:
+        return ToBuilder(self._token) if elsewhere else InPlace()
+
+    def accept(self, files: Files) -> None:
+        for name, data in files:
+            path = Path(self.root, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Single images are brought to the disk when the cache is finished.
+            write_whole(path, data, to_disk=not name.endswith(_IMAGES))
+
+
+def open_destination(given: Any, token: str = "") -> Destination:
+    """The destination that a user names.
+
+    Args:
+        given: the path of a folder.
+        token: of its lock, if this process holds it already.
+    """
+    return _Folder(os.path.abspath(os.path.expanduser(os.fspath(given))), token)

@@ -1,0 +1,416 @@
+"""Caches that a Ray cluster builds: the same to the byte as on one machine, whoever dies.
+
+The cluster is three nodes on this machine, of one CPU each.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from caches import FORMATS, contents, made, photos
+from pictures import pictures
+
+import feedline
+from feedline.cache import ray_makers
+from feedline.cache.add_size import add_size
+from feedline.cache.build import build_cache
+from feedline.cache.unit_maker import Progress
+from feedline.cli.app import main
+from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
+from feedline.stores.cache_layout import MANIFEST
+from processes import eventually
+
+# Ray reads these when it is imported: all on the loopback interface, and for this cluster alone.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+pytest.importorskip("lmdb")
+ray = pytest.importorskip("ray", reason="Ray has no wheel for each version of Python")
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the nodes are told apart on Linux alone"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own logs
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+PER_CLASS = 40  # three units: samples 0 to 31, 32 to 63, 64 to 79
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+def test_without_a_cluster_none_is_started(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"ray='{nowhere}' was .* accepts a connection"):
+            made_on_ray(source, tmp_path / "cache", ray=nowhere)
+        monkeypatch.setenv("RAY_ADDRESS", nowhere)
+        with pytest.raises(UsageError, match=rf"'auto' was .*RAY_ADDRESS is '{nowhere}'"):
+            made_on_ray(source, tmp_path / "cache")
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(UsageError, match="workers=2 are processes of this machine"):
+        made_on_ray(source, tmp_path / "cache", workers=2)
+    if not any("gcs_server" in (each.info["name"] or "") for each in processes()):
+        with pytest.raises(UsageError, match=r"no Ray cluster can be .*`ray start --head` here"):
+            made_on_ray(source, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    assert not ray.is_initialized()
+
+
+def processes() -> Iterator[psutil.Process]:
+    return psutil.process_iter(["name"])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 photographs of 2 classes."""
+    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the nodes make what the builder is handed."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def cluster(scratch: Path) -> Iterator[Any]:
+    """Three nodes, to which this process is connected."""
+    from ray.cluster_utils import Cluster
+
+    before = set(psutil.Process().children(recursive=True))
+    running = Cluster()
+    try:
+        # No work for the node that the builder is connected to: it must not be killed.
+        running.add_node(**{**NODE, "num_cpus": 0}, _system_config=QUICK)
+        for _ in range(3):
+            add_node(running, scratch)
+        ray.init(address=running.address, log_to_driver=False, logging_level="ERROR")
+        yield running
+    finally:
+        ray.shutdown()
+        running.shutdown()
+        others = [each for each in psutil.Process().children(recursive=True) if each not in before]
+        _, alive = psutil.wait_procs(others, timeout=30)
+        for each in alive:
+            each.kill()
+
+
+def add_node(cluster: Any, scratch: Path) -> Any:
+    return cluster.add_node(**NODE, env_vars={"TMPDIR": str(scratch)})
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """The path of a folder by which this process alone reaches it, as on a disk of its own."""
+    opened: list[int] = []
+
+    def path(folder: Path) -> str:
+        opened.append(os.open(folder, os.O_RDONLY))
+        return f"/proc/self/fd/{opened[-1]}"
+
+    yield path
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def made_on_ray(source: Any, root: Any, format: Any = "webdataset", **options: Any) -> Any:
+    return build_cache(source, root, (16, 24), format=format, **{"ray": "auto", **options})
+
+
+def gated(gate: Path) -> Any:
+    """A dataset of 80 pictures, whose samples from 32 on a node can only read once a gate is there.
+
+    It notes in files beside the gate which node has come to it in which unit. It is pickled by
+    value, as a class of a script is.
+    """
+    images, builder = pictures(), os.getpid()
+
+    class Gated:
+        def __len__(self) -> int:
+            return 2 * PER_CLASS
+
+        def __getitem__(self, at: int) -> Any:
+            import time
+
+            import ray
+
+            if os.getpid() != builder and at >= 32:
+                node = ray.get_runtime_context().get_node_id()
+                (gate.parent / f"waits-{at // 32}-{node}").touch()
+                deadline = time.monotonic() + 100
+                while not gate.exists() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            return images[at % len(images)], at % 3
+
+    return Gated()
+
+
+def waiting(gate: Path) -> dict[int, str]:
+    """By unit, a node that has come to the gate with it."""
+    found = sorted(gate.parent.glob("waits-*"))
+    return {int(path.name.split("-")[1]): path.name.split("-")[2] for path in found}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cluster_makes_what_one_machine_makes(
+    cluster: Any, source: Path, tmp_path: Path, away: Any, scratch: Path, format: Any
+) -> None:
+    seen: list[Progress] = []
+    manifest = made_on_ray(source, tmp_path / "shared", format, progress=seen.append)
+    assert manifest == made(source, tmp_path / "local", format)
+    assert seen[0].makers == 3
+    assert [said.made for said in seen] == sorted(said.made for said in seen)
+    assert (seen[0].made, seen[-1].images) == (0, 80)
+    # The nodes do not see this folder, and hand over what they have made.
+    made_on_ray(source, f"{away(tmp_path)}/handed", format)
+    expected = contents(tmp_path / "local", but=("data.mdb",))
+    assert contents(tmp_path / "shared", but=("data.mdb",)) == expected
+    assert contents(tmp_path / "handed", but=("data.mdb",)) == expected
+    if format == "lmdb":
+        assert entries(tmp_path / "shared") == entries(tmp_path / "local")
+        assert entries(tmp_path / "handed") == entries(tmp_path / "local")
+    assert list(scratch.iterdir()) == []
+    assert ray.is_initialized()  # by the fixture, whose it is
+
+
+def entries(root: Path) -> dict[bytes, bytes]:
+    import lmdb
+
+    found: dict[bytes, bytes] = {}
+    for side in ("16", "24"):
+        with lmdb.open(str(root / side), readonly=True, lock=False) as opened:
+            found |= {side.encode() + key: value for key, value in opened.begin().cursor()}
+    return found
+
+
+def test_where_the_nodes_see_the_folder_no_copies_travel(
+    cluster: Any, source: Path, tmp_path: Path, away: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    travelled: list[str] = []
+    result = ray_makers.RayMakers._result
+
+    def noted(*arguments: Any) -> Any:
+        made = result(*arguments)
+        travelled.extend(name for name, _ in made.files)
+        return made
+
+    monkeypatch.setattr(ray_makers.RayMakers, "_result", noted)
+    made_on_ray(source, tmp_path / "shared")
+    records = {f"unfinished/{unit:06}.npz" for unit in range(3)}
+    assert set(travelled) == records
+    made_on_ray(source, f"{away(tmp_path)}/handed")
+    assert set(travelled) == records | {f"{s}/{unit:06}.tar" for s in (16, 24) for unit in range(3)}
+
+
+def test_what_a_node_was_making_when_it_died_is_made_by_another(
+    cluster: Any, tmp_path: Path, scratch: Path
+) -> None:
+    gate = tmp_path / "gate"
+    dataset = gated(gate)
+    killed: list[str] = []
+
+    def makers_of(unit: int) -> set[str]:
+        return {path.name.split("-")[2] for path in tmp_path.glob(f"waits-{unit}-*")}
+
+    def kill(said: Progress) -> None:
+        if said.made and not killed:  # a unit is done, and others wait at the gate
+            assert eventually(lambda: len(waiting(gate)) == 2)
+            killed.append(waiting(gate)[1])
+            (node,) = (each for each in cluster.worker_nodes if each.node_id == killed[0])
+            cluster.remove_node(node, allow_graceful=False)
+            assert eventually(lambda: len(makers_of(1)) == 2, 60)
+            gate.touch()
+
+    try:
+        manifest = made_on_ray(dataset, tmp_path / "cache", progress=kill)
+    finally:
+        add_node(cluster, scratch)
+    assert killed[0] in makers_of(1)
+    assert manifest == made(dataset, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+
+
+def test_a_broken_image_ends_a_build_as_it_does_here(
+    cluster: Any, source: Path, tmp_path: Path
+) -> None:
+    torn = tmp_path / "photos"
+    shutil.copytree(source, torn)
+    (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
+    with pytest.raises(ImageError) as here:
+        made(torn, tmp_path / "local")
+    with pytest.raises(ImageError) as there:
+        made_on_ray(torn, tmp_path / "cache")
+    assert str(there.value) == str(here.value)
+    assert "dogs/3.jpg, cannot be put into a cache: " in str(there.value)
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    manifest = made_on_ray(torn, tmp_path / "cache", on_error="skip")
+    assert manifest == made(torn, tmp_path / "local", on_error="skip")
+    assert [name for _, name, _ in manifest.skipped] == ["dogs/3.jpg"]
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+
+
+def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
+    cluster: Any, tmp_path: Path, away: Any, scratch: Path
+) -> None:
+    gate = tmp_path / "gate"
+    dataset = gated(gate)
+    done = threading.Event()
+
+    def interrupt() -> None:
+        assert done.wait(100)
+        assert eventually(lambda: len(waiting(gate)) == 2)
+        assert list(scratch.iterdir())
+        os.kill(os.getpid(), signal.SIGINT)  # while the builder waits for the cluster
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        made_on_ray(
+            dataset, f"{away(tmp_path)}/cache", progress=lambda said: said.made and done.set()
+        )
+    interrupter.join()
+    assert list(scratch.iterdir()) == []
+    left = sorted(contents(tmp_path / "cache"))
+    assert left == [
+        "16/000000.tar", "24/000000.tar", "unfinished/000000.npz", "unfinished/settings.json"
+    ]  # fmt: skip
+    assert eventually(lambda: ray.available_resources().get("CPU") == 3)
+
+    seen: list[Progress] = []
+    manifest = made(dataset, tmp_path / "cache", progress=seen.append)
+    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert manifest == made(dataset, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+
+
+def test_a_build_that_was_broken_off_here_goes_on_on_a_cluster(
+    cluster: Any, source: Path, tmp_path: Path
+) -> None:
+    def stop(said: Progress) -> None:
+        if said.made:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(source, tmp_path / "cache", progress=stop)
+    seen: list[Progress] = []
+    made_on_ray(source, tmp_path / "cache", progress=seen.append)
+    assert (seen[0].images, seen[-1].made) == (32, 48)
+    made(source, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+
+
+def test_a_finished_cache_is_brought_up_to_date_and_added_to(
+    cluster: Any, tmp_path: Path, away: Any
+) -> None:
+    source = photos(tmp_path / "photos", PER_CLASS)
+    made(source, tmp_path / "cache")
+    (source / "cats" / "0.jpg").write_bytes((source / "dogs" / "1.jpg").read_bytes())
+    seen: list[Progress] = []
+    made_on_ray(source, f"{away(tmp_path)}/cache", progress=seen.append)
+    assert seen[-1].made == 32
+    made(source, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+    manifest = add_size(tmp_path / "cache", 20, ray="auto")
+    assert manifest == made(source, tmp_path / "all", sizes=(16, 20, 24))
+    assert contents(tmp_path / "cache", but=(MANIFEST,)) == contents(
+        tmp_path / "all", but=(MANIFEST,)
+    )
+
+
+def test_a_source_that_the_nodes_do_not_see_is_named(
+    cluster: Any, source: Path, tmp_path: Path, away: Any
+) -> None:
+    for on_error in ("raise", "skip"):
+        with pytest.raises(
+            DatasetError, match=rf"the node {socket.gethostname()} .*not see '/proc/self/.*jpg'"
+        ):
+            made_on_ray(away(source), tmp_path / "cache", on_error=on_error)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Path) -> None:
+    dataset = gated(tmp_path / "gate")
+    dataset.lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"cannot be sent to the nodes .*lock.*without ray"):
+        made_on_ray(dataset, tmp_path / "cache")
+
+
+def test_a_node_with_another_feedline_is_refused(
+    cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_makers, "__version__", "9.9")
+    with pytest.raises(
+        UsageError, match=rf"node {socket.gethostname()} .* has feedline {feedline.__version__}, "
+    ):
+        made_on_ray(source, tmp_path / "cache")
+
+
+def test_a_task_runs_where_there_is_no_feedline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = ray.cloudpickle.dumps(ray_makers._task("9.9"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "feedline"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "has no feedline (" in ray.cloudpickle.loads(pickled)([None], 0)
+
+
+def test_a_unit_that_ends_every_process_is_named(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_makers, "_RETRIES", 0)
+    monkeypatch.setattr(ray_makers, "_TRIES", 2)
+    images, builder = pictures(), os.getpid()
+
+    class Deadly:
+        def __len__(self) -> int:
+            return 2 * PER_CLASS
+
+        def __getitem__(self, at: int) -> Any:
+            if at == 35 and os.getpid() != builder:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return images[at % len(images)], 0
+
+    with pytest.raises(WorkerError, match=r"samples 32 to 63 of .*Deadly' were lost .* 2 times"):
+        made_on_ray(Deadly(), tmp_path / "cache")
+
+
+def test_the_command_builds_on_a_cluster(
+    cluster: Any, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(source), str(tmp_path / "cache"), "--sizes", "16,24", "--ray", "auto"]
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "build", *arguments])
+    assert not left.value.code
+    assert "made 80 images in " in capfd.readouterr().out
+    made(source, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "build", *arguments, "--workers", "2"])
+    assert left.value.code == 2
+
+
+def test_without_a_connection_of_the_callers_one_is_made_and_closed(
+    cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.shutdown()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        made_on_ray(source, tmp_path / "cache")
+        assert not ray.is_initialized()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    made(source, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
