@@ -6,7 +6,6 @@ breaks off, none of its processes is left.
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable
@@ -23,18 +22,18 @@ from feedline.bench.level_rates import (
     measure_rates,
 )
 from feedline.bench.making import MOST_BYTES, Making, make_copies, spread
+from feedline.bench.plan_arguments import asked_sides, check_numbers, wanted_sides
 from feedline.bench.planned_cache import CachePlan
 from feedline.bench.run import Report
 from feedline.bench.scratch import temporary_folder
 from feedline.cache.advice import advise
 from feedline.cache.build import build_cache
-from feedline.cache.build_plan import levels_of
-from feedline.cache.candidates import candidate_sides, level_sets, serving
+from feedline.cache.candidates import level_sets, serving
 from feedline.cache.choice import Limits, Measured, choices, predict
 from feedline.cache.open_source import open_source
 from feedline.cache.source import Source
-from feedline.errors import ResourceError, UsageError
-from feedline.images.crops import Transform, checked_transform, wanted_side
+from feedline.errors import ResourceError
+from feedline.images.crops import Transform, checked_transform
 from feedline.images.folder import ImageFolder
 from feedline.loader.checks import worker_count
 from feedline.plan.schedule import Phase, Schedule
@@ -47,9 +46,6 @@ DISK_BYTES_PER_S = 500e6
 """What a SATA SSD gives: taken for a disk of which nothing is said."""
 
 _QUALITIES: tuple[int | None, ...] = (95, 90, None)
-_MOST_SIDE = 8192
-_MOST_GIVEN = 8
-_MOST_IMAGES = 10_000
 _FREE = 0.9  # of the disk, that a cache may take
 _ORIGINAL_BYTES, _RAW_BYTES_PER_PIXEL = 2 << 20, 6  # at most, about, of a picture of 3 : 2
 _FEW_SHRINK = 0.05
@@ -110,9 +106,9 @@ def plan_cache(
     """
     told = report or _Silent()
     phases, crop = Schedule.of(schedule), checked_transform(transform)
-    wanted = _wanted(phases, crop)
-    sides = _sides(sizes, wanted)
-    _check(images, disk_bytes, disk_bytes_per_s, seconds)
+    wanted = wanted_sides(phases, crop)
+    sides = asked_sides(sizes, wanted)
+    check_numbers(images, disk_bytes, disk_bytes_per_s, seconds)
     processes = worker_count(workers)
     told.begin("listing the images", 1)
     opened = open_source(source)
@@ -168,53 +164,12 @@ def plan_cache(
         limits=limits,
         looked_at=len(making.looks),
         median_px=making.median_px,
-        small=round(sum(min(each.height, each.width) < max(wanted) for each in making.looks)),
+        small=sum(min(each.height, each.width) < max(wanted) for each in making.looks),
         skipped=making.skipped,
         originals=without,
         choices=tuple(found),
         advice=advise(measured, limits, without, found),
     )
-
-
-def _wanted(schedule: Schedule, crop: Transform) -> dict[int, int]:
-    """For each size of the schedule the shorter side at which images are wanted."""
-    if not schedule.sizes:
-        raise UsageError(
-            f"the schedule {schedule} has no image sizes, which say what copies would serve; write "
-            'them, e.g. "112x10,160x10,224x10"'
-        )
-    wanted = {size: wanted_side(crop, size) for size in sorted(set(schedule.sizes))}
-    for size, side in wanted.items():
-        if side > _MOST_SIDE:
-            raise UsageError(
-                f"rows of {size} px want copies of {side} px, and levels have at most "
-                f"{_MOST_SIDE} px; train with the originals at that size"
-            )
-    return wanted
-
-
-def _sides(given: Collection[int] | None, wanted: dict[int, int]) -> tuple[int, ...]:
-    if given is None:
-        return candidate_sides(wanted.values())
-    sides = tuple(level.side for level in levels_of(tuple(given), quality=95, raw=False))
-    if len(sides) > _MOST_GIVEN:
-        raise UsageError(f"at most {_MOST_GIVEN} sizes are compared, got {len(sides)}")
-    most = max(wanted.values())
-    if serving(sides, most) is None:
-        raise UsageError(
-            f"the sizes {','.join(map(str, sides))} serve no rows of {max(wanted)} px: add one of "
-            f"at least {most}"
-        )
-    return sides
-
-
-def _check(images: int, disk_bytes: float | None, disk_bytes_per_s: float, seconds: float) -> None:
-    if isinstance(images, bool) or not isinstance(images, int) or not 1 <= images <= _MOST_IMAGES:
-        raise UsageError(f"images must be a whole number from 1 to {_MOST_IMAGES}, got {images!r}")
-    given = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
-    for name, value in given.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{name} must be a number above 0, got {value!r}")
 
 
 def _free(source: Source) -> float:
