@@ -5,17 +5,17 @@ in classes of 1300), of one size and of three. In turn with it as many bare proc
 are cores go for `--seconds` through the folder's images, whose bytes they hold, and do nothing but
 `LevelEncoder.copies`: decode, resize, encode. `--rounds` times; ratios are taken round by round.
 
-A build's rate is all images over all of its time, from the call to the finished cache: with the look
-at some images beforehand, the start of the workers, the writing, and bringing it all to the disk at
-the end. Where that time goes is told apart:
+A build's rate is all images over all of its time, from the call to the finished cache: with the
+look at some images beforehand, the start of the workers, the writing, and bringing it all to the
+disk at the end. Where that time goes is told apart:
 
     look        until the first report: listing the folder, 64 images made on one core
     start       from there until the first shard is done, less what a worker needs for that shard
     shards      until the last shard is done
     finish      index, manifest, and all to the disk
 
-Caveats: the originals are in the page cache. What is written goes to the disk under `--under`, whose
-speed is in the figures, as it is in a user's build. Imports are not counted.
+Caveats: the originals are in the page cache. What is written goes to the disk under `--under`;
+its speed is in the figures, as it is in a user's build. Imports are not counted.
 
     python benchmarks/cache_build.py FOLDER --json benchmarks/results/cache_build.json
 """
