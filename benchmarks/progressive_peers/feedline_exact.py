@@ -12,14 +12,17 @@ from progressive_peers.work import RATIO, SCALE, Work
 
 
 def batches(work: Work) -> Iterator[Any]:
+    on_device: dict[str, Any] = {}
+    if work.device:
+        dtype = torch.bfloat16 if work.on_gpu else torch.float32
+        on_device = {"device": work.device, "dtype": dtype}
     with DataLoader(
         ImageFolder(work.folder, TrainCrop(scale=SCALE, ratio=RATIO)),
         work.batch_size,
         schedule=work.schedule,
         num_workers=work.workers,
         drop_last=True,
-        device=work.device or None,
-        dtype=torch.bfloat16 if work.on_gpu else torch.float32,
+        **on_device,
     ) as loader:
         for _ in range(loader.epochs or 0):
             yield from loader
