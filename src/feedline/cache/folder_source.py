@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,9 @@ class FolderSource:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Nothing: the kernel reads ahead."""
 
     def read(self, sample: int) -> bytes:
         """The bytes of a file."""
