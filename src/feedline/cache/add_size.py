@@ -27,7 +27,6 @@ from feedline.cache.unit_maker import Report, check_room, make_units, unfinished
 from feedline.errors import DatasetError, UsageError
 from feedline.stores.cache_index import CacheIndex
 from feedline.stores.cache_layout import Level, Manifest, read_manifest
-from feedline.stores.remote_files import is_url
 
 __all__ = ["add_size"]
 
@@ -45,7 +44,7 @@ def add_size(
     """Add copies of one more size to a cache; the others stay as they are.
 
     Args:
-        root: the cache's folder.
+        root: the cache's folder, or its URL.
         size: the shorter side of the new copies in pixels.
         source: what the cache was made of, where that has moved; it must hold the same samples.
         quality: of the JPEGs, 1 to 100; None: as the largest copies have it.
@@ -57,16 +56,12 @@ def add_size(
         what the cache now holds.
 
     Raises:
-        DatasetError: there is no cache, or its source is gone or no longer what it was made of.
+        DatasetError: there is no cache, its source is gone or no longer what it was made of, or a
+            store is out of reach.
         ImageError: an original is broken; names it.
         ResourceError: the disk cannot hold the result.
         UsageError: an argument cannot be used, the cache has this size, or a build works in it.
     """
-    if is_url(root):
-        raise UsageError(
-            f"copies are added to a cache in a folder of this machine, and {root!r} is a URL: add "
-            "them where the cache was built, and copy what is new"
-        )
     destination = open_destination(root)
     with open_makers(workers, ray) as makers:
         destination.check_cache()  # before a lock is put there
@@ -104,7 +99,7 @@ def _add(
         Settings.of(images, spec, manifest.per_shard).agreed(spec)
         units = divide(len(images), manifest.per_shard)
         todo = [unit for unit in units if not unit_matches(images, spec, unit)]
-        check_room(spec, expected, todo)
+        check_room(spec, expected, todo, makers, destination)
         make_units(images, spec, expected, todo, makers, destination, progress)
         # They may have changed while they were read.
         _refuse(where, manifest, images, difference_made(spec, units, index))

@@ -50,8 +50,10 @@ def build_cache(
 
     Args:
         source: a folder of class folders, tar shards of WebDataset, Parquet files with an image
-            column, or a map-style Dataset of (image, label).
-        root: the cache's folder; made if it is missing.
+            column, or a map-style Dataset of (image, label). A path, or a URL that fsspec knows,
+            such as "s3://bucket/train".
+        root: the cache's folder; made if it is missing. Or a URL, "s3://bucket/train-cache"; the
+            format is then webdataset.
         sizes: the shorter sides of the copies in pixels, e.g. (128, 192, 256). An image that is
             smaller keeps its size.
         format: "webdataset": tar shards; "lmdb": one LMDB a size; "folder": a file an image.
@@ -69,7 +71,7 @@ def build_cache(
         what the cache holds.
 
     Raises:
-        DatasetError: the source holds no images.
+        DatasetError: the source holds no images, or a store is out of reach.
         ImageError: one is broken, and on_error is "raise"; names it.
         ResourceError: the disk cannot hold the result.
         UsageError: an argument cannot be used, the folder is not empty and no cache, another build
@@ -78,6 +80,7 @@ def build_cache(
 
     Example:
         >>> feedline.build_cache("train/", "train-cache/", (128, 256))            # doctest: +SKIP
+        >>> feedline.build_cache("s3://b/train", "s3://b/cache", (128, 256))      # doctest: +SKIP
     """
     levels = levels_of(sizes, quality=quality, raw=raw)
     if on_error not in ("raise", "skip"):
@@ -87,7 +90,7 @@ def build_cache(
     destination = open_destination(root)
     with open_makers(workers, ray) as makers:
         images = open_source(source)
-        destination.check_free(images)
+        destination.check_free(images, format)
         with destination.opened():
             spec = Spec(destination.root, format, levels, exif, on_error == "skip")
             return build(images, spec, makers, destination, progress)
@@ -123,11 +126,12 @@ def _build(
     if finished is not None and not todo and finished.samples_in_source == len(source):
         shutil.rmtree(spec.unfinished)
         return finished
-    check_room(spec, expected, todo)
+    check_room(spec, expected, todo, makers, destination)
     # From here on the folder is no cache until it is finished.
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    # Other machines make all copies of a unit anew, which gives the same.
-    kept = None if finished is None or makers.elsewhere else Kept(spec.root, finished)
+    kept = None
+    if finished is not None and destination.keeps and not makers.elsewhere:
+        kept = Kept(spec.root, finished)  # without it, all of a unit is made anew, to the same
     make_units(source, spec, expected, todo, makers, destination, progress, kept)
     return finish(source, spec, units, settings.per_shard)
 

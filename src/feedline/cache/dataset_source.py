@@ -9,7 +9,7 @@ Relies on: a dataset that gives the same for a number each time, without random 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,9 @@ class DatasetSource:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Nothing: when a dataset may be asked is not known."""
 
     def read(self, sample: int) -> Pixels:
         """The pixels of an image."""

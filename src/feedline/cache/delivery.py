@@ -21,8 +21,17 @@ import numpy as np
 from feedline.cache.records import Columns, as_record, record_name, write_record
 from feedline.cache.settings import Spec
 from feedline.stores.cache_lock import sees_lock
+from feedline.stores.remote_path import RemotePath
 
-__all__ = ["Delivery", "Files", "InPlace", "ToBuilder", "make_level_folders"]
+__all__ = [
+    "Delivery",
+    "Files",
+    "InPlace",
+    "ToBuilder",
+    "ToStore",
+    "files_in",
+    "make_level_folders",
+]
 
 Files: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
 """Names below the cache's folder, and what the files hold, the record last."""
@@ -70,6 +79,28 @@ class ToBuilder:
                 record = make(there)
                 files = [(name, np.fromfile(path, np.uint8)) for name, path in files_in(there.root)]
         return [*files, (record_name(spec, unit), as_record(record))]
+
+
+@dataclass(frozen=True)
+class ToStore:
+    """Has a unit made in a scratch folder, and uploads its files.
+
+    Args:
+        there: the cache's folder in the store.
+    """
+
+    there: RemotePath
+
+    def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
+        """Make a unit; its record is uploaded last, and handed over, too."""
+        with scratch(spec) as here:
+            record = as_record(make(here))
+            for name, path in files_in(here.root):
+                self.there.put(name, path)
+            file = Path(here.root, "record.npz")
+            file.write_bytes(record)
+            self.there.put(record_name(spec, unit), file)
+        return [(record_name(spec, unit), record)]
 
 
 @contextlib.contextmanager

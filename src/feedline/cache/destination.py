@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedline.cache.delivery import Delivery, Files, InPlace, ToBuilder
+from feedline.cache.remote_destination import RemoteDestination
 from feedline.cache.source import Source
 from feedline.cache.writers import write_whole
 from feedline.stores.cache_layout import read_manifest
 from feedline.stores.cache_lock import only_builder
 from feedline.stores.cache_place import check_place
+from feedline.stores.remote_path import is_url
 
 __all__ = ["Destination", "open_destination"]
 
@@ -35,11 +37,16 @@ class Destination(Protocol):
         """The folder of this machine in which the builder works, once it is open."""
         ...
 
-    def check_free(self, source: Source) -> None:
+    @property
+    def keeps(self) -> bool:
+        """Whether all that is made stays in that folder."""
+        ...
+
+    def check_free(self, source: Source, format: str) -> None:
         """See whether a cache of a source may be built here.
 
         Raises:
-            UsageError: it may not.
+            UsageError: it may not, or not in this format.
         """
         ...
 
@@ -67,15 +74,23 @@ class Destination(Protocol):
         """Put the files of a unit in their places."""
         ...
 
+    def publish(self) -> None:
+        """Have all that the builder itself has written to the folder, or removed there, in its
+        place: so much is kept if the build is broken off. Done once more at the end.
+        """
+        ...
+
 
 class _Folder:
     """A folder of this machine's file system."""
+
+    keeps = True
 
     def __init__(self, root: str, token: str) -> None:
         self.root = root
         self._token = token
 
-    def check_free(self, source: Source) -> None:
+    def check_free(self, source: Source, format: str) -> None:
         check_place(self.root, None if source.kind == "dataset" else source.where)
 
     def check_cache(self) -> None:
@@ -100,12 +115,17 @@ class _Folder:
             # Single images are brought to the disk when the cache is finished.
             write_whole(path, data, to_disk=not name.endswith(_IMAGES))
 
+    def publish(self) -> None:
+        pass
+
 
 def open_destination(given: Any, token: str = "") -> Destination:
     """The destination that a user names.
 
     Args:
-        given: the path of a folder.
-        token: of its lock, if this process holds it already.
+        given: the path of a folder, or a URL.
+        token: of a folder's lock, if this process holds it already.
     """
+    if is_url(given):
+        return RemoteDestination(given)
     return _Folder(os.path.abspath(os.path.expanduser(os.fspath(given))), token)

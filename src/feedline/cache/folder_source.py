@@ -9,7 +9,7 @@ Relies on: `file_store` for paths, labels and bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ class FolderSource:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Nothing: the kernel reads ahead."""
 
     def read(self, sample: int) -> bytes:
         """The bytes of a file."""

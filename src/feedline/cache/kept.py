@@ -28,11 +28,16 @@ class Kept:
         self._readers = [reader_of(root, manifest, level, self._index) for level in manifest.levels]
         self._rows = {self._index.name(row): row for row in range(manifest.samples)}
 
+    def knows(self, name: str, stamp: int) -> bool:
+        """Whether there were copies of an image that is the same as it was."""
+        row = self._rows.get(name)
+        return row is not None and bool(stamp) and int(self._index.stamps[row]) == stamp
+
     def copies(self, name: str, stamp: int) -> Copies | None:
         """An image's copies, if it is the same as it was and they are still there."""
-        row = self._rows.get(name)
-        if row is None or not stamp or int(self._index.stamps[row]) != stamp:
+        if not self.knows(name, stamp):
             return None
+        row = self._rows[name]
         try:
             images = tuple(bytes(reader.file(row)) for reader in self._readers)
         except FeedlineError:  # another shard has its place by now

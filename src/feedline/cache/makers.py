@@ -9,14 +9,14 @@ and its unit is made once more. `ray_makers` for clusters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from feedline.cache.ray_makers import connected
 from feedline.cache.unit import Made, Units
-from feedline.errors import UsageError
+from feedline.errors import FeedlineError, UsageError
 from feedline.loader import DataLoader
 from feedline.loader.checks import worker_count
 
@@ -50,17 +50,42 @@ class _Workers:
     def count(self) -> int:
         return max(1, self.processes)
 
-    def made(self, units: Units) -> AbstractContextManager[Iterable[Made]]:
-        return DataLoader(
-            units,  # type: ignore[arg-type]
+    @contextmanager
+    def made(self, units: Units) -> Iterator[Iterable[Made]]:
+        loader: DataLoader[Made | FeedlineError] = DataLoader(
+            _Told(units),  # type: ignore[arg-type]
             batch_size=None,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]  # there are no batches
+            collate_fn=_as_it_is,
             num_workers=min(self.processes, len(units)),
             in_order=False,
         )
+        with loader:
+            yield map(_raised, loader)
 
 
-def _as_it_is(made: Made) -> Made:
+class _Told:
+    """Units whose errors are given, where a loader would raise them with a worker's traceback."""
+
+    def __init__(self, units: Units) -> None:
+        self._units = units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __getitem__(self, at: int) -> Made | FeedlineError:
+        try:
+            return self._units[at]
+        except FeedlineError as error:
+            return error
+
+
+def _as_it_is(made: Any) -> Any:
+    return made
+
+
+def _raised(made: Made | FeedlineError) -> Made:
+    if isinstance(made, FeedlineError):
+        raise made
     return made
 
 

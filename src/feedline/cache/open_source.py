@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feedline.cache.dataset_source import DatasetSource
+from feedline.cache.far_folder_source import FarFolderSource
 from feedline.cache.folder_source import FolderSource
 from feedline.cache.parquet_source import ParquetSource
 from feedline.cache.source import Source
+from feedline.cache.source_files import FarFiles, LocalFiles, SourceFiles
 from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.file_store import files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.stores.remote_path import RemotePath, is_url
 
 __all__ = ["open_source"]
 
@@ -32,20 +35,23 @@ def open_source(given: Any) -> Source:
     """A source of what a user names.
 
     Args:
-        given: a path: a folder of class folders; one with tar shards of WebDataset or with Parquet
-            files, at any depth; one such file, or a pattern such as "data/train-*.parquet". Or a
-            `feedline.ImageFolder`, or a map-style Dataset of (image, label).
+        given: a path, or a URL that fsspec knows, such as "s3://bucket/train": a folder of class
+            folders; one with tar shards of WebDataset or with Parquet files, at any depth; one such
+            file, or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder`, or a
+            map-style Dataset of (image, label).
 
     Raises:
-        DatasetError: the path holds nothing that is known, or something that is damaged.
+        DatasetError: it holds nothing that is known, or something that is damaged or out of reach.
         UsageError: it is neither, or a package that reads it is missing.
     """
     if isinstance(given, ImageFolder):
-        _check_no_cache(given.root)
+        _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)
+    if is_url(given):
+        return _far(RemotePath(given))
     if isinstance(given, (str, os.PathLike)):
         where = os.path.abspath(os.path.expanduser(os.fspath(given)))
-        _check_no_cache(where)
+        _check_no_cache(where, is_cache=os.path.exists(os.path.join(where, MANIFEST)))
         return _at(where)
     if isinstance(given, Mapping):
         some = ", ".join(map(repr, list(given)[:5]))
@@ -61,8 +67,8 @@ def open_source(given: Any) -> Source:
     )
 
 
-def _check_no_cache(where: str) -> None:
-    if os.path.exists(os.path.join(where, MANIFEST)):
+def _check_no_cache(where: str, *, is_cache: bool) -> None:
+    if is_cache:
         raise UsageError(
             f"{where!r} is a cache itself: a copy of a copy loses quality. Name what it was made "
             "of; `feedline cache info` says that"
@@ -70,21 +76,59 @@ def _check_no_cache(where: str) -> None:
 
 
 def _at(where: str) -> Source:
+    """A source of this machine."""
     if os.path.isdir(where):
-        kind, folder = _kind_of_folder(where), where
+        kind, folder = _kind_of_folder(os.walk(where)), where
         files = _files_below(where, kind) if kind in ("tar", "parquet") else []
     else:
         files = [where] if os.path.exists(where) else sorted(glob.glob(where))
-        kinds = sorted({_kind(file) for file in files})
-        if len(kinds) > 1:
-            raise DatasetError(f"{where!r} names files of several kinds, {', '.join(files[:5])}")
-        kind = "".join(kinds)
+        kind = _kind_of_files(where, files)
         folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
-    relative = [os.path.relpath(file, folder) for file in files]
+    names = [os.path.relpath(file, folder) for file in files]
+    found = _of_files(kind, where, LocalFiles(folder), names)
+    if found is None:
+        index = scan_folder(where)
+        found = FolderSource(where, files_of(where, index), index.classes)
+    return found
+
+
+def _far(there: RemotePath) -> Source:
+    """A source below a URL."""
+    _check_no_cache(there.url, is_cache=there.has(MANIFEST))
+    urls = there.glob()
+    if not urls:
+        kind = _kind_of_folder(there.walk())
+        names = [
+            name
+            for name in (there.files() if kind in ("tar", "parquet") else ())
+            if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
+        ]
+        found = _of_files(kind, there.url, FarFiles(there), sorted(names))
+        return found or FarFolderSource(there)
+    scheme, _, _ = there.url.partition("://")
+    paths = [url.partition("://")[2] for url in urls]
+    folder = os.path.commonpath(list(map(os.path.dirname, paths)))
+    names = [os.path.relpath(path, folder) for path in paths]
+    kind = _kind_of_files(there.url, urls)
+    found = _of_files(kind, there.url, FarFiles(RemotePath(f"{scheme}://{folder}")), names)
+    if found is None:
+        raise DatasetError(
+            f"{there.url!r} is a file, and neither a tar shard nor a Parquet file: name a folder "
+            "of class folders, or such a file"
+        )
+    return found
+
+
+def _of_files(kind: str, where: str, files: SourceFiles, names: Sequence[str]) -> Source | None:
+    """A source of files of a kind; None for one that is found as a folder of class folders.
+
+    Raises:
+        DatasetError: files of this kind are no source.
+    """
     if kind == "tar":
-        return WebDatasetSource(where, folder, relative)
+        return WebDatasetSource(where, files, names)
     if kind == "parquet":
-        return ParquetSource(where, folder, relative)
+        return ParquetSource(where, files, names)
     if kind == "arrow":
         raise DatasetError(
             f"{where!r} holds Arrow files, as `save_to_disk` of Hugging Face's datasets writes "
@@ -96,8 +140,7 @@ def _at(where: str) -> Source:
             f"{where!r} holds tar files that are compressed, in which no image can be read by "
             "itself: unpack them to .tar files first, e.g. with gunzip"
         )
-    index = scan_folder(where)
-    return FolderSource(where, files_of(where, index), index.classes)
+    return None
 
 
 def _kind(name: str) -> str:
@@ -109,17 +152,30 @@ def _kind(name: str) -> str:
     return "image" if ending in IMAGE_EXTENSIONS else _KINDS.get(ending, "")
 
 
-def _kind_of_folder(where: str) -> str:
-    """What a folder holds: the kind of the first files in it and below it that are known."""
+def _kind_of_files(where: str, files: Sequence[str]) -> str:
+    """The kind of files that were named; "" for none."""
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) > 1:
+        raise DatasetError(f"{where!r} names files of several kinds, {', '.join(files[:5])}")
+    return "".join(kinds)
+
+
+def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
+    """What a folder holds: the kind of the first files in it and below it that are known.
+
+    Args:
+        steps: as os.walk gives them, which goes where the lists of folders say; the first is the
+            folder itself.
+    """
     found = ""
-    for folder, folders, files in os.walk(where):
+    for number, (_, folders, files) in enumerate(steps):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         kinds = set(map(_kind, files))
         for kind in _KINDS.values():
             if kind in kinds:
                 return kind
         # An image that lies directly in the folder belongs to no class.
-        if "image" in kinds and folder != where:
+        if "image" in kinds and number:
             return "image"
         if "compressed" in kinds:  # perhaps what the class folders were unpacked from
             found = "compressed"

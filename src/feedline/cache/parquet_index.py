@@ -9,6 +9,7 @@ Relies on: pyarrow, which is imported here and only when there are such files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.cache.columns import IMAGE_NAMES, LABEL_NAMES, named
+from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError, UsageError
 
 __all__ = ["ParquetIndex", "index_parquet", "opened"]
@@ -53,7 +55,7 @@ class ParquetIndex:
         labels: int64 (n).
         names: an array of n strings of pyarrow's, all different; None where there are no such.
         first_rows: int64 (files), the number of the first sample in each file.
-        status: int64 (files, 2), their sizes in bytes and their times of change in ns.
+        status: int64 (files, 2), their sizes in bytes, and what changes when they do.
         groups: int64 (row groups, 3), the number of the first sample in each row group, its file,
             and its number in the file.
     """
@@ -77,16 +79,17 @@ class _Part(NamedTuple):
     status: tuple[int, int]
 
 
-def index_parquet(folder: str, files: Sequence[str]) -> ParquetIndex:
-    """Look through files, whose paths are relative to a folder.
+def index_parquet(there: SourceFiles, files: Sequence[str]) -> ParquetIndex:
+    """Look through files, which are named by their paths in a folder.
 
     Raises:
         DatasetError: there are no rows, a file cannot be read or lacks a column, or files differ;
             names the file.
         UsageError: pyarrow is not installed.
     """
-    _check_splits(folder, files)
-    parts = [_part(os.path.join(folder, file)) for file in files]
+    folder = there.path("")
+    _check_splits(there, files)
+    parts = list(there.each(functools.partial(_part, there), files))
     for file, part in zip(files, parts, strict=True):
         if part.columns != parts[0].columns:
             raise DatasetError(
@@ -114,7 +117,7 @@ def index_parquet(folder: str, files: Sequence[str]) -> ParquetIndex:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
+def opened(there: SourceFiles, name: str) -> Iterator[Any]:
     """A file of pyarrow's, which reads in the thread that asks for it.
 
     Raises:
@@ -123,12 +126,12 @@ def opened(path: str) -> Iterator[Any]:
     """
     pyarrow = _pyarrow()
     try:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
-            yield file
-    except (OSError, pyarrow.ArrowException) as error:
+        with there.opened(name) as file, pyarrow.parquet.ParquetFile(file, pre_buffer=False) as one:
+            yield one
+    except pyarrow.ArrowException as error:
         raise DatasetError(
-            f"the Parquet file {path!r} cannot be read: {error}. Was it copied or downloaded in "
-            "part?"
+            f"the Parquet file {there.path(name)!r} cannot be read: {error}. Was it copied or "
+            "downloaded in part?"
         ) from error
 
 
@@ -145,21 +148,21 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _check_splits(folder: str, files: Sequence[str]) -> None:
+def _check_splits(there: SourceFiles, files: Sequence[str]) -> None:
     found = (_SPLIT.fullmatch(os.path.basename(file)) for file in files)
     splits = sorted({split[1] for split in found if split})
     if len(splits) > 1:
         raise DatasetError(
-            f"the Parquet files of {folder!r} are of several splits, {', '.join(splits)}, and a "
-            "cache is made of one: name its files by a pattern in quotation marks, such as "
-            f"{os.path.join(folder, os.path.dirname(files[0]), splits[-1])}-*.parquet"
+            f"the Parquet files of {there.path('')!r} are of several splits, {', '.join(splits)}, "
+            "and a cache is made of one: name its files by a pattern in quotation marks, such as "
+            f"{there.path(os.path.join(os.path.dirname(files[0]), splits[-1]))}-*.parquet"
         )
 
 
-def _part(path: str) -> _Part:
-    pyarrow = _pyarrow()
-    with opened(path) as file:
-        about, status = file.metadata, os.stat(path)
+def _part(there: SourceFiles, name: str) -> _Part:
+    pyarrow, path, status = _pyarrow(), there.path(name), there.status(name)
+    with opened(there, name) as file:
+        about = file.metadata
         columns = _columns(file.schema_arrow, path)
         image = file.schema_arrow.field(columns.image).type
         has_paths = pyarrow.types.is_struct(image) and image.get_field_index("path") >= 0
@@ -182,7 +185,7 @@ def _part(path: str) -> _Part:
             labels.to_numpy().astype(np.int64),
             paths,
             [group.num_rows for group in groups],
-            (status.st_size, status.st_mtime_ns),
+            status,
         )
 
 

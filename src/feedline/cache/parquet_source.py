@@ -9,14 +9,14 @@ or a row group is read again for each.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from feedline.cache.parquet_index import index_parquet, opened
 from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError, ImageError
 from feedline.plan.row import Field
 
@@ -28,8 +28,8 @@ class ParquetSource:
 
     Args:
         where: what the user named.
-        folder: what the files' paths are relative to.
-        files: the paths, in the order of the samples.
+        there: where the files lie.
+        files: their paths there, in the order of the samples.
 
     Raises:
         DatasetError: a file cannot be read or has no such columns, or files differ in them.
@@ -39,10 +39,10 @@ class ParquetSource:
     kind = "parquet"
     label_field = Field("label", "int64", ())
 
-    def __init__(self, where: str, folder: str, files: Sequence[str]) -> None:
+    def __init__(self, where: str, there: SourceFiles, files: Sequence[str]) -> None:
         self.where = where
-        self._folder = folder
-        self._index = index_parquet(folder, files)
+        self._there = there
+        self._index = index_parquet(there, files)
         self._last: tuple[int, Any] | None = None  # a row group's number, and its images
 
     @property
@@ -52,6 +52,9 @@ class ParquetSource:
 
     def __len__(self) -> int:
         return len(self._index.labels)
+
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Nothing: a row group has many images, and comes as a whole."""
 
     def read(self, sample: int) -> bytes:
         """The bytes of an image."""
@@ -80,9 +83,11 @@ class ParquetSource:
         _, file, number = self._index.groups[group].tolist()
         image = self._index.columns.image
         try:
-            with opened(os.path.join(self._folder, self._index.files[file])) as parquet:
+            with opened(self._there, self._index.files[file]) as parquet:
                 table = parquet.read_row_group(number, columns=[image], use_threads=False)
         except DatasetError as error:
+            if self._there.far:  # perhaps it is only out of reach
+                raise
             raise ImageError(str(error)) from error
         return table.column(image)
 
@@ -105,7 +110,8 @@ class ParquetSource:
 
     def path(self, sample: int) -> str:
         """The file that has its row."""
-        return os.path.join(self._folder, self._index.files[self._place(sample)[0]])
+        file = self._index.files[self._place(sample)[0]]
+        return "" if self._there.far else self._there.path(file)
 
     def stamp(self, sample: int) -> Stamp:
         """Of the file's size and time of change, and of the row."""

@@ -27,13 +27,17 @@ def make_here(units: Any, at: int) -> Made:
         at: which of them.
 
     Raises:
-        DatasetError: the source's files are not to be seen here.
+        DatasetError: the source is not to be seen here, or a store is out of reach from here.
         ImageError: an image is broken, and may not be left out; names it.
     """
     limit_threads()
     taken = _taken(units)
-    _check_source(taken, at)
-    return taken[at]
+    try:
+        _check_source(taken, at)
+        return taken[at]
+    except DatasetError as error:
+        node = socket.gethostname()
+        raise DatasetError(f"on the node {node} of the Ray cluster: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,6 +57,6 @@ def _check_source(units: Units, at: int) -> None:
         os.path.exists(units.source.path(sample)) for sample in range(unit.start, unit.stop)
     ):
         raise DatasetError(
-            f"the node {socket.gethostname()} of the Ray cluster does not see {path!r}, of which "
-            "copies are to be made: every node needs the source at the same path. Mount it there"
+            f"{path!r} is not to be seen, of which copies are to be made: every node needs the "
+            "source at the same path. Mount it there"
         )

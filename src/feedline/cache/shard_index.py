@@ -1,14 +1,15 @@
 """Where the images of tar shards of WebDataset lie, and their labels, in a few numpy arrays.
 
-Guarantees: only headers and labels are read, one shard after the other, and nothing is extracted;
-no Python object per sample is kept; a shard that is cut off, or damaged in its headers, is an error
-and never a smaller shard.
+Guarantees: only headers and labels are read, and nothing is extracted; no Python object per sample
+is kept; a shard that is cut off, or damaged in its headers, is an error and never a smaller shard.
 
-Relies on: a tar file that ends with a block of zeros, as the format asks for.
+Relies on: `source_files` for how many shards are read at a time; a tar file that ends with a block
+of zeros, as the format asks for.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError
 from feedline.stores.path_table import LabelledPaths
 
@@ -41,7 +43,7 @@ class ShardIndex(LabelledPaths):
 
     Args:
         shards: the paths of the shards, relative to a folder.
-        status: int64 (shards, 2), their sizes in bytes and their times of change in ns.
+        status: int64 (shards, 2), their sizes in bytes, and what changes when they do.
         entries: int64 (n, 3), the shard of each image, its first byte and its length.
         classes: the names of the classes by number; None where they are not known.
     """
@@ -70,8 +72,15 @@ class _Sample(NamedTuple):
     class_name: str | None
 
 
-def index_shards(folder: str, shards: Sequence[str]) -> ShardIndex:
-    """Look through shards, whose paths are relative to a folder.
+class _Part(NamedTuple):
+    """What one shard adds: its size and version, and its samples."""
+
+    status: tuple[int, int]
+    samples: list[_Sample]
+
+
+def index_shards(files: SourceFiles, shards: Sequence[str]) -> ShardIndex:
+    """Look through shards.
 
     Raises:
         DatasetError: there are no samples, one lacks an image or a label or comes twice, or a shard
@@ -80,25 +89,19 @@ def index_shards(folder: str, shards: Sequence[str]) -> ShardIndex:
     names, starts = bytearray(), array("q", [0])
     entries, labels, status = array("q"), array("q"), []
     class_names: dict[int, str | None] = {}
-    for number, shard in enumerate(shards):
-        path = os.path.join(folder, shard)
-        try:
-            with open(path, "rb") as file:
-                about = os.fstat(file.fileno())
-                status.append((about.st_size, about.st_mtime_ns))
-                for sample in _samples(file, path):
-                    names += os.fsencode(sample.key) + b"\0"
-                    starts.append(len(names))
-                    entries.extend((number, sample.image.first, sample.image.length))
-                    labels.append(sample.label)
-                    if class_names.setdefault(sample.label, sample.class_name) != sample.class_name:
-                        class_names[sample.label] = None
-        except OSError as error:
-            raise DatasetError(
-                f"the shard {path!r} cannot be read: {error.strerror or error}"
-            ) from error
+    for number, part in enumerate(files.each(functools.partial(_part, files), shards)):
+        status.append(part.status)
+        for sample in part.samples:
+            names += os.fsencode(sample.key) + b"\0"
+            starts.append(len(names))
+            entries.extend((number, sample.image.first, sample.image.length))
+            labels.append(sample.label)
+            if class_names.setdefault(sample.label, sample.class_name) != sample.class_name:
+                class_names[sample.label] = None
     if not labels:
-        raise DatasetError(f"the tar files of {folder!r} hold no samples: {', '.join(shards[:5])}")
+        raise DatasetError(
+            f"the tar files of {files.path('')!r} hold no samples: {', '.join(shards[:5])}"
+        )
     return ShardIndex(
         blob=np.frombuffer(bytes(names), np.uint8),
         starts=np.array(starts, np.int64),
@@ -115,10 +118,17 @@ def _classes(names: dict[int, str | None]) -> list[str] | None:
     return known if len(known) == len(names) == max(names) + 1 and min(names) == 0 else None
 
 
-def _samples(file: BinaryIO, path: str) -> Iterator[_Sample]:
+def _part(files: SourceFiles, shard: str) -> _Part:
+    """What one shard adds."""
+    status = files.status(shard)
+    with files.opened(shard) as file:
+        return _Part(status, list(_samples(file, files.path(shard), status[0])))
+
+
+def _samples(file: BinaryIO, path: str, size: int) -> Iterator[_Sample]:
     """The samples of an open shard: files in a row that have the same key."""
     seen: set[str] = set()
-    for key, members in itertools.groupby(_members(file, path), lambda member: member.key):
+    for key, members in itertools.groupby(_members(file, path, size), lambda member: member.key):
         if key in seen:
             raise DatasetError(
                 f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
@@ -158,7 +168,8 @@ def _sample(file: BinaryIO, path: str, key: str, members: Iterable[_Member]) -> 
 
 def _content(file: BinaryIO, member: _Member) -> bytes:
     """A small file of a shard; of a large one the beginning."""
-    return os.pread(file.fileno(), min(member.length, _MOST_BYTES), member.first)
+    file.seek(member.first)
+    return file.read(min(member.length, _MOST_BYTES))
 
 
 def _json(text: bytes) -> dict[str, Any]:
@@ -170,9 +181,8 @@ def _json(text: bytes) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def _members(file: BinaryIO, path: str) -> Iterator[_Member]:
+def _members(file: BinaryIO, path: str, size: int) -> Iterator[_Member]:
     """The files of a shard that belong to samples, in its order."""
-    size = os.fstat(file.fileno()).st_size
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (info := tar.next()) is not None:
@@ -197,7 +207,8 @@ def _members(file: BinaryIO, path: str) -> Iterator[_Member]:
             f"the shard {path!r} is damaged or no tar file that is not compressed: {error}"
         ) from error
     # Where a header is damaged tarfile takes that for the end.
-    if os.pread(file.fileno(), _BLOCK, end) != bytes(_BLOCK):
+    file.seek(end)
+    if file.read(_BLOCK) != bytes(_BLOCK):
         raise DatasetError(
             f"the shard {path!r} is cut off or damaged at byte {end} of {size}, where neither a "
             "file begins nor the tar file ends: copy or download it again"

@@ -5,7 +5,7 @@ Guarantees: none of its own; each kind of source says what it guarantees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import xxhash
@@ -45,11 +45,16 @@ class Source(Protocol):
         """How many samples there are."""
         ...
 
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Take note of which images will be read next, in this order, to begin with them."""
+        ...
+
     def read(self, sample: int) -> bytes | Pixels:
         """An image, encoded or as uint8 (height, width, 3), RGB.
 
         Raises:
             ImageError: it cannot be read; the message does not name it.
+            DatasetError: what holds all images is out of reach.
         """
         ...
 

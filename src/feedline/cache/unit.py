@@ -101,7 +101,9 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
             )
             for level in spec.levels
         ]
-        for number in range(unit.start, unit.stop):
+        numbers = range(unit.start, unit.stop)
+        source.ahead(each for each in numbers if not _is_there(source, spec, each, kept))
+        for number in numbers:
             name, stamp = source.name(number), source.stamp(number)
             if number in spec.left_out:
                 skipped.append((number, name, "left out before"))
@@ -141,3 +143,10 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
     arrays["shards"] = np.array(shards, np.int64)
     arrays["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
     return arrays
+
+
+def _is_there(source: Source, spec: Spec, number: int, kept: Kept | None) -> bool:
+    """Whether an image will not be read."""
+    if number in spec.left_out:
+        return True
+    return kept is not None and kept.knows(source.name(number), source.stamp(number))

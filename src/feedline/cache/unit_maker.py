@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -63,18 +64,30 @@ def unfinished_work(spec: Spec) -> Iterator[None]:
         _tidy(spec)
 
 
-def check_room(spec: Spec, expected: Estimate, todo: Sequence[Unit]) -> None:
-    """See whether the disk can hold what is to be made.
+def check_room(
+    spec: Spec, expected: Estimate, todo: Sequence[Unit], makers: Makers, destination: Destination
+) -> None:
+    """See whether the disk can hold what is to be made, or as much of it as stays on it.
 
     Raises:
         ResourceError: it cannot.
     """
+    if not destination.keeps:
+        if makers.elsewhere:
+            return
+        todo = todo[: makers.count()]
     share = _images(todo) / expected.images
     needed_by = [round(size * share) for size in expected.level_bytes]
     needed = sum(needed_by) * _SPARE
     if spec.format == "lmdb":
         needed += max(needed_by)  # of what waits to go in
     free = shutil.disk_usage(spec.root).free
+    if needed > free and not destination.keeps:
+        raise ResourceError(
+            f"{makers.count()} shards of each size, which are made at a time before they are "
+            f"uploaded, need about {needed / 1e9:.2f} GB, and {tempfile.gettempdir()!r} has "
+            f"{free / 1e9:.2f} GB free: name another folder in $TMPDIR, or fewer workers"
+        )
     if needed > free:
         sizes = ", ".join(
             f"{level} {size / 1e9:.2f} GB"
@@ -111,6 +124,7 @@ def make_units(
     """
     done, images = expected.images - _images(todo), 0
     make_level_folders(spec)
+    destination.publish()
     progress(Progress(expected, done, 0, makers.count()))
     units = Units(source, spec, todo, destination.delivery(makers.elsewhere), kept)
     with contextlib.ExitStack() as opened:

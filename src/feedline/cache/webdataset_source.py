@@ -1,7 +1,8 @@
 """Tar shards of WebDataset as what a cache is made of.
 
 Guarantees: the samples of the `webdataset` package, in the order of the shards' names; an image is
-one read from its shard, whatever its place; no descriptor is kept.
+one read from its shard, whatever its place, or one request where the shard is far away; no
+descriptor is kept.
 
 Relies on: `shard_index` for where images lie; shards that are not written to meanwhile.
 """
@@ -9,13 +10,14 @@ Relies on: `shard_index` for where images lie; shards that are not written to me
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.shard_index import index_shards
 from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source_files import SourceFiles
 from feedline.plan.row import Field
-from feedline.stores.read_file import read_part
 
 __all__ = ["WebDatasetSource"]
 
@@ -25,8 +27,8 @@ class WebDatasetSource:
 
     Args:
         where: what the user named.
-        folder: what the shards' paths are relative to.
-        shards: the paths.
+        files: where the shards lie.
+        shards: their paths there.
 
     Raises:
         DatasetError: the shards are not as they should be; names shard and key.
@@ -35,10 +37,11 @@ class WebDatasetSource:
     kind = "webdataset"
     label_field = Field("label", "int64", ())
 
-    def __init__(self, where: str, folder: str, shards: Sequence[str]) -> None:
+    def __init__(self, where: str, files: SourceFiles, shards: Sequence[str]) -> None:
         self.where = where
-        self._folder = folder
-        self._index = index_shards(folder, shards)
+        self._files = files
+        self._index = index_shards(files, shards)
+        self._ahead = FetchAhead(self._read)
 
     @property
     def classes(self) -> list[str] | None:
@@ -48,10 +51,18 @@ class WebDatasetSource:
     def __len__(self) -> int:
         return len(self._index)
 
+    def ahead(self, samples: Iterable[int]) -> None:
+        """Fetch images from far away before they are read."""
+        if self._files.far:
+            self._ahead.plan(samples)
+
     def read(self, sample: int) -> bytes:
         """The bytes of an image."""
-        _, first, length = self._index.entries[sample].tolist()
-        return read_part(os.fsencode(self.path(sample)), first, length)
+        return self._ahead.result(sample)
+
+    def _read(self, sample: int) -> bytes:
+        shard, first, length = self._index.entries[sample].tolist()
+        return self._files.part(self._index.shards[shard], first, length)
 
     def label(self, sample: int) -> Any:
         """The class number."""
@@ -65,7 +76,8 @@ class WebDatasetSource:
 
     def path(self, sample: int) -> str:
         """The shard."""
-        return os.path.join(self._folder, self._index.shards[int(self._index.entries[sample, 0])])
+        shard = self._index.shards[int(self._index.entries[sample, 0])]
+        return "" if self._files.far else self._files.path(shard)
 
     def stamp(self, sample: int) -> Stamp:
         """Of the shard's size and time of change, and of the image's place in it."""

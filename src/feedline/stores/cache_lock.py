@@ -27,19 +27,19 @@ _PATIENCE_S = 5.0
 
 
 @contextlib.contextmanager
-def only_builder(root: str, patience_s: float = _PATIENCE_S) -> Iterator[str]:
+def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
     """Work in a folder where no other build does; gives a token, by which `sees_lock` knows it.
 
     Args:
         root: the cache's folder, which is there.
-        patience_s: how long to wait for another build to end.
+        patience_s: how long to wait for another build to end; None for a few seconds.
 
     Raises:
         UsageError: one does.
     """
     descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
         while not _locked(descriptor):
             if time.monotonic() < deadline:
                 time.sleep(0.05)

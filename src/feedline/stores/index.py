@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
@@ -20,7 +20,14 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.stores.path_table import LabelledPaths, printable, starts_of
 
-__all__ = ["IMAGE_EXTENSIONS", "FolderIndex", "scan_folder"]
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "FolderIndex",
+    "check_classes",
+    "folder_index",
+    "scan_folder",
+    "without_images",
+]
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """What torchvision takes for an image, by the end of its name in lower case."""
@@ -82,21 +89,45 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
     """
     endings = _checked_endings(extensions)
     classes = _class_names(root, endings)
+    index = folder_index(
+        classes,
+        (
+            (
+                (prefix, sorted(file for file in files if file.lower().endswith(endings)))
+                for prefix, files in _walk(os.path.join(root, name), root)
+            )
+            for name in classes
+        ),
+    )
+    counts = np.bincount(index.labels, minlength=len(classes))
+    empty = [classes[number] for number in np.flatnonzero(counts == 0)]
+    if empty:
+        others = (min(files) for _, files in _walk(os.path.join(root, empty[0]), root) if files)
+        raise without_images(root, empty, len(classes), endings, next(others, ""))
+    return index
+
+
+def folder_index(
+    classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
+) -> FolderIndex:
+    """The index of files that were found.
+
+    Args:
+        classes: the names of the classes, sorted.
+        files: for each class its folders, in their order: a prefix, and the names of the images in
+            it, in theirs.
+    """
     parts: list[bytes] = []
     counts: list[int] = []
-    for name in classes:
+    for folders in files:
         count = 0
-        for prefix, files in _walk(os.path.join(root, name), root):
-            chosen = sorted(file for file in files if file.lower().endswith(endings))
+        for prefix, chosen in folders:
             if chosen:
                 count += len(chosen)
                 # One string a folder, and a zero byte after each name: none can contain one.
                 joint = f"\0{prefix}".join(chosen)
                 parts.append(os.fsencode(f"{prefix}{joint}\0"))
         counts.append(count)
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if empty:
-        raise DatasetError(_without_images(root, empty, len(classes), endings))
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return FolderIndex(blob=blob, starts=starts_of(blob), labels=labels, classes=classes)
@@ -114,8 +145,23 @@ def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
                     image = entry.name
     except OSError as error:
         _refuse(error)
+    check_classes(root, classes, image)
+    return sorted(classes)
+
+
+def check_classes(root: str, classes: Sequence[str], image: str) -> None:
+    """See whether a folder has class folders.
+
+    Args:
+        root: its path or URL.
+        classes: the names of the folders in it.
+        image: the name of an image that lies directly in it; "" for none.
+
+    Raises:
+        DatasetError: it has none.
+    """
     if classes:
-        return sorted(classes)
+        return
     if image:
         raise DatasetError(
             f"images of {root!r} were asked for, and images such as {image!r} lie directly in "
@@ -191,7 +237,10 @@ def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _without_images(root: str, empty: list[str], classes: int, endings: tuple[str, ...]) -> str:
+def without_images(
+    root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
+) -> DatasetError:
+    """The error of class folders that hold no images; `other` is a file in the first of them."""
     some = ", ".join(map(repr, empty[:_NAMED_IN_ERRORS]))
     if len(empty) > _NAMED_IN_ERRORS:
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
@@ -199,13 +248,12 @@ def _without_images(root: str, empty: list[str], classes: int, endings: tuple[st
         f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. "
         f"Looked for names that end in {', '.join(endings)}. "
     )
-    for _, files in _walk(os.path.join(root, empty[0]), root):
-        if files:
-            return message + (
-                f"There are other files such as {min(files)!r}: if they are images, name their "
-                "extension in `extensions`; if not, move the folder elsewhere"
-            )
-    return message + (
-        "An empty folder would be a class that cannot be learnt: remove it, or copy the images "
-        "that are missing"
+    if other:
+        return DatasetError(
+            message + f"There are other files such as {other!r}: if they are images, name their "
+            "extension in `extensions`; if not, move the folder elsewhere"
+        )
+    return DatasetError(
+        message + "An empty folder would be a class that cannot be learnt: remove it, or copy the "
+        "images that are missing"
     )

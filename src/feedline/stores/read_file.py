@@ -11,9 +11,9 @@ import stat
 
 from feedline.errors import ImageError
 
-__all__ = ["read_file", "read_part"]
+__all__ = ["MOST_BYTES", "read_file", "read_part"]
 
-_LIMIT_BYTES = 1 << 30
+MOST_BYTES = 1 << 30
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
 _FLAGS = (
@@ -40,8 +40,8 @@ def read_file(path: bytes) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise ImageError(f"it is {_kind(status.st_mode)}, not a file")
             size = status.st_size
-            if size > _LIMIT_BYTES:
-                raise ImageError(f"it has {size} bytes, and at most {_LIMIT_BYTES} are read")
+            if size > MOST_BYTES:
+                raise ImageError(f"it has {size} bytes, and at most {MOST_BYTES} are read")
             parts: list[bytes] = []
             # A network file system may give less than it is asked for; nothing is the end.
             while size > 0 and (part := os.read(descriptor, size)):
@@ -64,8 +64,8 @@ def read_part(path: bytes, first: int, length: int) -> bytes:
         ImageError: the file cannot be read or ends before, or these are above 1 GiB. The message
             does not name the file.
     """
-    if length > _LIMIT_BYTES:
-        raise ImageError(f"it has {length} bytes, and at most {_LIMIT_BYTES} are read")
+    if length > MOST_BYTES:
+        raise ImageError(f"it has {length} bytes, and at most {MOST_BYTES} are read")
     parts: list[bytes] = []
     try:
         descriptor = os.open(path, _FLAGS)

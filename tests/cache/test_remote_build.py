@@ -1,0 +1,472 @@
+"""Caches that are built from and into object stores: the same to the byte as on a disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caches import contents, made, photo, photos
+from pictures import CLASSES, LABELS, encoded, pictures
+from s3_server import Bucket, serving
+
+from feedline.cache import unit_maker
+from feedline.cache.add_size import add_size
+from feedline.cache.build import build_cache
+from feedline.cache.fetch_ahead import FetchAhead
+from feedline.cache.open_source import open_source
+from feedline.cli.app import main
+from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
+from feedline.stores.cache_layout import MANIFEST, Manifest, read_manifest
+from feedline.stores.remote_path import AT_ONCE, RemotePath
+from processes import eventually
+
+PER_CLASS = 40  # three units
+STAMPS = "index/stamps.npy"
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of botocore
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[object]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: object) -> Bucket:
+    return Bucket(server)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 photographs of 2 classes, some of them deeper, so that their order is told."""
+    root = photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
+    for name in ("a-b", "a", "a.b/c"):
+        (root / "cats" / name).mkdir(parents=True)
+        (root / "cats" / f"{len(name)}.jpg").rename(root / "cats" / name / "Ä photo.JPG")
+    (root / "cats" / "notes.txt").write_text("none of them")
+    return root
+
+
+@pytest.fixture(scope="module")
+def here(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of them that is built on a disk."""
+    root = tmp_path_factory.mktemp("here") / "cache"
+    made(source, root)
+    return root
+
+
+def far(source: Any, root: Any, **options: Any) -> Manifest:
+    return build_cache(source, root, (16, 24), **{"workers": 0, **options})
+
+
+def assert_same(found: dict[str, bytes], expected: dict[str, bytes], *, stamps: bool) -> None:
+    """Two caches are the same, but for where their source lies and what tells that it changes."""
+    apart = {MANIFEST} | ({STAMPS} if stamps else set())
+    assert {name: data for name, data in found.items() if name not in apart} == {
+        name: data for name, data in expected.items() if name not in apart
+    }
+    manifests = []
+    for files in (found, expected):
+        manifest = json.loads(files[MANIFEST])
+        del manifest["source"]
+        if stamps:
+            del manifest["digests"]["stamps"]
+        manifests.append(manifest)
+    assert manifests[0] == manifests[1]
+
+
+def test_from_a_store_into_a_store_it_is_what_it_is_on_a_disk(
+    bucket: Bucket, source: Path, here: Path, tmp_path: Path
+) -> None:
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    seen: list[unit_maker.Progress] = []
+    manifest = far(train, root, workers=2, progress=seen.append)
+    assert [said.images for said in seen[:1] + seen[-1:]] == [0, 80]
+    assert manifest.source == ("folder", train)
+    assert_same(bucket.contents("cache"), contents(here), stamps=True)
+    # Into a store alone the stamps are the same, too, and from one alone all else.
+    far(source, f"{bucket.url}/other/")
+    assert_same(bucket.contents("other"), contents(here), stamps=False)
+    far(train, tmp_path / "cache")
+    assert_same(contents(tmp_path / "cache"), contents(here), stamps=True)
+    assert not list(tmp_path.rglob("*.partial"))
+
+    seen.clear()
+    assert far(train, root, progress=seen.append) == manifest
+    assert seen == []  # all of it is there
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_any_protocol_of_fsspecs_will_do(
+    source: Path, here: Path, tmp_path: Path, protocol: str
+) -> None:
+    there = RemotePath(f"{protocol}://{tmp_path}/cache")
+    train = f"file://{source}"
+    # What is in memory is seen by this process alone.
+    far(train, there.url, workers=0 if protocol == "memory" else 2)
+    found = {name: there.read(name) for name in there.files()}
+    assert_same(found, contents(here), stamps=True)
+    far(train, there.url, workers=0)
+    assert {name: there.read(name) for name in there.files()} == found
+
+
+@pytest.mark.parametrize("named", ["a folder", "a pattern", "a file"])
+def test_tar_shards_in_a_store_are_a_source(
+    bucket: Bucket, here: Path, tmp_path: Path, named: str
+) -> None:
+    # Of shards, 80 images in three files: those of a cache are some.
+    local, shards = tmp_path / "data" / "deeper", bucket.fill("data/deeper", here / "24")
+    shutil.copytree(here / "24", local)
+    name = {"a folder": "", "a pattern": "/00000[02].tar", "a file": "/000001.tar"}[named]
+    if not name:
+        bucket.fill("data/.hidden", here / "16")
+    made(f"{local}{name}" if name else tmp_path / "data", tmp_path / "local")
+    manifest = far(f"{shards}{name}" if name else f"{bucket.url}/data", f"{bucket.url}/cache")
+    assert manifest.source[0] == "webdataset"
+    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
+
+
+def test_parquet_files_in_a_store_are_a_source(bucket: Bucket, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    data = [encoded(picture) for picture in pictures()]
+    for name, rows in (("a", slice(0, 3)), ("b", slice(3, 8))):
+        table = pa.table({"image": pa.array(data[rows], pa.binary()), "label": LABELS[rows]})
+        (tmp_path / "set").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "set" / f"{name}.parquet", row_group_size=2)
+    made(tmp_path / "set", tmp_path / "local")
+    far(bucket.fill("set", tmp_path / "set"), f"{bucket.url}/cache")
+    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
+    far(f"{bucket.url}/set/[ab].parquet", f"{bucket.url}/other")
+    assert_same(bucket.contents("other"), contents(tmp_path / "local"), stamps=True)
+    assert len(CLASSES) == 3
+
+
+# Broken off
+
+
+def stop_after_one(said: unit_maker.Progress) -> None:
+    if said.made:
+        raise KeyboardInterrupt
+
+
+def test_one_that_was_broken_off_goes_on_from_any_machine(
+    bucket: Bucket, source: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"{bucket.url}/cache"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(KeyboardInterrupt):
+        far(source, root, workers=0, progress=stop_after_one)
+    assert list(tmp_path.iterdir()) == []
+    assert sorted(bucket.contents("cache")) == [
+        "16/000000.tar", "24/000000.tar", "unfinished/000000.npz", "unfinished/settings.json"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=rf"'{root}' holds an unfinished build with levels"):
+        build_cache(source, root, (16,))
+    with pytest.raises(DatasetError, match=rf"'{root}' is no finished cache"):
+        add_size(root, 20)
+    seen: list[unit_maker.Progress] = []
+    far(source, root, progress=seen.append)
+    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert_same(bucket.contents("cache"), contents(here), stamps=False)
+
+
+def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
+    bucket: Bucket, source: Path, here: Path
+) -> None:
+    root = f"{bucket.url}/cache"
+    script = (
+        "import os, signal\n"
+        "from feedline.cache.build import build_cache\n"
+        "def progress(said):\n"
+        "    if said.made:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"build_cache({str(source)!r}, {root!r}, (16, 24), workers=0, progress=progress)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with pytest.raises(UsageError, match=rf"another build works .*since 2.*`aws s3 rm {root}/.lo"):
+        far(source, root)
+    assert ".lock" in bucket.contents("cache")
+    bucket.there.remove("cache/.lock")
+    seen: list[unit_maker.Progress] = []
+    far(source, root, progress=seen.append)
+    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert_same(bucket.contents("cache"), contents(here), stamps=False)
+
+
+def test_one_that_has_made_nothing_leaves_nothing(bucket: Bucket, source: Path) -> None:
+    done = threading.Event()
+
+    def stop(said: unit_maker.Progress) -> None:
+        done.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        far(source, f"{bucket.url}/cache", progress=stop)
+    assert done.is_set()
+    assert bucket.contents("cache") == {}
+
+
+def test_shards_that_were_uploaded_without_their_record_are_removed(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = RemotePath.put
+
+    def torn(there: RemotePath, name: str, file: Any) -> None:
+        if name.endswith(".npz"):
+            raise KeyboardInterrupt
+        put(there, name, file)
+
+    monkeypatch.setattr(RemotePath, "put", torn)
+    with pytest.raises(KeyboardInterrupt):
+        far(source, f"{bucket.url}/cache", workers=0)
+    assert bucket.contents("cache") == {}
+
+
+def test_two_builds_do_not_work_in_one_place(bucket: Bucket, source: Path, here: Path) -> None:
+    refused: list[str] = []
+
+    def meanwhile(said: unit_maker.Progress) -> None:
+        if not refused:
+            with pytest.raises(UsageError) as other:
+                far(source, f"{bucket.url}/cache")
+            refused.append(str(other.value))
+
+    far(source, f"{bucket.url}/cache", progress=meanwhile)
+    assert f"process {os.getpid()}, since 2" in refused[0]
+    assert_same(bucket.contents("cache"), contents(here), stamps=False)
+
+
+def test_a_lock_that_another_has_taken_over_is_left_to_it(bucket: Bucket, source: Path) -> None:
+    def take_over(said: unit_maker.Progress) -> None:
+        bucket.there.remove("cache/.lock")
+        bucket.there.create("cache/.lock", b"me@there, process 1, since 2020\n")
+
+    far(source, f"{bucket.url}/cache", progress=take_over)
+    assert bucket.contents("cache")[".lock"].startswith(b"me@there")
+
+
+# What has changed, and what is added
+
+
+def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) -> None:
+    source = photos(tmp_path / "photos", PER_CLASS)
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    far(train, root)
+    photo(source / "dogs" / "9.jpg", 7, 1)  # the last of them
+    (source / "dogs" / "8.jpg").unlink()
+    bucket.fill("train", source)
+    bucket.there.remove("train/dogs/8.jpg")
+    seen: list[unit_maker.Progress] = []
+    far(train, root, progress=seen.append)
+    assert (seen[0].images, seen[-1].made) == (64, 15)
+    made(source, tmp_path / "local")
+    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
+    # With fewer images there are fewer shards.
+    for path in sorted((source / "dogs").iterdir())[:30]:
+        path.unlink()
+        bucket.there.remove(f"train/dogs/{path.name}")
+    far(train, root)
+    names = [name for name in bucket.contents("cache") if name.startswith("16/")]
+    assert names == ["16/000000.tar", "16/000001.tar"]
+
+
+def test_an_update_that_was_broken_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
+    source = photos(tmp_path / "photos", PER_CLASS)
+    root = f"{bucket.url}/cache"
+    far(source, root)
+    for label, name in enumerate(("cats", "dogs")):
+        photo(source / name / "9.jpg", 7, label)
+    with pytest.raises(KeyboardInterrupt):
+        far(source, root, workers=0, progress=stop_after_one)
+    assert MANIFEST not in bucket.contents("cache")
+    seen: list[unit_maker.Progress] = []
+    far(source, root, progress=seen.append)
+    assert seen[0].images == 64
+    made(source, tmp_path / "local")
+    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=False)
+
+
+def test_a_size_is_added(bucket: Bucket, source: Path, tmp_path: Path) -> None:
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    first = far(train, root)
+    with pytest.raises(KeyboardInterrupt):
+        add_size(root, 20, workers=0, progress=stop_after_one)
+    assert "unfinished-20/000000.npz" in bucket.contents("cache")
+    manifest = add_size(root, 20, workers=2)
+    made(source, tmp_path / "all", sizes=(16, 20, 24))
+    assert_same(bucket.contents("cache"), contents(tmp_path / "all"), stamps=True)
+    expected = read_manifest(str(tmp_path / "all"))
+    digests = {**expected.digests, "stamps": manifest.digests["stamps"]}
+    assert manifest == replace(expected, source=first.source, digests=digests)
+    with pytest.raises(UsageError, match=rf"the cache '{root}' has copies of 20 px already"):
+        add_size(root, 20)
+
+
+# What cannot be
+
+
+def test_a_broken_image_is_named_and_may_be_left_out(
+    bucket: Bucket, source: Path, tmp_path: Path
+) -> None:
+    torn = tmp_path / "photos"
+    shutil.copytree(source, torn)
+    (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
+    train, root = bucket.fill("train", torn), f"{bucket.url}/cache"
+    with pytest.raises(ImageError, match=r"^sample \d+, dogs/3\.jpg, cannot be put into a cache"):
+        far(train, root)
+    manifest = far(train, root, on_error="skip")
+    assert [name for _, name, _ in manifest.skipped] == ["dogs/3.jpg"]
+    made(torn, tmp_path / "local", on_error="skip")
+    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
+
+
+def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
+    source: Path, tmp_path: Path
+) -> None:
+    with serving() as server:
+        bucket = Bucket(server)
+        train = bucket.fill("train", source)
+        images = open_source(train)
+        bucket.there.remove("train/cats/0.jpg")
+        number = next(n for n in range(len(images)) if images.name(n) == "cats/0.jpg")
+        with pytest.raises(ImageError, match="missing: removed since"):
+            images.read(number)
+
+        def stop(said: unit_maker.Progress) -> None:
+            server.stop()
+
+        with pytest.raises(DatasetError, match=rf"'{train}/cats/.*' cannot be read: .*endpoint"):
+            far(train, tmp_path / "cache", on_error="skip", workers=0, progress=stop)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".lock"]
+
+
+def test_what_cannot_be_built_is_refused_by_name(
+    bucket: Bucket, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    for format in ("lmdb", "folder"):
+        with pytest.raises(UsageError, match=f"format {format} was asked for, .*webdataset"):
+            far(train, root, format=format)
+    with pytest.raises(UsageError, match="would lie in its source"):
+        far(train, f"{train}/cache")
+    with pytest.raises(UsageError, match=r"is not empty, it has 'cats/.*', and it is no cache"):
+        far(source, train)
+    with pytest.raises(DatasetError, match=r"nowhere' cannot be listed: FileNotFoundError: The sp"):
+        far(train, "s3://nowhere-at-all/nowhere")
+    with pytest.raises(DatasetError, match=r"/traim' cannot be listed: FileNotFoundError"):
+        far(f"{bucket.url}/traim", root)
+    with pytest.raises(UsageError, match=r"'nonsense://x/y' cannot be used: .*nonsense"):
+        far("nonsense://x/y", root)
+    with pytest.raises(DatasetError, match=r"lie directly in it. Each class needs a folder"):
+        far(f"{train}/dogs", root)
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ResourceError, match=r"shards of each size, .*another folder in \$TMPDIR"):
+        far(train, root)
+    assert bucket.contents("cache") == {}
+
+
+def test_a_cache_in_a_store_is_no_source(bucket: Bucket, source: Path) -> None:
+    far(source, f"{bucket.url}/cache")
+    with pytest.raises(UsageError, match="a copy of a copy loses quality"):
+        far(f"{bucket.url}/cache", f"{bucket.url}/other")
+
+
+def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path: Path) -> None:
+    shutil.copytree(here / "24", tmp_path / "data")
+    whole = (tmp_path / "data" / "000001.tar").read_bytes()
+    (tmp_path / "data" / "000001.tar").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=rf"shard '{bucket.url}/data/000001\.tar' .*cut off"):
+        open_source(bucket.fill("data", tmp_path / "data"))
+
+
+def test_the_command_takes_urls(
+    bucket: Bucket, source: Path, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "build", train, root, "--sizes", "16,24", "--workers", "1"])
+    assert not left.value.code
+    assert f"{root}: 80 images, webdataset: 16 px JPEG q95 " in capfd.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "add-size", root, "20", "--workers", "1"])
+    assert not left.value.code
+    assert f"{root}: 80 images, webdataset: 16 px JPEG q95 " in capfd.readouterr().out
+    found = bucket.contents("cache")
+    assert {name: found[name] for name in found if name.startswith(("16/", "24/"))} == {
+        name: data for name, data in contents(here).items() if name.startswith(("16/", "24/"))
+    }
+
+
+# Images that are fetched ahead
+
+
+class Counting:
+    """Gives the numbers of samples as bytes, and counts how many it gives at a time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.gate = threading.Event()
+
+    def __call__(self, sample: int) -> bytes:
+        self.asked.append(sample)
+        self.gate.wait(30)
+        if sample == 7:
+            raise ImageError("torn")
+        return str(sample).encode()
+
+
+def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
+    fetch = Counting()
+    ahead = FetchAhead(fetch)
+    ahead.plan(range(100))
+    assert eventually(lambda: len(fetch.asked) == AT_ONCE)
+    fetch.gate.set()
+    for sample in range(100):
+        if sample == 7:
+            with pytest.raises(ImageError, match="torn"):
+                ahead.result(sample)
+            continue
+        assert ahead.result(sample) == str(sample).encode()
+        assert len(fetch.asked) <= sample + 1 + AT_ONCE
+    assert sorted(fetch.asked) == list(range(100))
+
+
+def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over() -> None:
+    fetch = Counting()
+    fetch.gate.set()
+    ahead = FetchAhead(fetch)
+    assert ahead.result(3) == b"3"
+    ahead.plan([10, 11, 12])
+    assert ahead.result(50) == b"50"
+    assert ahead.result(12) == b"12"
+    assert ahead.result(10) == b"10"
+    ahead.plan([20])
+    assert ahead.result(20) == b"20"
+
+
+def test_a_source_in_a_store_is_pickled_without_its_connection(
+    bucket: Bucket, source: Path
+) -> None:
+    images = open_source(bucket.fill("train", source))
+    images.ahead(range(40))
+    first = images.read(0)
+    again = pickle.loads(pickle.dumps(images))
+    assert again.read(0) == first
+    assert images.read(1) == again.read(1)
