@@ -106,8 +106,13 @@ def test_batches_are_those_of_the_cache_itself_and_are_fetched_once(
     assert images_asked(server) == asked
 
 
+def nothing(worker: int) -> None:
+    """A worker_init_fn."""
+
+
+@pytest.mark.parametrize("init", [None, nothing])
 def test_what_a_piece_lacks_is_asked_for_at_the_same_time(
-    remote: ImageFolder, server: RangeServer, caches: Path, apart: None
+    remote: ImageFolder, server: RangeServer, caches: Path, apart: None, init: Any
 ) -> None:
     together = threading.Barrier(16)
 
@@ -116,7 +121,7 @@ def test_what_a_piece_lacks_is_asked_for_at_the_same_time(
         return False
 
     server.fault = wait
-    with DataLoader(remote, 16, **OPTIONS) as loader:
+    with DataLoader(remote, 16, worker_init_fn=init, **OPTIONS) as loader:
         ours = [(images.clone(), labels.clone()) for images, labels in loader]
     assert server.most_in_flight == 16
     assert images_asked(server) == COUNT

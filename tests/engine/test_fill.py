@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,9 @@ from feedline.engine.board import ROW
 from feedline.engine.fill import fill
 from feedline.engine.layout import arrays, batch_bytes
 from feedline.engine.messages import Piece
+from feedline.engine.source import Row
 from feedline.plan.pieces import divide
+from feedline.plan.row import Item
 from sources import Breaking, Rows
 
 SIZE_PX = 4
@@ -75,3 +79,38 @@ def test_a_failure_names_its_row_of_the_batch_and_the_board_its_row_of_the_piece
     assert [(failure.row, failure.kind) for failure in report.failures] == [(4, "ValueError")]
     assert (report.seat, int(line[ROW])) == (2, 3)
     assert report.started_ns <= report.ended_ns
+
+
+class Prepared(Rows):
+    """Says in which order it was called, and fails when it prepares."""
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+        self.calls: list[object] = []
+        self.prepared_ns = 0
+
+    def prepare(self, samples: list[int], image_size: int | None) -> None:
+        self.calls.append((samples, image_size))
+        self.prepared_ns = time.monotonic_ns()
+        raise OSError("out of reach")
+
+    def load(self, item: Item, row: Row) -> None:
+        self.calls.append(item.sample)
+        super().load(item, row)
+
+
+def test_a_source_prepares_a_piece_before_its_rows_and_outside_of_the_work() -> None:
+    source = Prepared()
+    nbytes = batch_bytes(source.fields(SIZE_PX), 8)
+    piece = Piece(
+        id=1,
+        slot_bytes=nbytes,
+        batch_rows=8,
+        start=3,
+        image_size=SIZE_PX,
+        samples=np.array([9, 4, 7], np.int64),
+    )
+    report = fill(piece, source, np.zeros(nbytes, np.uint8), np.zeros(8, np.int64), 0)
+    assert source.calls == [([9, 4, 7], SIZE_PX), 9, 4, 7]
+    assert report.failures == ()
+    assert report.started_ns >= source.prepared_ns > 0
