@@ -20,6 +20,7 @@ import psutil
 import pytest
 from caches import FORMATS, contents, made, photos
 from pictures import pictures
+from s3_server import Bucket, serving
 
 import feedline
 from feedline.cache import ray_makers
@@ -87,7 +88,14 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(scratch: Path) -> Iterator[Any]:
+def server() -> Iterator[Any]:
+    """A store that the nodes find by their environment."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(scratch: Path, server: Any) -> Iterator[Any]:
     """Three nodes, to which this process is connected."""
     from ray.cluster_utils import Cluster
 
@@ -329,6 +337,24 @@ def test_a_finished_cache_is_brought_up_to_date_and_added_to(
     assert contents(tmp_path / "cache", but=(MANIFEST,)) == contents(
         tmp_path / "all", but=(MANIFEST,)
     )
+
+
+def test_nodes_read_from_a_store_and_write_into_one(
+    cluster: Any, server: Any, source: Path, tmp_path: Path, scratch: Path
+) -> None:
+    bucket = Bucket(server)
+    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    made_on_ray(train, root)
+    made(source, tmp_path / "local")
+    expected, apart = contents(tmp_path / "local"), (MANIFEST, "index/stamps.npy")
+    found = bucket.contents("cache")
+    assert {name: found[name] for name in found if name not in apart} == {
+        name: expected[name] for name in expected if name not in apart
+    }
+    assert set(found) == set(expected)
+    assert list(scratch.iterdir()) == []
+    with pytest.raises(UsageError, match="format lmdb was asked for"):
+        made_on_ray(train, f"{bucket.url}/other", "lmdb")
 
 
 def test_a_source_that_the_nodes_do_not_see_is_named(

@@ -49,6 +49,12 @@ def bucket(server: object) -> Bucket:
 
 
 @pytest.fixture(scope="module")
+def train(server: object, source: Path) -> str:
+    """The photographs in the store; the tests leave them as they are."""
+    return Bucket(server).fill("train", source)
+
+
+@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 photographs of 2 classes, some of them deeper, so that their order is told."""
     root = photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
@@ -88,9 +94,9 @@ def assert_same(found: dict[str, bytes], expected: dict[str, bytes], *, stamps: 
 
 
 def test_from_a_store_into_a_store_it_is_what_it_is_on_a_disk(
-    bucket: Bucket, source: Path, here: Path, tmp_path: Path
+    bucket: Bucket, train: str, source: Path, here: Path, tmp_path: Path
 ) -> None:
-    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    root = f"{bucket.url}/cache"
     seen: list[unit_maker.Progress] = []
     manifest = far(train, root, workers=2, progress=seen.append)
     assert [said.images for said in seen[:1] + seen[-1:]] == [0, 80]
@@ -302,8 +308,8 @@ def test_an_update_that_was_broken_off_goes_on(bucket: Bucket, tmp_path: Path) -
     assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=False)
 
 
-def test_a_size_is_added(bucket: Bucket, source: Path, tmp_path: Path) -> None:
-    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Path) -> None:
+    root = f"{bucket.url}/cache"
     first = far(train, root)
     with pytest.raises(KeyboardInterrupt):
         add_size(root, 20, workers=0, progress=stop_after_one)
@@ -357,9 +363,9 @@ def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_no
 
 
 def test_what_cannot_be_built_is_refused_by_name(
-    bucket: Bucket, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, train: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    root = f"{bucket.url}/cache"
     for format in ("lmdb", "folder"):
         with pytest.raises(UsageError, match=f"format {format} was asked for, .*webdataset"):
             far(train, root, format=format)
@@ -397,9 +403,9 @@ def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path:
 
 
 def test_the_command_takes_urls(
-    bucket: Bucket, source: Path, here: Path, capfd: pytest.CaptureFixture[str]
+    bucket: Bucket, train: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
+    root = f"{bucket.url}/cache"
     with pytest.raises(SystemExit) as left:
         main(["cache", "build", train, root, "--sizes", "16,24", "--workers", "1"])
     assert not left.value.code
@@ -461,10 +467,8 @@ def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over()
     assert ahead.result(20) == b"20"
 
 
-def test_a_source_in_a_store_is_pickled_without_its_connection(
-    bucket: Bucket, source: Path
-) -> None:
-    images = open_source(bucket.fill("train", source))
+def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> None:
+    images = open_source(train)
     images.ahead(range(40))
     first = images.read(0)
     again = pickle.loads(pickle.dumps(images))

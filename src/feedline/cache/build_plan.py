@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.settings import Unit
 from feedline.cache.source import Source
@@ -71,15 +69,16 @@ def levels_of(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, 
 
 
 def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate:
-    """Make the copies of some images, evenly spread, and measure them.
+    """Make the copies of some images, spread over all, and measure them.
 
     Raises:
         DatasetError: not one of them can be read.
     """
     encoder = LevelEncoder(levels, exif=exif, max_pixels=DEFAULT_MAX_PIXELS)
-    picked = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(int))
+    picked = source.some(_LOOKED_AT)
+    source.ahead(picked)
     totals, made, seconds, why = [0] * len(levels), 0, 0.0, ""
-    for sample in picked.tolist():
+    for sample in picked:
         started = time.perf_counter()
         try:
             copies = encoder.copies(source.read(sample))

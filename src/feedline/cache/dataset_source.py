@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from feedline.cache.columns import IMAGE_NAMES, LABEL_NAMES, named
-from feedline.cache.source import Stamp
+from feedline.cache.source import Stamp, evenly
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.plan.row import Field
 from feedline.recognition.samples import store_of
@@ -76,6 +76,10 @@ class DatasetSource:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def some(self, count: int) -> list[int]:
+        """About so many samples, evenly spread."""
+        return evenly(len(self), count)
 
     def ahead(self, samples: Iterable[int]) -> None:
         """Nothing: when a dataset may be asked is not known."""

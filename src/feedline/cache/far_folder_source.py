@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.cache.fetch_ahead import FetchAhead
-from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.errors import ImageError
 from feedline.plan.row import Field
 from feedline.stores.index import (
@@ -74,6 +74,10 @@ class FarFolderSource:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def some(self, count: int) -> list[int]:
+        """About so many samples, evenly spread."""
+        return evenly(len(self), count)
 
     def ahead(self, samples: Iterable[int]) -> None:
         """Fetch images before they are read."""

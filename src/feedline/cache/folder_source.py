@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.plan.row import Field
 from feedline.stores.file_store import FileStore
 
@@ -38,6 +38,10 @@ class FolderSource:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def some(self, count: int) -> list[int]:
+        """About so many samples, evenly spread."""
+        return evenly(len(self), count)
 
     def ahead(self, samples: Iterable[int]) -> None:
         """Nothing: the kernel reads ahead."""

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from feedline.cache.parquet_index import index_parquet, opened
-from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError, ImageError
 from feedline.plan.row import Field
 
 __all__ = ["ParquetSource"]
+
+_GROUPS_LOOKED_AT = 8
 
 
 class ParquetSource:
@@ -52,6 +54,19 @@ class ParquetSource:
 
     def __len__(self) -> int:
         return len(self._index.labels)
+
+    def some(self, count: int) -> list[int]:
+        """About so many samples of a few row groups, as each of these is read as a whole."""
+        firsts = self._index.groups[:, 0]
+        lengths = np.diff(firsts, append=len(self))
+        groups = np.flatnonzero(lengths)
+        few = groups[evenly(len(groups), _GROUPS_LOOKED_AT)]
+        each = -(-count // len(few))
+        return [
+            int(firsts[group]) + place
+            for group in few
+            for place in evenly(int(lengths[group]), each)
+        ]
 
     def ahead(self, samples: Iterable[int]) -> None:
         """Nothing: a row group has many images, and comes as a whole."""

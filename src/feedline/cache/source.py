@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import xxhash
 
 from feedline.plan.row import Field
 from feedline.stores.store import Pixels
 
-__all__ = ["Source", "Stamp", "stamp_of"]
+__all__ = ["Source", "Stamp", "evenly", "stamp_of"]
 
 Stamp: TypeAlias = int
 
@@ -45,6 +46,10 @@ class Source(Protocol):
         """How many samples there are."""
         ...
 
+    def some(self, count: int) -> list[int]:
+        """About so many samples, spread over all, that are cheap to read one after the other."""
+        ...
+
     def ahead(self, samples: Iterable[int]) -> None:
         """Take note of which images will be read next, in this order, to begin with them."""
         ...
@@ -73,6 +78,12 @@ class Source(Protocol):
     def stamp(self, sample: int) -> Stamp:
         """64 bits that change when the sample does; 0 where that cannot be seen."""
         ...
+
+
+def evenly(samples: int, count: int) -> list[int]:
+    """So many of the numbers of some samples, or all of them, evenly spread."""
+    picked = np.linspace(0, samples - 1, min(samples, count)).astype(int)
+    return np.unique(picked).tolist()
 
 
 def stamp_of(*numbers: int) -> Stamp:

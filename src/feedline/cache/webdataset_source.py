@@ -15,7 +15,7 @@ from typing import Any
 
 from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.shard_index import index_shards
-from feedline.cache.source import Stamp, stamp_of
+from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.cache.source_files import SourceFiles
 from feedline.plan.row import Field
 
@@ -50,6 +50,10 @@ class WebDatasetSource:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def some(self, count: int) -> list[int]:
+        """About so many samples, evenly spread."""
+        return evenly(len(self), count)
 
     def ahead(self, samples: Iterable[int]) -> None:
         """Fetch images from far away before they are read."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,8 +35,8 @@ _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "update
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# To open one takes a second, so those who use the same store at a time share one.
-_opened: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+# To open one takes up to a second, so all of a process share it.
+_opened: dict[str, Any] = {}
 # A child must not close what its parent has opened: both share the connections and the event loop's
 # side of the kernel. So it keeps them, and does not use them.
 _inherited: list[Any] = []
@@ -79,34 +78,25 @@ class RemotePath:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._opened: tuple[int, Any, str] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "_opened": None}
+        self._store = "/".join(self.url.split("/")[:3])
 
     def _at(self) -> tuple[Any, str]:
         """The filesystem of this process, and the folder's path there."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            store = "/".join(self.url.split("/")[:3])
-            try:
+        filesystem = _opened.get(self._store)
+        try:
+            if filesystem is None:
                 from fsspec.core import url_to_fs
 
-                filesystem = _opened.get(store)
-                if filesystem is None:
-                    filesystem, _ = url_to_fs(
-                        store, skip_instance_cache=True, use_listings_cache=False
-                    )
-                    _opened[store] = filesystem
-                top = filesystem._strip_protocol(self.url)
-            except ImportError as error:
-                raise UsageError(
-                    f"{self.url!r} needs a package that is not there ({error}): for S3 and HTTP "
-                    'pip install "feedline[remote]", for others the package that fsspec names'
-                ) from error
-            except ValueError as error:
-                raise UsageError(f"{self.url!r} cannot be used: {error}") from error
-            self._opened = os.getpid(), filesystem, top.rstrip("/")
-        return self._opened[1:]
+                options = {"skip_instance_cache": True, "use_listings_cache": False}
+                _opened[self._store] = filesystem = url_to_fs(self._store, **options)[0]
+            return filesystem, filesystem._strip_protocol(self.url).rstrip("/")
+        except ImportError as error:
+            raise UsageError(
+                f"{self.url!r} needs a package that is not there ({error}): for S3 and HTTP "
+                'pip install "feedline[remote]", for others the package that fsspec names'
+            ) from error
+        except ValueError as error:
+            raise UsageError(f"{self.url!r} cannot be used: {error}") from error
 
     def _asked(
         self, what: str, name: str, ask: Callable[[Any, str], Result], *, sure: bool = True
@@ -129,6 +119,7 @@ class RemotePath:
         except Exception as error:  # each store has exceptions of its own
             if isinstance(error, FileNotFoundError) and not sure:
                 raise
+            _opened.pop(self._store, None)  # another try has what the environment then says
             raise DatasetError(
                 f"{self.file_url(name)!r} cannot be {what}: {type(error).__name__}: {error}. Is "
                 "the name right, is the store reached from here, and are there credentials in the "
