@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import json
 import os
 import pickle
@@ -159,6 +162,45 @@ def test_parquet_files_in_a_store_are_a_source(bucket: Bucket, tmp_path: Path) -
     far(f"{bucket.url}/set/[ab].parquet", f"{bucket.url}/other")
     assert_same(bucket.contents("other"), contents(tmp_path / "local"), stamps=True)
     assert len(CLASSES) == 3
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Lists folders; gives whole files only."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def copyfile(self, *files: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # whoever asked has had enough
+            super().copyfile(*files)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """The URL of a web server that serves tmp_path."""
+    handler = functools.partial(Handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.server_port}"
+        serving.shutdown()
+        thread.join()
+
+
+def test_class_folders_that_a_web_server_lists_are_a_source(web: str, tmp_path: Path) -> None:
+    made(photos(tmp_path / "photos", 3), tmp_path / "local")
+    far(f"{web}/photos", tmp_path / "cache", workers=2)
+    assert_same(contents(tmp_path / "cache"), contents(tmp_path / "local"), stamps=True)
+
+
+def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
+    web: str, tmp_path: Path, here: Path
+) -> None:
+    shutil.copytree(here / "24", tmp_path / "data")
+    with pytest.raises(DatasetError, match="its server gives no parts of files"):
+        far(f"{web}/data/000001.tar", tmp_path / "cache", on_error="skip")
+    with pytest.raises(DatasetError, match=r"lock' cannot be written: .*501"):
+        far(tmp_path / "data", f"{web}/cache")
 
 
 # Broken off

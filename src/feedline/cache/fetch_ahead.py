@@ -44,6 +44,7 @@ class FetchAhead:
     def plan(self, samples: Iterable[int]) -> None:
         """Fetch these next, in this order, and nothing of an earlier plan any more."""
         if self._threads is None or self._process != os.getpid():
+            self._begin()  # what a parent has planned stays untouched, its locks too
             self._threads = ThreadPoolExecutor(AT_ONCE)
             self._process = os.getpid()
         for _, future in self._waiting:

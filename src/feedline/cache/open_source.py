@@ -95,7 +95,9 @@ def _at(where: str) -> Source:
 def _far(there: RemotePath) -> Source:
     """A source below a URL."""
     _check_no_cache(there.url, is_cache=there.has(MANIFEST))
-    urls = there.glob()
+    # An index of a web server's is a file as well as a folder.
+    named = _kind(there.url) or glob.has_magic(there.url)
+    urls = there.glob() if named else []
     if not urls:
         kind = _kind_of_folder(there.walk())
         names = [
@@ -113,8 +115,8 @@ def _far(there: RemotePath) -> Source:
     found = _of_files(kind, there.url, FarFiles(RemotePath(f"{scheme}://{folder}")), names)
     if found is None:
         raise DatasetError(
-            f"{there.url!r} is a file, and neither a tar shard nor a Parquet file: name a folder "
-            "of class folders, or such a file"
+            f"{there.url!r} names files that are neither tar shards nor Parquet files: name a "
+            "folder of class folders, or such files"
         )
     return found
 

@@ -131,7 +131,7 @@ class RemoteDestination:
     @contextlib.contextmanager
     def _only_builder(self) -> Iterator[None]:
         since = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        me = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}, since {since}"
+        me = f"{_user()}@{socket.gethostname()}, process {os.getpid()}, since {since}"
         mine = f"{me}\n{secrets.token_hex(16)}\n".encode()
         try:
             try:
@@ -191,6 +191,13 @@ class RemoteDestination:
         if isinstance(error, FeedlineError):
             error.args = (str(error).replace(self.root, self._url),)
         raise error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container it may have no name
+        return "someone"
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -151,9 +151,14 @@ class FarFiles:
             data = self._folder.read(name, first, first + length) if length else b""
         except FileNotFoundError:
             raise ImageError("its file is missing: removed since the source was listed?") from None
-        if len(data) != length:
+        if len(data) > length:
+            raise DatasetError(
+                f"{length} bytes of {self.path(name)!r} were asked for, and {len(data)} came: its "
+                "server gives no parts of files. Copy the files to a disk, or to a store"
+            )
+        if len(data) < length:
             raise ImageError(
-                f"{len(data)} bytes of its file came, and it should have {length}: changed since "
+                f"{len(data)} bytes of its file came, and it should have {length}: cut off since "
                 "the source was listed?"
             )
         return data

@@ -158,10 +158,6 @@ class RemotePath:
 
         return self._asked("looked for", "", ask)
 
-    def is_folder(self) -> bool:
-        """Whether anything lies below the URL."""
-        return self._asked("looked at", "", lambda there, path: bool(there.isdir(path)))
-
     def has(self, name: str) -> bool:
         """Whether a file is there."""
         return self._asked("looked at", name, lambda there, path: bool(there.isfile(path)))
