@@ -83,7 +83,8 @@ class Source(Protocol):
 def evenly(samples: int, count: int) -> list[int]:
     """So many of the numbers of some samples, or all of them, evenly spread."""
     picked = np.linspace(0, samples - 1, min(samples, count)).astype(int)
-    return np.unique(picked).tolist()
+    numbers: list[int] = np.unique(picked).tolist()
+    return numbers
 
 
 def stamp_of(*numbers: int) -> Stamp:
