@@ -378,7 +378,6 @@ def test_other_formats_are_refused_with_what_to_do(
         ({"root": "http://h/c", "local_bytes": True}, "whole number above 0, got True"),
         ({"root": "http://h/c?key=1"}, "names no folder"),
         ({"root": "zip://c::http://h/c"}, "names no folder"),
-        ({"root": "http://"}, "names no folder"),
         ({"root": "nothing://h/c"}, r"'?nothing'?.*Protocol not known|cannot be opened"),
         ({"root": Path("s3://bucket/cache")}, "pathlib keeps one slash"),
         ({"root": "s3://b/c", "storage_options": {"no": 1}}, "cannot be opened by fsspec.*'no'"),

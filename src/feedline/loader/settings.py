@@ -24,6 +24,7 @@ from feedline.errors import UsageError
 from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
+from feedline.stores.remote_path import is_url
 
 __all__ = ["DEFAULT_PREFETCH", "Asked", "Settings", "settings_of"]
 
@@ -113,7 +114,7 @@ class Asked:
 
 
 def _cache(given: Any) -> Any:
-    if given is None or hasattr(given, "level_at") or (isinstance(given, str) and "://" in given):
+    if given is None or hasattr(given, "level_at") or is_url(given):
         return given
     if not isinstance(given, str | os.PathLike):
         raise UsageError(

@@ -9,8 +9,8 @@ from typing import Any
 
 from feedline.errors import UsageError
 from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.remote_files import is_url
 from feedline.stores.remote_location import RemoteLocation
+from feedline.stores.remote_path import is_url
 
 __all__ = ["location_of"]
 

@@ -22,7 +22,7 @@ from feedline.stores.joined_parts import Part, joined
 from feedline.stores.range_guard import guard, guarded_options
 from feedline.stores.remote_error import Altered, RemoteError, lasts, next_step
 
-__all__ = ["RemoteFiles", "is_url"]
+__all__ = ["RemoteFiles"]
 
 IN_FLIGHT = 32
 """Requests of each process at a time, unless the options have another "batch_size"."""
@@ -44,11 +44,6 @@ _inherited: list[Any] = []
 # both share the kernel's side of it. So a child keeps them and does not use them.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _inherited.extend(_open))
-
-
-def is_url(root: object) -> bool:
-    """Whether a folder is named by a URL."""
-    return isinstance(root, str) and "://" in root
 
 
 class RemoteFiles:
