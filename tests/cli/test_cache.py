@@ -185,7 +185,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verify_and_info_take_a_url_and_add_size_says_that_it_does_not(
+def test_verify_and_info_take_a_url(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fsspec")
@@ -206,9 +206,6 @@ def test_verify_and_info_take_a_url_and_add_size_says_that_it_does_not(
     assert ended.status == 1
     assert f"{url}/16/000000.tar: sample 0" in ended.out
     assert f"copy what is damaged to {url} once more" in ended.out
-    assert_refused(
-        feedline("cache", "add-size", "s3://bucket/cache", 24), "a folder of this machine"
-    )
 
 
 @pytest.mark.parametrize("command", ["verify", "info", "add-size"])
