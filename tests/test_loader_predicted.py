@@ -160,7 +160,7 @@ def test_of_a_cache_it_says_whether_memory_holds_what_is_read(
     memory = (small + large) // 2
     monkeypatch.setattr("feedline.loader.predict.cacheable_memory_bytes", lambda: memory)
     line = (
-        "page cache  16 px JPEG q95 0.00 GB fits: the disk is read once, 32 px JPEG q95 0.00 GB "
+        "page cache  16 px JPEG q95 0.00 GB fits: it is read once, 32 px JPEG q95 0.00 GB "
         "does not fit (0.00 GB of memory for it)"
     )
     process = psutil.Process()

@@ -23,6 +23,7 @@ from caches import contents, made, photo, photos
 from pictures import CLASSES, LABELS, encoded, pictures
 from s3_server import Bucket, serving
 
+from feedline.bench.plan_cache import plan_cache
 from feedline.cache import unit_maker
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
@@ -516,3 +517,18 @@ def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> No
     again = pickle.loads(pickle.dumps(images))
     assert again.read(0) == first
     assert images.read(1) == again.read(1)
+
+
+def test_a_plan_is_measured_on_some_images_of_a_store(
+    train: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.bench.level_rates._LEAST_TURN_S", 0.0)
+    plans = [
+        plan_cache(given, "16x1,24x1", sizes=(16, 24), images=20, workers=0, seconds=0.01)
+        for given in (train, source)
+    ]
+    far, here = plans
+    assert (far.source, far.kind, far.looked_at, far.measured.images) == (train, "folder", 20, 80)
+    assert far.measured.original_bytes == here.measured.original_bytes
+    assert [choice.bytes for choice in far.choices] == [choice.bytes for choice in here.choices]
+    assert far.measured.differences == here.measured.differences

@@ -26,14 +26,14 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.loader import DataLoader
 from feedline.stores.cache_layout import Level
 
-__all__ = ["MOST_BYTES", "Making", "make_copies", "spread"]
+__all__ = ["MOST_BYTES", "Making", "make_copies"]
 
 MOST_BYTES = 512 << 20
 """Of originals that are kept while they are measured; these are a hundred of 12 megapixels."""
 
 _MOST_SECONDS = 60.0
 _LEAST_IMAGES = 32
-_RUN = 8
+_TOGETHER = 8  # images, which are fetched together where they are far away
 
 
 class Look(NamedTuple):
@@ -106,21 +106,8 @@ class Making:
         }
 
 
-def spread(length: int, count: int) -> list[int]:
-    """So many of the numbers below `length`, spread evenly in runs of a few.
-
-    Neighbours are read together: the images of a Parquet file come by hundreds.
-    """
-    if count >= length:
-        return list(range(length))
-    starts = np.linspace(0, max(0, length - _RUN), -(-count // _RUN)).astype(np.int64)
-    numbers = np.unique(starts[:, None] + np.arange(_RUN))
-    kept: list[int] = numbers[numbers < length][:count].tolist()
-    return kept
-
-
 class _Images:
-    """Images as a dataset: reading one makes its copies, and puts the original into a folder."""
+    """Images as a dataset: to read some is to make their copies, and to keep the originals."""
 
     def __init__(
         self, source: Source, numbers: Sequence[int], levels: Sequence[Level], folder: Path
@@ -131,10 +118,15 @@ class _Images:
         self._warm = False
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return -(-len(self._numbers) // _TOGETHER)
 
-    def __getitem__(self, place: int) -> tuple[int, Look]:
-        """Make the copies of an image; its place among the numbers, and what it took."""
+    def __getitem__(self, at: int) -> list[tuple[int, Look]]:
+        """Make the copies of some images: their places among the numbers, and what each took."""
+        places = range(len(self._numbers))[at * _TOGETHER : (at + 1) * _TOGETHER]
+        self._source.ahead([self._numbers[place] for place in places])
+        return [(place, self._look(place)) for place in places]
+
+    def _look(self, place: int) -> Look:
         sample = self._numbers[place]
         try:
             started = time.perf_counter()
@@ -145,7 +137,7 @@ class _Images:
                 self._warm = True
             open_s, make_s, image_bytes, size = self._make(image)
         except ImageError as error:
-            return place, Look(sample, str(error))
+            return Look(sample, str(error))
         path, file_bytes = self._folder / f"{place:06}", 0
         if isinstance(image, np.ndarray):
             header = f"P6 {size[1]} {size[0]} 255\n".encode()
@@ -153,7 +145,7 @@ class _Images:
         else:
             path.with_suffix(".jpg").write_bytes(image)  # its bytes tell of which kind it is
             file_bytes = len(image)
-        return place, Look(sample, "", *size, file_bytes, read_s, open_s, make_s, image_bytes)
+        return Look(sample, "", *size, file_bytes, read_s, open_s, make_s, image_bytes)
 
     def _make(self, image: Any) -> tuple[float, list[float], list[int], tuple[int, int]]:
         if self._encoder is None:
@@ -194,7 +186,7 @@ def make_copies(
     """
     found: dict[int, Look] = {}
     kept_bytes, until = 0, time.monotonic() + _MOST_SECONDS
-    images: DataLoader[tuple[int, Look]] = DataLoader(
+    images: DataLoader[list[tuple[int, Look]]] = DataLoader(
         _Images(source, numbers, levels, folder),  # type: ignore[arg-type]
         batch_size=None,
         num_workers=min(workers, len(numbers)),
@@ -202,26 +194,26 @@ def make_copies(
         collate_fn=_as_it_is,
     )
     with images:
-        for place, look in images:
-            found[place] = look
+        for looks in images:
+            found.update(looks)
             advance(len(found))
-            kept_bytes += look.file_bytes or look.height * look.width * 3
+            kept_bytes += sum(look.file_bytes or look.height * look.width * 3 for _, look in looks)
             late = kept_bytes > MOST_BYTES or time.monotonic() > until
             if late and len(found) >= _LEAST_IMAGES:
                 break
-    looks = {place: look for place, look in sorted(found.items()) if not look.problem}
+    good = {place: look for place, look in sorted(found.items()) if not look.problem}
     skipped = [(source.name(look.sample), look.problem) for look in found.values() if look.problem]
-    if not looks:
+    if not good:
         raise DatasetError(
             f"of {len(found)} images of {source.where!r} not one can be read; the first, "
             f"{': '.join(skipped[0])}"
         )
     for path in folder.iterdir():  # workers were ahead when it was stopped
-        if int(path.stem) not in looks:
+        if int(path.stem) not in good:
             path.unlink()
     return Making(
         levels=tuple(levels),
-        looks=tuple(looks.values()),
+        looks=tuple(good.values()),
         skipped=tuple(sorted(skipped)),
         processes=max(1, min(workers, len(numbers))),
     )

@@ -21,7 +21,7 @@ from feedline.bench.level_rates import (
     measure_differences,
     measure_rates,
 )
-from feedline.bench.making import MOST_BYTES, Making, make_copies, spread
+from feedline.bench.making import MOST_BYTES, Making, make_copies
 from feedline.bench.plan_arguments import asked_sides, check_numbers, wanted_sides
 from feedline.bench.planned_cache import CachePlan
 from feedline.bench.run import Report
@@ -120,7 +120,7 @@ def plan_cache(
     with ExitStack() as stack:
         root = _room(stack, min(images, len(opened)), sides)
         levels = [level for quality in _QUALITIES for level in _levels(sides, quality)]
-        numbers = spread(len(opened), images)
+        numbers = opened.some(images)
         told.begin("making copies", len(numbers))
         originals = root / "originals" / "images"
         originals.mkdir(parents=True)

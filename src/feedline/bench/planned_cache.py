@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shlex
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from feedline.cache.advice import Advice
 from feedline.cache.choice import Choice, Limits, Measured, PhaseRate
 from feedline.stores.cache_layout import Level
+from feedline.stores.remote_path import is_url
 
 __all__ = ["CachePlan"]
 
@@ -61,9 +63,7 @@ class CachePlan:
             more = "" if self.auto else f", workers={self.workers}"
             more += ', on_error="skip"' if self.skipped else ""
             return f'feedline.build_cache(dataset, "cache/", {choice.sides}, {quality}{more})'
-        of_folder = os.path.isdir(self.source)
-        target = f"{self.source if of_folder else os.path.dirname(self.source)}-cache"
-        parts = ["feedline", "cache", "build", self.source, target]
+        parts = ["feedline", "cache", "build", self.source, _beside(self.source)]
         parts += ["--sizes", ",".join(map(str, choice.sides))]
         parts += ["--raw"] if choice.quality is None else ["--quality", str(choice.quality)]
         parts += [] if self.auto else ["--workers", str(self.workers)]
@@ -98,6 +98,14 @@ class CachePlan:
             "command": self.command or None,
             "skipped": [{"name": name, "why": why} for name, why in self.skipped],
         }
+
+
+def _beside(source: str) -> str:
+    """Where a cache of a source may lie: beside its folder, or here where that is far away."""
+    named = source.lower().endswith((".tar", ".parquet")) or glob.has_magic(source)
+    files = named and not os.path.isdir(source)
+    folder = (os.path.dirname(source) if files else source).rstrip("/")
+    return f"{os.path.basename(folder) if is_url(source) else folder}-cache"
 
 
 def _level(level: Level) -> dict[str, Any]:

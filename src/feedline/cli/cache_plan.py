@@ -6,7 +6,6 @@ Imports torch only when it runs.
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ Crop = Enum("Crop", {"train": "train", "eval": "eval"})
 
 def plan(
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Class folders with images, tars, or Parquet.")
+        str, typer.Argument(metavar="SRC", help="Class folders with images, tars, or Parquet.")
     ],
     schedule: Annotated[
         str,

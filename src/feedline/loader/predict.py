@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -100,7 +101,7 @@ def in_memory(settings: Settings, decision: Decision) -> str:
     memory = cacheable_memory_bytes()
     said = [
         f"{level} {level.bytes / 1e9:.2f} GB "
-        + ("fits: the disk is read once" if level.bytes <= memory else "does not fit")
+        + ("fits: it is read once" if level.bytes <= memory else "does not fit")
         for level in levels
     ]
     return f"{', '.join(said)} ({memory / 1e9:.2f} GB of memory for it)"
@@ -119,11 +120,18 @@ def _apart(source: Any) -> Any:
     """A copy of a source that shares nothing which making a row changes."""
     other = copy.copy(source)
     if isinstance(other, RowPipeline):
-        other.store = copy.copy(source.store)
-        if isinstance(other.store, CachedFiles):
-            other.store.cache = copy.copy(other.store.cache)
+        other.store = _store_apart(source.store)
         if hasattr(other, "recognised"):  # steps of the user's may keep something
             other.recognised = copy.deepcopy(source.recognised)
+    return other
+
+
+def _store_apart(store: Any) -> Any:
+    if isinstance(store, CacheStore):  # with connections of its own
+        return pickle.loads(pickle.dumps(store))
+    other = copy.copy(store)
+    if isinstance(other, CachedFiles):
+        other.cache = _store_apart(other.cache)
     return other
 
 
@@ -180,16 +188,15 @@ def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
     """
     best: dict[int, tuple[int, float]] = {}
     problem, until = "", time.monotonic() + _SECONDS
-    for _ in range(_PASSES):
-        for piece in pieces:
-            report = make(piece)
-            took_s = (report.ended_ns - report.started_ns) / 1e9
-            for failure in report.failures:
-                problem = problem or f"{failure.kind}: {failure.message}"
-            rows = len(piece.samples) - len(report.failures)
-            best[piece.start] = min(best.get(piece.start, (rows, took_s)), (rows, took_s))
-            if time.monotonic() > until:
-                break
+    for piece in _PASSES * pieces:
+        report = make(piece)
+        took_s = (report.ended_ns - report.started_ns) / 1e9
+        for failure in report.failures:
+            problem = problem or f"{failure.kind}: {failure.message}"
+        rows = len(piece.samples) - len(report.failures)
+        best[piece.start] = min(best.get(piece.start, (rows, took_s)), (rows, took_s))
+        if time.monotonic() > until:
+            break
     made, seconds = (sum(column) for column in zip(*best.values(), strict=True))
     return int(made), float(seconds), problem
 
