@@ -23,7 +23,6 @@ from feedline.engine.fill import fill
 from feedline.engine.layout import batch_bytes
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.images.crops import wanted_side
-from feedline.images.rows import RowPipeline
 from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
 from feedline.plan.row import Item
@@ -119,6 +118,8 @@ def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
 def _apart(source: Any) -> Any:
     """A copy of a source that shares nothing which making a row changes."""
     other = copy.copy(source)
+    from feedline.images.rows import RowPipeline  # loads decoders
+
     if isinstance(other, RowPipeline):
         other.store = _store_apart(source.store)
         if hasattr(other, "recognised"):  # steps of the user's may keep something
