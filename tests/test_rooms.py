@@ -18,6 +18,7 @@ ROOMS = (
     "cli",
     "train",
     "bench",
+    "doctor",
     "frameworks",
     "cache",
     "loader",

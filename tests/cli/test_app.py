@@ -37,6 +37,7 @@ def test_the_version_is_printed(feedline: Command) -> None:
         ("train",),
         ("bench",),
         ("demo-data",),
+        ("doctor",),
         ("cache",),
         *(("cache", name) for name in ("build", "verify", "info", "add-size")),
     ],
