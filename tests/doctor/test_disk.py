@@ -150,9 +150,10 @@ WANTED = 2 * DECODED_BYTES_PER_S
     ("rate", "data_bytes", "status"),
     [
         (rate_of(WANTED), 100 * GB, "ok"),
-        (rate_of(WANTED - 1e6), 100 * GB, "warn"),
-        (rate_of(WANTED - 1e6), 10 * GB, "note"),  # memory holds it after an epoch
-        (rate_of(WANTED - 1e6), None, "warn"),
+        (rate_of(WANTED - 1e6), 100 * GB, "note"),
+        (rate_of(WANTED / 2 - 1e6), 100 * GB, "warn"),
+        (rate_of(WANTED / 2 - 1e6), 10 * GB, "note"),  # memory holds it after an epoch
+        (rate_of(WANTED / 2 - 1e6), None, "warn"),
         (rate_of(1e6, count=1_000_000), 100 * GB, "note"),  # too little
         (rate_of(1e6, read_from="memory"), 100 * GB, "note"),
         (rate_of(1e6, read_from="unknown"), 100 * GB, "note"),
@@ -195,6 +196,17 @@ def test_memory_holds_what_is_known_to_fit(
         monkeypatch, tmp_path, rate, data_bytes=data_bytes, cacheable=cacheable, at_least=at_least
     )
     assert (held.id, held.status) == ("page-cache", status)
+
+
+def test_data_in_memory_are_not_taken_for_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = {"/proc/self/mountinfo": "22 1 0:20 / / rw - tmpfs tmpfs rw\n"}
+    rate = rate_of(1e6, read_from="unknown")
+    disk, read, held = looked(monkeypatch, write_files(tmp_path, mounts), rate)
+    assert disk.details["kind"] == "memory"
+    assert (read.status, read.details["read_from"]) == ("note", "memory")
+    assert (held.status, held.details["fits"]) == ("ok", True)
 
 
 def test_a_folder_of_this_machine_is_looked_at_whole(jpeg_folder: Path) -> None:

@@ -50,16 +50,22 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 class NVMLError(Exception):
     """As the package's own."""
 
+    def __init__(self, text: str, value: int = 18) -> None:
+        super().__init__(text)
+        self.value = value
+
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What stands for the package: it answers with these, or fails at this call."""
 
-    def install(fails_at: str = "", *, memory: bool = True, texts: type = str) -> None:
+    def install(
+        fails_at: str = "", code: int = 18, *, memory: bool = True, texts: type = str
+    ) -> None:
         def call(name: str, answer: object) -> Callable[..., object]:
             def answers(*_: object) -> object:
                 if name == fails_at:
-                    raise NVMLError("Driver/library version mismatch")
+                    raise NVMLError("Driver/library version mismatch", code)
                 return answer
 
             return answers
@@ -69,7 +75,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
         def memory_of(_: object) -> object:
             if not memory:
-                raise NVMLError("Not Supported")
+                raise NVMLError("Not Supported", 3)
             return SimpleNamespace(total=40 * 10**9, free=39 * 10**9)
 
         answers = {
@@ -169,9 +175,28 @@ def test_a_driver_that_does_not_answer_fails(
     assert "Driver/library version mismatch" in gpu.summary
 
 
-def test_nvml_without_a_driver_is_no_fault(tmp_path: Path, nvml: Callable[..., None]) -> None:
-    nvml("nvmlInit")
+@pytest.mark.parametrize("code", [9, 12])
+def test_nvml_without_a_driver_is_no_fault(
+    tmp_path: Path, nvml: Callable[..., None], code: int
+) -> None:
+    nvml("nvmlInit", code)
     assert gpus_here(tmp_path) == Gpus()
+
+
+def test_a_container_without_nvmls_library_has_its_gpus(
+    tmp_path: Path, nvml: Callable[..., None]
+) -> None:
+    nvml("nvmlInit", 12)
+    found = gpus_here(write_files(tmp_path, {**CARD, **DRIVER}))
+    assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
+    assert (found.nvml, found.problem) == (False, "")
+
+
+def test_a_driver_that_answers_wrongly_fails_without_the_kernels_files(
+    tmp_path: Path, nvml: Callable[..., None]
+) -> None:
+    nvml("nvmlInit")
+    assert gpus_here(tmp_path).problem == "NVML: Driver/library version mismatch"
 
 
 @pytest.mark.parametrize(

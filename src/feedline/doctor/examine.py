@@ -103,10 +103,10 @@ def examine(
         take(_OF_DATA, lambda: _look_at_data(folder, memory, workers, root))
     seen: list[Gpus] = []  # the thread that looks may be left behind
     take(_OF_GPU, lambda: look_at_gpu(_kept(seen, root), build, environ, root))
-    gpus = seen[0] if seen else Gpus()
-    take(("torch-build",), lambda: [look_at_torch(torch_build(), gpus)])
+    gpus = seen[0] if seen else None
+    take(("torch-build",), lambda: [look_at_torch(torch_build(), gpus or Gpus())])
     usable = all(found[name].status in ("ok", "note", "unknown") for name in _NEEDED_TO_COPY)
-    usable = usable and build is not None and uses(build, gpus)
+    usable = usable and build is not None and gpus is not None and uses(build, gpus)
     take(_OF_COPIES, lambda: _look_at_copies(gpus, usable, measure, root), bounded=False)
     available = None if memory is None else memory.available
     settings = starting_settings(limits, available, workers, gpu=usable)
@@ -141,7 +141,9 @@ def _kept(seen: list[Gpus], root: Path) -> Gpus:
     return seen[0]
 
 
-def _look_at_copies(gpus: Gpus, usable: bool, measure: bool, root: Path) -> Iterator[Check]:
+def _look_at_copies(gpus: Gpus | None, usable: bool, measure: bool, root: Path) -> Iterator[Check]:
+    if gpus is None:
+        return no_copies("which GPUs are here is not known: see above")
     if not gpus.any:
         return no_copies("no GPU")
     if not usable:

@@ -18,6 +18,7 @@ __all__ = ["Gpu", "Gpus", "Link", "gpus_here", "link_of"]
 
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAYS = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and accelerators
+_NO_DRIVER, _NO_LIBRARY = 9, 12  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 
 
@@ -103,8 +104,11 @@ def gpus_here(root: Path = Path("/")) -> Gpus:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        # Without a driver there is nothing that could answer.
-        return replace(found, problem=f"NVML: {error}" if found.driver else "")
+        code = getattr(error, "value", None)
+        # A container may lack the library of a driver that works; without a driver none answers.
+        if code == _NO_LIBRARY or (code == _NO_DRIVER and not found.driver):
+            return found
+        return replace(found, problem=f"NVML: {error}")
     try:
         return replace(
             found,

@@ -22,7 +22,7 @@ __all__ = ["ReadFrom", "ReadRate", "read_rate"]
 
 ReadFrom: TypeAlias = Literal["disk", "memory", "unknown"]
 
-_PART_BYTES = 1 << 20  # of a file that is longer: a shard of many images
+_PART_BYTES = 16 << 20  # of a file that is longer: a shard of many images
 _BLOCK_BYTES = 256 << 10
 _PROBES = 4
 _MOST_READERS = 16
@@ -33,7 +33,8 @@ class ReadRate:
     """What was read in a moment.
 
     Args:
-        bytes, files, seconds: how much, of how many files, in what time.
+        bytes, seconds: how much, in what time.
+        files: how many of them were read to their ends.
         readers: how many threads read at a time.
         whole_files: no file was longer than what is read of one.
         read_from: the disk; memory, from which the files could not be dropped; or one of them, and
@@ -54,8 +55,8 @@ class ReadRate:
 
     @property
     def files_per_s(self) -> float | None:
-        """Likewise; None where only parts of files were read."""
-        return self.files / self.seconds if self.whole_files else None
+        """Likewise; None where none, or only parts of files, were read."""
+        return self.files / self.seconds if self.files and self.whole_files else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class _Todo:
             count = _read(part, buffer, self._end)
             with self._lock:
                 self.bytes += count
-                self.files += count > 0
+                self.files += count == part.bytes
 
     def _next(self) -> _Part | None:
         with self._lock:
