@@ -134,6 +134,21 @@ def test_json_is_replaced_whole_or_left_as_it_was(tmp_path: Path) -> None:
     write_json(None, {"a": 2})
 
 
+def test_json_goes_into_what_is_no_file_and_leaves_it_there(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "out.json", tmp_path / "link.json", tmp_path / "pipe"
+    target.write_text("before")
+    link.symlink_to(target)
+    write_json(link, {"a": 1})
+    assert link.is_symlink()
+    assert json.loads(target.read_text()) == {"a": 1}
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"a": 2})
+    assert json.loads(os.read(reader, 1000)) == {"a": 2}
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_command_and_leaves_nothing_behind(
     tmp_path: Path, signum: int, status: int

@@ -105,6 +105,13 @@ def test_a_json_file_that_cannot_be_written_is_wrong_use(feedline: Command, tmp_
     assert (ended.status, ended.out) == (2, "")
 
 
+def test_json_may_go_to_the_screen() -> None:
+    ended = run("--json", "/dev/stdout")
+    assert ended.err == ""
+    written = json.loads(ended.out[ended.out.index("\n{\n") :])
+    assert [check["id"] for check in written["checks"]] == list(statuses(ended.out))
+
+
 def on_a_terminal(**changes: str | None) -> str:
     """What the command prints on a terminal of its own."""
     ours, theirs = pty.openpty()

@@ -144,7 +144,7 @@ def _kept(seen: list[Gpus], root: Path) -> Gpus:
 def _look_at_copies(gpus: Gpus | None, usable: bool, measure: bool, root: Path) -> Iterator[Check]:
     if gpus is None:
         return no_copies("which GPUs are here is not known: see above")
-    if not gpus.any:
+    if not gpus.any and not gpus.problem:
         return no_copies("no GPU")
     if not usable:
         return no_copies("torch cannot use the GPU: see above")

@@ -105,7 +105,8 @@ def _driver(found: Gpus, build: TorchBuild | None) -> Check:
     newest = None if found.cuda is None else ".".join(map(str, found.cuda))
     details = {"driver": found.driver, "driver_takes_cuda": newest, "torch_cuda": cuda}
     if found.driver is None:
-        return Check(id="gpu-driver", status="unknown", summary=_NONE, details=details)
+        why = "it does not answer: see above" if found.problem else _NONE
+        return Check(id="gpu-driver", status="unknown", summary=why, details=details)
     line = f"NVIDIA {found.driver}" + ("" if newest is None else f", for CUDA up to {newest}")
     if cuda is None:
         return Check(id="gpu-driver", status="ok", summary=line, details=details)
