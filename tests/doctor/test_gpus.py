@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from machine_files import write_files
 
+from feedline.device import pinning
 from feedline.doctor.copies import look_at_copies
 from feedline.doctor.copy_rate import CopyRate, copy_rate
+from feedline.doctor.copy_rate import measured as measured_on
 from feedline.doctor.gpu import look_at_gpu
 from feedline.doctor.gpus import Gpu, Gpus, Link, gpus_here, link_of
 from feedline.doctor.torch_build import TorchBuild
@@ -297,9 +301,62 @@ def test_a_gpu_that_torch_cannot_use_fails() -> None:
     assert "CUDA driver initialization failed" in rate.summary
 
 
-def test_copies_are_timed_where_there_is_a_gpu() -> None:
-    import torch
+class Event:
+    """A mark on the timeline of a device that does everything at once."""
 
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1000 * (other.at_s - self.at_s)
+
+
+@pytest.fixture
+def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The host in the place of a GPU: its copies are real, its name and its clock are not."""
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "host")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return torch.device("cpu")
+
+
+def test_copies_are_timed_and_looked_at(host_as_gpu: torch.device) -> None:
+    found = measured_on(host_as_gpu)
+    assert (found.device, found.address, found.problem) == ("host", ADDRESS, "")
+    assert found.pinned_bytes_per_s is not None
+    assert min(found.pinned_bytes_per_s, found.pageable_bytes_per_s) > 0
+
+
+def test_memory_that_cuda_would_not_pin_is_told(
+    host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda *_: 2, cudaGetErrorString=lambda code: "out of memory"
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(pinning, "registered", lambda memory, device: pinning.Pinned(memory))
+    found = measured_on(host_as_gpu)
+    assert found.pinned_bytes_per_s is None
+    assert "CUDA would not pin 64 MiB" in found.problem
+
+
+def test_a_copy_that_is_another_than_its_original_is_an_error(
+    host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self.fill_(1))
+    with pytest.raises(RuntimeError, match="not what arrived"):
+        measured_on(host_as_gpu)
+
+
+def test_copies_are_timed_where_there_is_a_gpu() -> None:
     found = copy_rate()
     if not torch.cuda.is_available():
         assert isinstance(found, str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ print(check.status, check.details["size_bytes"])
 """
 
 
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no mounts of one's own here")
 def test_the_64_mb_of_a_container_are_warned_of() -> None:
     mount = "mount -t tmpfs -o size=64m none /dev/shm && exec "
     done = subprocess.run(

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_a_number_of_threads_that_is_none_is_passed_over() -> None:
 
 
 @pytest.fixture
-def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module of OpenCV's name and with the one function that is asked."""
     if importlib.util.find_spec("cv2") is not None:
         pytest.skip("OpenCV is here itself")

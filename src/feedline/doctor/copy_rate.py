@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CopyRate", "copy_rate"]
+__all__ = ["CopyRate", "copy_rate", "measured"]
 
 _BLOCK_BYTES = 64 << 20
 _COPIES = 10
@@ -47,20 +47,24 @@ def copy_rate() -> CopyRate | str:
 
     try:
         torch.cuda.init()
-        return _measured(torch)
-    except (AssertionError, RuntimeError) as error:  # of a build without CUDA; of CUDA itself
+        return measured(torch.device("cuda", torch.cuda.current_device()))
+    except Exception as error:  # of a build without CUDA, of a GPU that is full, sick, too new, ...
         return str(error) or type(error).__name__
 
 
-def _measured(torch: Any) -> CopyRate:
-    """Time copies to the current device.
+def measured(device: Any) -> CopyRate:
+    """Time copies to a CUDA device.
+
+    Args:
+        device: a torch.device, with its index.
 
     Raises:
         RuntimeError: it does not work, or has no memory left; the message is CUDA's.
     """
+    import torch
+
     from feedline.device.pinning import registered
 
-    device = torch.device("cuda", torch.cuda.current_device())
     memory = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), np.uint8)
     memory.reshape(-1, 4096)[:] = np.arange(4096) % 251
     source = torch.from_numpy(memory)
@@ -69,7 +73,7 @@ def _measured(torch: Any) -> CopyRate:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         pinned = registered(memory, device)
-    problem = str(said[0].message) if said else ""
+    problem = next((str(each.message) for each in said if each.category is RuntimeWarning), "")
     try:
         rate = None if problem else _timed(torch, source, target)
         # A kernel sums what came: a build without one for this GPU fails here, and not in training.

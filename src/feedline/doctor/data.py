@@ -159,7 +159,7 @@ def _files(folder: str) -> Data:
         check = Check(
             id="data-folder",
             status="warn",
-            summary=f"{line}; {found.unreadable} folders in it cannot be listed",
+            summary=f"{line}; {found.unreadable} of its folders cannot be listed",
             details=details,
             fix=f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)",
         )
