@@ -195,10 +195,12 @@ def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path
     ) as loader:
         assert [len(images) for images in epochs(loader, 3)] == [69] * 3
         assert [name for name, _ in loader.skipped] == [str(folder / "a" / "10.jpg")] * 3
-        assert "was left out of the cache" in loader.skipped[2][1]
+        # Of copies it is the same error.
+        assert loader.state_dict()["cache"]["copies"]
+        assert len({why for _, why in loader.skipped}) == 1
     with (
         DataLoader(ImageFolder(folder), 8, cache=tmp_path / "cache", **OPTIONS) as loader,
-        pytest.raises(ImageError, match=r"10\.jpg.*was left out of the cache"),
+        pytest.raises(ImageError, match=r"10\.jpg.*cannot be loaded"),
     ):
         epochs(loader, 1)
 

@@ -217,6 +217,8 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
         ({"root": "photos/cache"}, "would lie in its source"),
         ({"root": "photos"}, "would lie in its source"),
         ({"root": "full"}, "is not empty"),
+        ({"root": "full/letter.txt"}, "would be a folder, and there is a file"),
+        ({"quality": 90, "raw": True}, "quality=90 is of JPEGs"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(
@@ -229,6 +231,19 @@ def test_what_cannot_be_built_is_refused_by_name(
     with pytest.raises(UsageError, match=said):
         build_cache(source, tmp_path / root, sizes, **given)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_class_may_be_called_unfinished(odd_photos: Path, tmp_path: Path) -> None:
+    (odd_photos / "ants").rename(odd_photos / "unfinished")
+    assert ImageFolder(odd_photos).classes == [".hidden", "bees.v2", "unfinished"]
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    assert len(ImageFolder(tmp_path / "cache")) == 70
+    other = tmp_path / "other" / "class"
+    other.mkdir(parents=True)
+    (other / "a.jpg").write_bytes((odd_photos / "unfinished" / "00.jpg").read_bytes())
+    with pytest.raises(UsageError, match="is not empty"):
+        build_cache(other.parent, odd_photos, (16,), workers=1)
+    assert len(ImageFolder(odd_photos)) == 70
 
 
 def test_a_cache_is_no_source(odd_photos: Path, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from PIL import Image
 from cache_contents import everything, shown
 from feedline import ImageFolder
 from feedline.cache import unit_maker
+from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
-from feedline.errors import DatasetError
+from feedline.errors import DatasetError, UsageError
 
 lmdb = pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -108,3 +109,45 @@ def test_a_build_that_is_killed_at_any_moment_goes_on(
     made = build_cache(odd_photos, root, (16, 24), format=format, workers=2)
     assert made.samples == 70
     assert everything(root) == everything(tmp_path / "whole")
+
+
+def test_what_was_left_when_a_build_was_done_does_not_keep_the_next_one_off(
+    odd_photos: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    counted(odd_photos, root)
+    saved = tmp_path / "unfinished"
+    # As of one that was killed between the manifest and the end.
+    build_cache(odd_photos, tmp_path / "other", (16, 24), progress=lambda said: copied(said, saved))
+    shutil.copytree(saved, root / "unfinished")
+    add_size(root, 20, workers=1)
+    made = build_cache(odd_photos, root, (16, 20, 24), workers=1)
+    assert [level.side for level in made.levels] == [16, 20, 24]
+    assert not (root / "unfinished").exists()
+
+
+def copied(said: unit_maker.Progress, to: Path) -> None:
+    if said.made == 70:
+        shutil.copytree(to.parent / "other" / "unfinished", to)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_build_keeps_the_qualities_that_are_there(
+    odd_photos: Path, tmp_path: Path, finished: bool
+) -> None:
+    root = tmp_path / "cache"
+    build_cache(odd_photos, root, (24,), quality=60, workers=1)
+    add_size(root, 16, quality=80, workers=1)
+    Image.new("RGB", (50, 40), (9, 99, 200)).save(ImageFolder(odd_photos).path(5))
+    if not finished:
+
+        def stop(said: unit_maker.Progress) -> None:
+            raise RuntimeError("stopped")
+
+        with pytest.raises(RuntimeError, match="stopped"):
+            build_cache(odd_photos, root, (16, 24), workers=1, progress=stop)
+        assert not (root / "feedline-cache.json").exists()
+    made = build_cache(odd_photos, root, (16, 24), workers=1)
+    assert [(level.side, level.quality) for level in made.levels] == [(16, 80), (24, 60)]
+    with pytest.raises(UsageError, match="leave the quality out"):
+        build_cache(odd_photos, root, (16, 24), quality=95, workers=1)

@@ -25,6 +25,8 @@ def check_place(root: str, source: str | None) -> None:
             f"the cache {root!r} would lie in its source {source!r} and become a part of it; "
             "name a folder elsewhere"
         )
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise UsageError(f"the cache {root!r} would be a folder, and there is a file; name another")
     # A build that was refused or stopped before it did anything leaves its lock.
     if os.path.isdir(root) and set(os.listdir(root)) - {LOCK} and not is_cache(root):
         raise UsageError(
