@@ -310,7 +310,9 @@ def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> Non
 # What cannot be filled
 
 
-def test_what_cannot_be_filled_is_said_at_once(photos: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_filled_is_said_at_once(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = ImageFolder(photos)
 
     def refused(root: Path, kind: type[FeedlineError], match: str) -> None:
@@ -326,10 +328,11 @@ def test_what_cannot_be_filled_is_said_at_once(photos: Path, tmp_path: Path) -> 
     (other / "letter.txt").write_text("")
     refused(other, UsageError, "is not empty")
     refused(photos / "cache", UsageError, "would lie in its source")
-    refused(other / "letter.txt" / "cache", ResourceError, "cannot be filled")
+    refused(other / "letter.txt" / "cache", ResourceError, "cannot be built there")
     small = tmp_path / "small"
     unfinished(photos, small, (16,))
     refused(small, UsageError, "is of 16 px JPEG q95, and copies of 64 px are wanted")
+    assert capfd.readouterr().err == ""
 
 
 def test_an_unfinished_cache_is_finished_as_it_was_begun(photos: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,46 @@ def test_a_build_keeps_the_qualities_that_are_there(
     assert [(level.side, level.quality) for level in made.levels] == [(16, 80), (24, 60)]
     with pytest.raises(UsageError, match="leave the quality out"):
         build_cache(odd_photos, root, (16, 24), quality=95, workers=1)
+
+
+FULL = """
+import resource, sys
+from feedline.cache.build import build_cache
+from feedline.cache.lmdb_writer import LmdbWriter
+from feedline.errors import ResourceError
+
+def fill_the_disk(*given):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    return put(*given)
+
+put = LmdbWriter.put
+if sys.argv[3] == "lmdb":  # which takes the whole tar files of a unit
+    LmdbWriter.put = fill_the_disk
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+try:
+    build_cache(sys.argv[1], sys.argv[2], (16, 24), format=sys.argv[3], workers=0)
+except ResourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of files that raise an error")
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_disk_that_takes_no_more_is_said_and_the_build_goes_on_later(
+    odd_photos: Path, tmp_path: Path, format: Any
+) -> None:
+    root = tmp_path / "cache"
+    full = subprocess.run(
+        [sys.executable, "-c", FULL, str(odd_photos), str(root), format],
+        capture_output=True,
+        text=True,
+    )
+    assert (full.returncode, full.stderr) == (0, "")
+    assert "cannot be written" in full.stdout
+    assert "the same build goes on" in full.stdout
+    assert "Traceback" not in full.stdout
+    assert not list(root.rglob("*.partial"))
+    counted(odd_photos, root, format=format)
+    counted(odd_photos, tmp_path / "new", format=format)
+    assert everything(root) == everything(tmp_path / "new")

@@ -50,7 +50,6 @@ def main(root: str, parent: int, eager: bool) -> None:
     # Ended by who started it, who may do so before all was said.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, EOFError, pickle.UnpicklingError):
         try:
-            os.makedirs(root, exist_ok=True)
             with contextlib.ExitStack() as held:
                 try:
                     token = held.enter_context(only_builder(root, patience_s=0))
@@ -65,6 +64,8 @@ def main(root: str, parent: int, eager: bool) -> None:
             _say(error=type(error).__name__, text=str(error))
         except OSError as error:
             _say(error="ResourceError", text=f"the cache {root!r} cannot be filled: {error}")
+        finally:  # what tells it that its time is over would be an error of the interpreter's end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _fill(
