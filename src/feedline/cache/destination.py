@@ -101,7 +101,6 @@ class _Folder:
         if self._token:
             yield
             return
-        os.makedirs(self.root, exist_ok=True)
         with only_builder(self.root) as self._token:
             yield
 

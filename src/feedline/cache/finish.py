@@ -110,7 +110,8 @@ def _complete(spec: Spec, manifest: Manifest) -> Manifest:
                 _to_disk(os.path.join(folder, file))
     _to_disk(root)
     write_whole(root / MANIFEST, manifest.as_text().encode())
-    shutil.rmtree(spec.unfinished)
+    # One who waits for it may write there at this moment: the next build removes what is left.
+    shutil.rmtree(spec.unfinished, ignore_errors=True)
     return manifest
 
 

@@ -62,10 +62,16 @@ class LmdbWriter:
             ResourceError: the disk is full.
         """
         parts = [folder / shard_name(unit) for folder in self._folders]
-        for part, environment in zip(parts, self._open, strict=True):
-            while not self._put(environment, part):
-                environment.set_mapsize(2 * environment.info()["map_size"])
-            environment.sync()
+        try:
+            for part, environment in zip(parts, self._open, strict=True):
+                while not self._put(environment, part):
+                    environment.set_mapsize(2 * environment.info()["map_size"])
+                environment.sync()
+        except self._lmdb.Error as error:
+            raise ResourceError(
+                f"the LMDB of {part} cannot be written: {error}. A full disk? What is done so far "
+                "stays there: the same build goes on with it"
+            ) from error
         for part in parts:
             part.unlink()
 
@@ -80,8 +86,6 @@ class LmdbWriter:
             return True
         except self._lmdb.MapFullError:
             return False
-        except self._lmdb.DiskError as error:
-            raise ResourceError(f"the LMDB of {part} cannot be written: {error}") from error
 
 
 def close_whole(environment: Any, folder: Path) -> None:

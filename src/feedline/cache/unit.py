@@ -22,7 +22,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.records import Columns, kept_name
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
-from feedline.cache.writers import WRITERS, Sample
+from feedline.cache.writers import WRITERS, Sample, disk_told
 from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.stores.cache_index import COLUMNS, ENTRY, checksum
@@ -72,11 +72,12 @@ class Units:
     def __getitem__(self, at: int) -> Made:
         """Make a unit."""
         unit = self.units[at]
-        files = self._delivery.deliver(
-            self._spec,
-            unit.number,
-            lambda spec: make_unit(self.source, spec, unit, self._kept),
-        )
+        with disk_told(self._spec.root):
+            files = self._delivery.deliver(
+                self._spec,
+                unit.number,
+                lambda spec: make_unit(self.source, spec, unit, self._kept),
+            )
         return Made(unit.number, unit.stop - unit.start, files)
 
 

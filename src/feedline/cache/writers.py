@@ -6,21 +6,24 @@ off.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import tarfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from feedline.cache.level_encoder import Copies
+from feedline.errors import ResourceError
 from feedline.stores.cache_layout import CacheFormat, Level, member, shard_name
 from feedline.stores.file_name import file_name
 
-__all__ = ["PARTIAL", "WRITERS", "Sample", "tar_header", "write_whole"]
+__all__ = ["PARTIAL", "WRITERS", "Sample", "disk_told", "tar_header", "write_whole"]
 
 PARTIAL = "*.partial"
 """What the names of files match that are not whole yet."""
@@ -38,6 +41,27 @@ class Sample(NamedTuple):
     name: str
     label: Any
     copies: Copies
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+@contextlib.contextmanager
+def disk_told(root: str) -> Iterator[None]:
+    """Say where a disk is full, or cannot be written for another reason.
+
+    Raises:
+        ResourceError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        raise ResourceError(
+            f"the cache {root!r} cannot be written: {error}. What is done so far stays there: the "
+            "same build goes on with it once the disk takes more"
+        ) from error
 
 
 def partial_path(path: Path) -> Path:
