@@ -2,7 +2,7 @@
 
 Guarantees: a unit that is made twice comes out the same, to the byte, in whichever folder and on
 whichever machine; its files get their names when they are whole, and its record, which says that it
-is done, comes last.
+is done, comes when they are on the disk for good.
 
 Relies on: `delivery` for where the files go.
 """
