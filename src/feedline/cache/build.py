@@ -26,6 +26,7 @@ from feedline.cache.records import unit_matches, write_records
 from feedline.cache.settings import SETTINGS, Settings, Spec, levels_as_before
 from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
+from feedline.cache.whole_file import names_to_disk
 from feedline.errors import UsageError
 from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
 
@@ -137,6 +138,7 @@ def _build(
         return finished
     check_room(spec, expected, todo, makers, destination)
     # From here on the folder is no cache until it is finished.
+    names_to_disk(spec.root, [spec.unfinished / "settings.json"])
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None
     if finished is not None and destination.keeps and not makers.elsewhere:

@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from feedline.cache.delivery import Delivery, Files, ToStore, files_in
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.stores.cache_layout import LOCK, MANIFEST, UNFINISHED
 from feedline.stores.remote_path import RemotePath

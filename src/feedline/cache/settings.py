@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import DatasetError, UsageError
 from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
 

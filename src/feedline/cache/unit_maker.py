@@ -25,7 +25,7 @@ from feedline.cache.makers import Makers
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.unit import Units
-from feedline.cache.writers import PARTIAL, disk_told
+from feedline.cache.whole_file import PARTIAL, disk_told
 from feedline.errors import ResourceError
 from feedline.stores.cache_layout import INDEX, MANIFEST
 
