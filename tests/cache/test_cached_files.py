@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from caches import photo
 from torch.utils.data import Subset
 from torchvision import transforms
@@ -19,7 +20,8 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from feedline import ImageFolder, TrainCrop
 from feedline.cache.build import build_cache
-from feedline.errors import UsageError
+from feedline.errors import ImageError, UsageError
+from feedline.plan.row import Item
 from feedline.recognition.recognise import recognise
 from feedline.stores.index import scan_folder
 from feedline.stores.path_table import starts_of
@@ -117,3 +119,28 @@ def test_a_cache_of_another_folder_is_refused_with_what_is_missing(
 ) -> None:
     with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):
         ImageFolder(odd_photos).cached(str(built()))
+
+
+def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
+    source, root = tmp_path / "photos", tmp_path / "cache"
+    (source / "c").mkdir(parents=True)
+    for number in range(4):
+        photo(source / "c" / f"{number}.jpg", number)
+    # As torchvision reads it, and a build does not: Pillow fills with grey what is missing.
+    cut = source / "c" / "1.jpg"
+    cut.write_bytes(cut.read_bytes()[:-200] + b"\xff\xd9")
+    (source / "c" / "2.jpg").write_bytes(b"none")
+    manifest = build_cache(source, root, (24,), raw=True, workers=0, on_error="skip")
+    assert [number for number, _, _ in manifest.skipped] == [1, 2]
+    files = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
+    copies_of_them = files.cached(str(root))
+    item = Item(1, 16, 0, 1.0)
+    assert torch.equal(files.sample(item)[0], copies_of_them.sample(item)[0])
+    for each in (files, copies_of_them):
+        with pytest.raises(ImageError, match=r"sample 2, .*2\.jpg, .* 4 bytes, beginning"):
+            each.sample(item._replace(sample=2))
+    # No copy of a file that was turned upright is the file as it is.
+    turned = tmp_path / "turned"
+    build_cache(source, turned, (24,), raw=True, workers=0, on_error="skip", exif=True)
+    with pytest.raises(ImageError, match=r"sample 1, .* was left out of the cache"):
+        made(ImageFolder(source, exif=True).cached(str(turned)), 16, 1, 0)

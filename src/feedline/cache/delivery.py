@@ -1,6 +1,7 @@
 """Where the files of a unit go that was made, in this process or on another machine.
 
-Guarantees: a unit's record gets its place after all its other files; a unit that is broken off
+Guarantees: a unit's record gets its place when all its other files have theirs, also after a power
+cut; a unit that is broken off
 leaves no scratch folder behind, unless its process is killed.
 
 Relies on: the builder, who puts the files that it is handed in their places, in their order.

@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, load_entries
 from feedline.stores.cache_layout import Manifest, shard_name

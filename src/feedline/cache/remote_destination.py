@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from feedline.cache.delivery import Delivery, Files, ToStore, files_in
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.stores.cache_layout import LOCK, MANIFEST, UNFINISHED
 from feedline.stores.remote_path import RemotePath
@@ -70,7 +70,8 @@ class RemoteDestination:
                 "part of it; name a folder elsewhere"
             )
         names = set(self._there.files()) - {LOCK}
-        ours = any(name == MANIFEST or name.startswith(f"{UNFINISHED}/") for name in names)
+        unfinished = {name for name in names if name.startswith(f"{UNFINISHED}/")}
+        ours = MANIFEST in names or any(map(_SMALL.fullmatch, unfinished))
         if names and not ours:
             raise UsageError(
                 f"{self._url!r} is not empty, it has {min(names)!r}, and it is no cache of "

@@ -12,7 +12,7 @@ from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.remote_location import RemoteLocation
 from feedline.stores.remote_path import is_url
 
-__all__ = ["location_of"]
+__all__ = ["location_of", "was_url"]
 
 # What pathlib makes of a URL.
 _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -51,8 +51,13 @@ def location_of(
                 f"{os.fspath(root)!r} is a path of this machine; leave it out"
             )
     path = os.fspath(root)
-    if not isinstance(root, str) and _LOST_SLASH.match(path) and not os.path.exists(path):
+    if not isinstance(root, str) and was_url(root):
         raise UsageError(
             f"{root!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
         )
     return FolderLocation(os.path.abspath(os.path.expanduser(path)))
+
+
+def was_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is what pathlib makes of a URL."""
+    return _LOST_SLASH.match(os.fspath(path)) is not None and not os.path.exists(path)

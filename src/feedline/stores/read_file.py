@@ -11,7 +11,7 @@ import stat
 
 from feedline.errors import ImageError
 
-__all__ = ["MOST_BYTES", "read_file", "read_part"]
+__all__ = ["MOST_BYTES", "read_file", "read_part", "without_waiting"]
 
 MOST_BYTES = 1 << 30
 
@@ -55,6 +55,11 @@ def read_file(path: bytes) -> bytes:
             f"it cannot be read: {error.strerror or error}"
             + (" (removed since the folder was listed?)" if error.errno == 2 else "")
         ) from error
+
+
+def without_waiting(path: str | bytes, flags: int) -> int:
+    """Open what may be a pipe: an `opener` of Python's `open`."""
+    return os.open(path, flags | _FLAGS)
 
 
 def read_part(path: bytes, first: int, length: int) -> bytes:
