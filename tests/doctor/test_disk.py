@@ -154,7 +154,8 @@ WANTED = 2 * DECODED_BYTES_PER_S
         (rate_of(WANTED / 2 - 1e6), 100 * GB, "warn"),
         (rate_of(WANTED / 2 - 1e6), 10 * GB, "note"),  # memory holds it after an epoch
         (rate_of(WANTED / 2 - 1e6), None, "warn"),
-        (rate_of(1e6, count=1_000_000), 100 * GB, "note"),  # too little
+        (rate_of(1e6, count=100_000), 100 * GB, "note"),  # too little
+        (rate_of(1e6, count=1_000_000), 100 * GB, "warn"),  # little, as it took a second
         (rate_of(1e6, read_from="memory"), 100 * GB, "note"),
         (rate_of(1e6, read_from="unknown"), 100 * GB, "note"),
         (None, 100 * GB, "unknown"),
