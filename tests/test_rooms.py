@@ -27,6 +27,7 @@ ROOMS = (
     "engine",
     "recognition",
     "images",
+    "remote",
     "stores",
     "randomness",
     "request",

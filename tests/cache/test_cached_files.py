@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caches import photo
 from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
+from caches import photo
 from feedline import ImageFolder, TrainCrop
 from feedline.cache.build import build_cache
 from feedline.errors import UsageError
 from feedline.recognition.recognise import recognise
+from feedline.remote.open_location import open_cache
 from feedline.stores.index import scan_folder
 from feedline.stores.path_table import starts_of
 from row_of import made
@@ -36,7 +37,7 @@ def cache_of(source: Path, root: Path) -> Path:
 
 def copies(source: Any, root: Path) -> dict[str, bytes]:
     """The pixels that each file gets of a cache, by the file's path."""
-    store = source.cached(str(root)).store
+    store = source.cached(open_cache(root)).store
     pixels = [np.asarray(store.read(sample, 24)).tobytes() for sample in range(len(store))]
     return {store.name(sample): held for sample, held in enumerate(pixels)}
 
@@ -86,14 +87,16 @@ def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
     folder: Any = ImageFolder(source, WHOLE)
     if dataset == "torchvision":
         folder = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
-    found = folder.cached(str(root)).store
+    found = folder.cached(open_cache(root)).store
     cache = ImageFolder(root)
     for sample in range(3):
         assert np.array_equal(found.read(sample, 24), cache.store.read(sample, 24))
         assert cache.name(sample).encode() in found.name(sample).encode()
     if dataset == "feedline":
         for sample in range(3):
-            rows = [made(each, 24, sample, 0)[0] for each in (folder, folder.cached(str(root)))]
+            rows = [
+                made(each, 24, sample, 0)[0] for each in (folder, folder.cached(open_cache(root)))
+            ]
             assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
 
 
@@ -104,7 +107,7 @@ def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
         photo(path, 0)
     root = cache_of(source, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
-        ImageFolder(other).cached(str(root))
+        ImageFolder(other).cached(open_cache(root))
 
 
 def test_the_table_of_a_folder_has_its_paths(odd_photos: Path) -> None:
@@ -116,4 +119,4 @@ def test_a_cache_of_another_folder_is_refused_with_what_is_missing(
     photos: Path, odd_photos: Path, built: Callable[..., Path]
 ) -> None:
     with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):
-        ImageFolder(odd_photos).cached(str(built()))
+        ImageFolder(odd_photos).cached(open_cache(built()))
