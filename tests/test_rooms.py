@@ -28,6 +28,7 @@ ROOMS = (
     "engine",
     "recognition",
     "images",
+    "remote",
     "stores",
     "randomness",
     "request",

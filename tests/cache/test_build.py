@@ -17,7 +17,7 @@ from cache_contents import shown
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 from processes import eventually, gone
 
 lmdb = pytest.importorskip("lmdb")
@@ -50,7 +50,7 @@ def test_a_cache_holds_what_its_source_holds(
 
 def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16, 64), workers=1)
-    source, store = ImageFolder(odd_photos), CacheStore(tmp_path / "cache")
+    source, store = ImageFolder(odd_photos), open_cache(tmp_path / "cache")
     for sample in range(len(source)):
         original = Path(source.path(sample))
         kept = original.suffix == ".jpg"
@@ -67,7 +67,7 @@ def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Pat
         names = ("npy", "cls", "json") if raw else ("jpg", "cls", "json")
         reader = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
         found = list(reader.decode("rgb8").to_tuple(*names))
-        store = CacheStore(root)
+        store = open_cache(root)
         assert [label for _, label, _ in found] == store.labels.tolist()
         for sample, (pixels, label, about) in enumerate(found):
             copy = shown(root, 16)[sample] if sample < 3 else None
@@ -87,7 +87,7 @@ def test_anyone_reads_an_lmdb_by_its_keys(odd_photos: Path, tmp_path: Path) -> N
     with lmdb.open(str(tmp_path / "cache" / "16"), readonly=True, lock=False) as opened:
         entries = {key.decode(): value for key, value in opened.begin().cursor()}
     assert len(entries) == 3 * 70
-    store, other = CacheStore(tmp_path / "cache"), CacheStore(tmp_path / "cache")
+    store, other = open_cache(tmp_path / "cache"), open_cache(tmp_path / "cache")
     for sample in (0, 69):
         name = f"{sample:09d}"
         assert entries[f"{name}.jpg"] == store.read(sample, 16) == other.read(sample, 16)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caches import FORMATS, contents, made, photo, photos
 
+from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
 from feedline.cache.add_size import add_size
 from feedline.cache.delivery import ToBuilder

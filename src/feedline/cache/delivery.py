@@ -21,8 +21,8 @@ import numpy as np
 
 from feedline.cache.records import Columns, as_record, record_name, write_record
 from feedline.cache.settings import Spec
+from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_lock import sees_lock
-from feedline.stores.remote_path import RemotePath
 
 __all__ = [
     "Delivery",
@@ -90,7 +90,7 @@ class ToStore:
         there: the cache's folder in the store.
     """
 
-    there: RemotePath
+    there: RemoteFolder
 
     def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
         """Make a unit; its record is uploaded last, and handed over, too."""

@@ -19,10 +19,10 @@ from feedline.cache.delivery import Delivery, Files, InPlace, ToBuilder
 from feedline.cache.remote_destination import RemoteDestination
 from feedline.cache.source import Source
 from feedline.cache.whole_file import files_to_disk, write_whole
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import read_manifest
 from feedline.stores.cache_lock import only_builder
 from feedline.stores.cache_place import check_place
-from feedline.stores.remote_path import is_url
 
 __all__ = ["Destination", "open_destination"]
 

@@ -5,8 +5,8 @@ same image gives the same bytes. An image that is not larger than a level is kep
 is a JPEG that stands upright: its bytes are the original's.
 
 Relies on: torch's antialiased bicubic resize of uint8, which is Pillow's within 0.003 grey levels.
-Of Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original: on 80
-ImageNet photographs, at 256 px for rows of 224, by 1.65 grey levels on average without JPEG.
+Of Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original; how
+near, docs/CACHE.md says under "Pixels".
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from rich.filesize import decimal
 from feedline.doctor.check import Check
 from feedline.doctor.folder import Contents, File, look_into
 from feedline.errors import DatasetError, UsageError
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import Manifest, is_cache, read_manifest
-from feedline.stores.remote_path import is_url
 
 __all__ = ["Data", "check_folder", "data_in", "no_data"]
 

@@ -59,23 +59,16 @@ class RowPipeline(Generic[Store]):
         self._max_pixels = max_pixels
         self._begin()
 
-    def cached(self, cache: str | RowPipeline[Any]) -> RowPipeline[Any]:
+    def cached(self, cache: CacheStore) -> RowPipeline[Any]:
         """The same rows, of the smaller copies that a cache holds of the same files.
 
-        Args:
-            cache: its folder or URL, or rows of it.
-
         Raises:
-            DatasetError: there is no cache, or it is unfinished or damaged.
             UsageError: it lacks some of the images, or they are no files.
         """
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
-        store = CacheStore(cache) if isinstance(cache, str) else cache.store
-        if not isinstance(store, CacheStore):
-            raise UsageError(f"cache={cache!r} was given, which is no cache; leave it out")
-        store.check_exif(self.exif)
-        other.store = CachedFiles(files, store)
+        cache.check_exif(self.exif)
+        other.store = CachedFiles(files, cache)
         other.exif = False  # copies stand as they should
         other._begin()
         return other

@@ -25,7 +25,7 @@ from feedline.errors import UsageError
 from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
-from feedline.stores.remote_path import is_url
+from feedline.remote.filesystem import is_url
 
 __all__ = ["Asked", "Settings", "settings_of"]
 

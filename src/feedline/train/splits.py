@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.errors import DatasetError
-from feedline.stores.open_location import was_url
+from feedline.remote.open_location import was_url
 
 __all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map"]
 

@@ -1,18 +1,14 @@
-"""A folder that is named by a URL: its files, through fsspec.
+"""A folder that is named by a URL: its files, listed, read and written whole.
 
-Guarantees: each process makes a connection of its own, also a forked one, and a pickle holds none;
-what cannot be reached is an error that names the URL and says what fsspec said; a list of files is
-never one of before.
+Guarantees: those of `filesystem`; a list of files is never one of before.
 
-Relies on: fsspec and its filesystems, imported here and only for a URL; these ask again where that
-may help.
+Relies on: stores that list the folders in a folder, where folders are asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,35 +16,24 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import xxhash
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError
+from feedline.remote.error import RemoteError
+from feedline.remote.filesystem import Filesystem
 
-__all__ = ["AT_ONCE", "RemoteFile", "RemotePath", "is_url"]
+__all__ = ["AT_ONCE", "RemoteFile", "RemoteFolder"]
 
 AT_ONCE = 16
 """Requests of each process at a time."""
 
+_PATIENCE_S = 10.0
+"""Beside what filesystems repeat by themselves. What fails then goes on with the same command."""
+
 _BLOCK_BYTES = 4 << 20
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
 # What filesystems call the version of a file, or the time of its last change.
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-# To open one takes up to a second, so all of a process share it.
-_opened: dict[str, Any] = {}
-# A child must not close what its parent has opened: both share the connections and the event loop's
-# side of the kernel. So it keeps them, and does not use them.
-_inherited: list[Any] = []
-
-
-def _inherit() -> None:
-    _inherited.extend(_opened.values())
-    _opened.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_inherit)
 
 
 class RemoteFile(NamedTuple):
@@ -63,90 +48,85 @@ class RemoteFile(NamedTuple):
     version: int
 
 
-def is_url(given: object) -> bool:
-    """Whether something is a URL, as s3://bucket/folder, and no path of this machine."""
-    return isinstance(given, str) and _URL.match(given) is not None
-
-
-class RemotePath:
-    """A folder below a URL.
+class RemoteFolder:
+    """A folder below a URL. Its text is the URL without user and password.
 
     Args:
         url: of any protocol that fsspec knows; options come from fsspec's configuration and from
             the environment, as credentials do.
+
+    Raises:
+        UsageError: the URL cannot be used, or a package is missing.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._store = "/".join(self.url.split("/")[:3])
+        self._there = Filesystem(url)
+        self.url = self._there.url
 
-    def _at(self) -> tuple[Any, str]:
-        """The filesystem of this process, and the folder's path there."""
-        filesystem = _opened.get(self._store)
-        try:
-            if filesystem is None:
-                from fsspec.core import url_to_fs
-
-                options = {"skip_instance_cache": True, "use_listings_cache": False}
-                _opened[self._store] = filesystem = url_to_fs(self._store, **options)[0]
-            return filesystem, filesystem._strip_protocol(self.url).rstrip("/")
-        except ImportError as error:
-            raise UsageError(
-                f"{self.url!r} needs a package that is not there ({error}): for S3 and HTTP "
-                'pip install "feedline[remote]", for others the package that fsspec names'
-            ) from error
-        except ValueError as error:
-            raise UsageError(f"{self.url!r} cannot be used: {error}") from error
+    def __str__(self) -> str:
+        return str(self._there)
 
     def _asked(
-        self, what: str, name: str, ask: Callable[[Any, str], Result], *, sure: bool = True
+        self,
+        done: str,
+        name: str,
+        ask: Callable[[Any, str], Result],
+        *,
+        answers: tuple[type[Exception], ...] = (),
     ) -> Result:
         """Do something to a file.
 
         Args:
-            what: is done, for the error.
+            done: what is done, for the error.
             name: of the file, below the folder.
             ask: does it, with the filesystem and the path.
-            sure: that the file is missing is an error like others.
+            answers: exceptions that say what was asked, and are raised as they are.
 
         Raises:
-            FileNotFoundError: it is missing, and that was to be expected.
-            DatasetError: anything else.
+            RemoteError: it fails.
         """
-        filesystem, top = self._at()
-        try:
+
+        def once() -> Result:
+            filesystem, top = self._there.opened()
             return ask(filesystem, f"{top}/{name}" if name else top)
-        except Exception as error:  # each store has exceptions of its own
-            if isinstance(error, FileNotFoundError) and not sure:
-                raise
-            _opened.pop(self._store, None)  # another try has what the environment then says
-            raise DatasetError(
-                f"{self.file_url(name)!r} cannot be {what}: {type(error).__name__}: {error}. Is "
-                "the name right, is the store reached from here, and are there credentials in the "
-                "environment? For a store of your own set its address, for S3 AWS_ENDPOINT_URL"
-            ) from error
+
+        refused = f"{self.file_url(name)!r} cannot be {done}"
+        return self._there.ask(once, refused, patience_s=_PATIENCE_S, answers=answers)
 
     def file_url(self, name: str) -> str:
-        """The URL of a file below the folder."""
-        return f"{self.url}/{name}" if name else self.url
+        """The URL of a file below the folder, to print it."""
+        return f"{self}/{name}" if name else str(self)
 
     def files(self, below: str = "") -> dict[str, RemoteFile]:
         """All files in a folder below this one and deeper, by their names below this one."""
         found = self._asked("listed", below, lambda there, path: there.find(path, detail=True))
-        start = len(self._at()[1]) + 1
+        start = len(self._there.opened()[1]) + 1
         return {
             path[start:]: RemoteFile(int(about.get("size") or 0), _version(about))
             for path, about in found.items()
             if len(path) > start and not path.endswith("/")  # what stands for a folder
         }
 
-    def walk(self) -> Iterator[tuple[str, list[str], list[str]]]:
-        """As os.walk gives folders, and the names of folders and files in them; "" is this one."""
-        _, top = self._at()
-        steps = self._asked("listed", "", lambda there, path: there.walk(path, on_error="raise"))
-        while (step := self._asked("listed", "", lambda *_: next(steps, None))) is not None:
-            folder, folders, files = step
-            yield folder.rstrip("/")[len(top) + 1 :], folders, [file for file in files if file]
+    def walk(self, below: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
+        """As os.walk gives folders, and the names of folders and files in them; "" is this one.
+
+        It goes where the lists of folders say when the next one is asked for.
+        """
+
+        def ask(there: Any, path: str) -> tuple[list[str], list[str]]:
+            folders: list[str] = []
+            files: list[str] = []
+            for about in there.ls(path, detail=True):
+                each = about["name"].rstrip("/")
+                if each != path:  # what has the name of the folder stands for it
+                    found = folders if about["type"] == "directory" else files
+                    found.append(each.rpartition("/")[2])
+            return folders, files
+
+        folders, files = self._asked("listed", below, ask)
+        yield below, folders, files
+        for name in folders:
+            yield from self.walk(f"{below}/{name}" if below else name)
 
     def glob(self) -> list[str]:
         """The URLs of the files that this URL is a pattern of; itself, where that is one."""
@@ -167,29 +147,41 @@ class RemotePath:
         found = self._asked("looked at", name, lambda there, path: there.info(path))
         return RemoteFile(int(found["size"]), _version(found))
 
-    def open(self, name: str) -> BinaryIO:
-        """A file to read from its beginning on, in large blocks; seeking passes blocks over."""
-        opened: BinaryIO = self._asked(
-            "read",
-            name,
-            lambda there, path: there.open(
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A file to read from its beginning on, in large blocks; seeking passes blocks over.
+
+        Raises:
+            DatasetError: it cannot be read, then or later on.
+        """
+
+        def ask(there: Any, path: str) -> BinaryIO:
+            opened: BinaryIO = there.open(
                 path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"
-            ),
-        )
-        return opened
+            )
+            return opened
+
+        with self._asked("read", name, ask) as file:
+            try:
+                yield file
+            except DatasetError:
+                raise
+            except Exception as error:  # each store has exceptions of its own
+                said = self._there.says(error)
+                raise RemoteError(f"{self.file_url(name)!r} cannot be read: {said}") from error
 
     def read(self, name: str, first: int | None = None, stop: int | None = None) -> bytes:
         """A file, or a part of it.
 
         Raises:
             FileNotFoundError: it is missing.
-            DatasetError: it cannot be read.
+            RemoteError: it cannot be read.
         """
         data = self._asked(
             "read",
             name,
             lambda there, path: there.cat_file(path, start=first, end=stop),
-            sure=False,
+            answers=(FileNotFoundError,),
         )
         return bytes(data)
 
@@ -197,19 +189,16 @@ class RemotePath:
         """Write a file that must not be there yet.
 
         Raises:
-            FileExistsError: it is.
+            FileExistsError: it is, perhaps with these bytes, where a request went through of which
+                the answer was lost.
+            RemoteError: it cannot be written.
         """
 
-        def ask(there: Any, path: str) -> bool:
+        def ask(there: Any, path: str) -> None:
             _make_folders(there, path)
-            try:
-                there.pipe_file(path, data, mode="create")
-            except FileExistsError:
-                return False
-            return True
+            there.pipe_file(path, data, mode="create")
 
-        if not self._asked("written", name, ask):
-            raise FileExistsError(self.file_url(name))
+        self._asked("written", name, ask, answers=(FileExistsError,))
 
     def put(self, name: str, file: str | os.PathLike[str]) -> None:
         """Write a file whole, from one of this machine."""
@@ -223,14 +212,19 @@ class RemotePath:
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            self._asked("removed", name, lambda there, path: there.rm_file(path), sure=False)
+            self._asked(
+                "removed",
+                name,
+                lambda there, path: there.rm_file(path),
+                answers=(FileNotFoundError,),
+            )
 
     def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """What a function that reads or writes here gives for each of some items, in their order.
 
         It is called for several of them at a time, in threads.
         """
-        self._at()
+        self._there.opened()  # once, and not by each thread
         waiting: deque[Future[Result]] = deque()
         with ThreadPoolExecutor(AT_ONCE) as threads:
             try:

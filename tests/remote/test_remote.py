@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from caches import made as build
-from caches import photos as make_photos
-from range_server import Answer, RangeServer
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
+from caches import made as build
+from caches import photos as make_photos
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, UsageError
-from feedline.stores import joined_parts
+from feedline.remote import joined_parts
 from processes import whole_crew
+from range_server import Answer, RangeServer
 from row_of import made
 
 pytest.importorskip("aiohttp")
@@ -257,6 +257,28 @@ def test_a_torchvision_folder_reads_a_cache_at_a_url(
     assert images_asked(server) < COUNT  # a batch's are fetched together
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_cache_is_opened_once_however_often_the_dataset_changes(
+    originals: Path, server: RangeServer, tmp_path: Path, workers: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = TorchvisionFolder(str(originals), TRAIN)
+    options: dict[str, Any] = {"seed": 3, "num_workers": workers}
+    with DataLoader(folder, 16, cache=f"{server.url}/jpeg", **options) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT
+        asked = len(server.requests)
+        server.stop()
+        try:
+            folder.transform = transforms.Compose([*TRAIN.transforms])
+            assert sum(len(labels) for _, labels in loader) == COUNT
+        finally:
+            server.start()
+        assert len(server.requests) == asked
+        loader.refresh()
+        assert sum(len(labels) for _, labels in loader) == COUNT
+        assert server.asked(".json") == 2
+
+
 def test_a_cache_is_named_by_its_url_where_the_folder_is_the_default(
     originals: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +403,7 @@ def test_other_formats_are_refused_with_what_to_do(
         ({"root": "nothing://h/c"}, r"'?nothing'?.*Protocol not known|cannot be opened"),
         ({"root": Path("s3://bucket/cache")}, "pathlib keeps one slash"),
         ({"root": "s3://b/c", "storage_options": {"no": 1}}, "cannot be opened by fsspec.*'no'"),
+        ({"root": "http://h/c", "storage_options": {"batch_size": 0}}, "above 0; got 0"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any], said: str) -> None:

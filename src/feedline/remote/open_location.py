@@ -1,4 +1,4 @@
-"""From what a user calls a cache to where it lies."""
+"""From what a user calls a cache to where it lies, and to the cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedline.errors import UsageError
+from feedline.remote.filesystem import is_url
+from feedline.remote.location import RemoteLocation
 from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.remote_location import RemoteLocation
-from feedline.stores.remote_path import is_url
+from feedline.stores.cache_store import CacheStore
 
-__all__ = ["location_of", "was_url"]
+__all__ = ["location_of", "open_cache", "was_url"]
 
 # What pathlib makes of a URL.
 _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -61,3 +62,8 @@ def location_of(
 def was_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path is what pathlib makes of a URL."""
     return _LOST_SLASH.match(os.fspath(path)) is not None and not os.path.exists(path)
+
+
+def open_cache(root: str | os.PathLike[str]) -> CacheStore:
+    """The cache in a folder or at a URL; raises as `location_of` and `CacheStore` do."""
+    return CacheStore(location_of(root))

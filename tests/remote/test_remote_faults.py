@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+
 from caches import environment
 from caches import made as build
 from caches import photos as make_photos
-from range_server import Answer, RangeServer
-
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
-from feedline.stores import joined_parts, remote_files, remote_location, remote_shards
+from feedline.remote import filesystem, joined_parts, location, parts, shards
 from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
+from range_server import Answer, RangeServer
 from row_of import made
 
 pytest.importorskip("aiohttp")
@@ -88,7 +88,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which it is decided when to try again."""
     made = Clock()
-    monkeypatch.setattr(remote_files, "time", made)
+    monkeypatch.setattr(filesystem, "time", made)
     return made
 
 
@@ -203,11 +203,11 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from
     try:
         with pytest.raises(
             ImageError,
-            match=rf"sample 3, .*'24/000000\.tar' from byte .*{server.url}/cache, "
-            r"\d+ times in \d+ s: Client\w+.*Is the server down",
+            match=rf"sample 3, .* of '{server.url}/cache/24/000000\.tar' from byte \d+ on cannot "
+            r"be read \(tried \d+ times in \d+ s\): Client\w+.*Is the server down",
         ):
             made(remote, 24, 3, 0)
-        assert 30 < sum(clock.pauses) <= 1.5 * remote_shards._PATIENCE_S
+        assert 30 < sum(clock.pauses) <= 1.5 * shards._PATIENCE_S
         waited = len(clock.pauses)
         for sample in range(4, 20):
             with pytest.raises(ImageError):
@@ -336,8 +336,9 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 ) -> None:
     with pytest.raises(DatasetError, match=r"FileNotFoundError.*must hold all that"):
         ImageFolder(f"{server.url}/nothing", local_dir=tmp_path)
-    monkeypatch.setattr(remote_location, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(location, "_PATIENCE_S", 0.0)
     server.stop()
+    server.fault = reset  # of connections that are still open
     try:
         with pytest.raises(DatasetError, match=rf"{server.url}/cache.*Connect.*Is the server down"):
             ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
@@ -348,8 +349,8 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 def test_a_server_that_says_nothing_is_given_up(
     remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_files, "_DEADLINE_S", 0.2)
-    monkeypatch.setattr(remote_shards, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(parts, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(shards, "_PATIENCE_S", 0.0)
     ended = threading.Event()
     server.fault = lambda answer: not ended.wait(60)
     try:

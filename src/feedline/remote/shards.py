@@ -3,7 +3,7 @@
 Guarantees: those of `cache_level`; what a piece of work lacks is fetched with many requests at a
 time; bytes that do not have their checksum are neither given nor kept.
 
-Relies on: `remote_files` for the bytes, `local_copies` to keep them.
+Relies on: `parts` for the bytes, `local_copies` to keep them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from feedline.errors import ImageError
+from feedline.remote.error import RemoteError
+from feedline.remote.joined_parts import Part
+from feedline.remote.local_copies import LocalCopies
+from feedline.remote.parts import RemoteParts
 from feedline.stores.cache_index import CacheIndex
 from feedline.stores.cache_layout import Level, Manifest, shard_name
 from feedline.stores.cache_level import Held, LevelReader
-from feedline.stores.joined_parts import Part
-from feedline.stores.local_copies import LocalCopies
-from feedline.stores.remote_error import RemoteError
-from feedline.stores.remote_files import RemoteFiles
 
 __all__ = ["RemoteShards"]
 
@@ -46,7 +46,7 @@ class RemoteShards(LevelReader):
         manifest: Manifest,
         level: Level,
         index: CacheIndex,
-        files: RemoteFiles,
+        files: RemoteParts,
         copies: LocalCopies | None,
     ) -> None:
         super().__init__(root, manifest, level, index)

@@ -10,8 +10,8 @@ import numpy as np
 import simplejpeg
 
 from feedline.cache.build import build_cache
+from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import Manifest
-from feedline.stores.cache_store import CacheStore
 
 SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -51,7 +51,7 @@ def contents(root: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
 
 def images(root: Path) -> list[bytes]:
     """The bytes of all copies, level by level."""
-    store = CacheStore(root)
+    store = open_cache(root)
     levels = store.manifest.levels
     found = [store.read(sample, level.side) for level in levels for sample in range(len(store))]
     store.close()

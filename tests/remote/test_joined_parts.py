@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fsspec")
 
-from feedline.stores.joined_parts import BLOCK_BYTES, GAP_BYTES, Part, joined
+from feedline.remote.joined_parts import BLOCK_BYTES, GAP_BYTES, Part, joined
 
 LENGTHS = st.one_of(st.integers(1, 100_000), st.integers(1, 2 * BLOCK_BYTES))
 PARTS = st.lists(

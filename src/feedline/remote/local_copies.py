@@ -15,8 +15,8 @@ import os
 import time
 
 from feedline.errors import ImageError
-from feedline.stores.disk_room import PART_ENDING, DiskRoom
-from feedline.stores.joined_parts import Part
+from feedline.remote.disk_room import PART_ENDING, DiskRoom
+from feedline.remote.joined_parts import Part
 from feedline.stores.read_file import read_part
 
 __all__ = ["LocalCopies"]

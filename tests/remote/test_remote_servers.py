@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+
 from caches import flip
 from caches import made as build
 from caches import photos as make_photos
-from range_server import Answer, RangeServer
-
 from feedline import DataLoader, ImageFolder
 from feedline.cache.info import cache_info
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, FeedlineError
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 from processes import eventually
+from range_server import Answer, RangeServer
 from row_of import made
 
 pytest.importorskip("s3fs")
@@ -182,7 +182,7 @@ def test_a_shard_that_is_not_what_was_written_is_found_and_named(
     bucket: Any, cache: Path, tmp_path: Path
 ) -> None:
     damaged = shutil.copytree(cache, tmp_path / "damaged")
-    store = CacheStore(cache)
+    store = open_cache(cache)
     place = int(store.reader(store.level_for(24))._entries[40, 1])
     flip(damaged / "24" / "000001.tar", place)
     os.truncate(damaged / "16" / "000002.tar", 4096)

@@ -1,6 +1,6 @@
 """A cache on another machine: its index is fetched once, its images as they are read.
 
-Guarantees: those of `remote_shards`; no name that comes from there is a path here; nothing is
+Guarantees: those of `shards`; no name that comes from there is a path here; nothing is
 unpickled, and no index is fetched that is larger than what may be kept on this machine.
 
 Relies on: digests in the manifest, which tell whether the index on this machine is the cache's.
@@ -22,6 +22,13 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError, UsageError
+from feedline.remote.disk_room import ENDING, DiskRoom, default_limit, free_bytes
+from feedline.remote.error import RemoteError
+from feedline.remote.filesystem import shown
+from feedline.remote.joined_parts import BLOCK_BYTES, Part
+from feedline.remote.local_copies import LocalCopies
+from feedline.remote.parts import RemoteParts
+from feedline.remote.shards import RemoteShards
 from feedline.stores.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
 from feedline.stores.cache_layout import (
     INDEX,
@@ -32,12 +39,6 @@ from feedline.stores.cache_layout import (
     parse_manifest,
 )
 from feedline.stores.cache_level import LevelReader
-from feedline.stores.disk_room import ENDING, DiskRoom, default_limit, free_bytes
-from feedline.stores.joined_parts import BLOCK_BYTES, Part
-from feedline.stores.local_copies import LocalCopies
-from feedline.stores.remote_error import RemoteError
-from feedline.stores.remote_files import RemoteFiles
-from feedline.stores.remote_shards import RemoteShards
 
 __all__ = ["RemoteLocation"]
 
@@ -76,13 +77,19 @@ class RemoteLocation:
         whole = isinstance(local_bytes, int) and not isinstance(local_bytes, bool)
         if local_bytes is not None and not (whole and local_bytes > 0):
             raise UsageError(f"local_bytes must be a whole number above 0, got {local_bytes!r}")
-        self.files = RemoteFiles(url, options)
+        scheme = url.partition("://")[0]
+        if "::" in url or ("?" in url and scheme.startswith("http")):
+            raise UsageError(
+                f"{shown(url)!r} names no folder whose files could be read: give "
+                "PROTOCOL://HOST/FOLDER, without a query and without another protocol around it"
+            )
+        self._parts = RemoteParts(url, options)
         self.local_dir = os.path.abspath(os.path.expanduser(local_dir or _default_folder()))
         self.local_bytes = default_limit(self.local_dir) if local_bytes is None else local_bytes
         self._keep = keep
 
     def __str__(self) -> str:
-        return str(self.files)
+        return str(self._parts)
 
     def manifest(self) -> Manifest:
         """What lies there now.
@@ -93,7 +100,7 @@ class RemoteLocation:
         """
         part = Part(MANIFEST, 0, MOST_MANIFEST_BYTES + 1)
         try:
-            data = self.files.rest(part, patience_s=_PATIENCE_S)
+            data = self._parts.rest(part, patience_s=_PATIENCE_S)
         except RemoteError as error:
             raise DatasetError(f"the cache {self} cannot be read: {error}") from error
         manifest = parse_manifest(data, str(self))
@@ -186,20 +193,20 @@ class RemoteLocation:
         parts = [Part(name, first, BLOCK_BYTES) for first in starts]
         for at in range(0, len(parts), _AT_ONCE):
             some = parts[at : at + _AT_ONCE]
-            for part, data in zip(some, self.files.fetch(some), strict=True):
+            for part, data in zip(some, self._parts.fetch(some), strict=True):
                 if isinstance(data, Exception):
-                    data = self.files.read(part, patience_s=_PATIENCE_S)
+                    data = self._parts.read(part, patience_s=_PATIENCE_S)
                 yield data
         first = BLOCK_BYTES * len(parts)
         rest = Part(name, first, size - first + _LONGEST_HEADER_BYTES)
-        yield self.files.rest(rest, patience_s=_PATIENCE_S)
+        yield self._parts.rest(rest, patience_s=_PATIENCE_S)
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
         """What reads one of its levels."""
         folder = self.folder(manifest)
         room = DiskRoom(self.local_dir, self.local_bytes)
         copies = LocalCopies(folder, room) if self._keep else None
-        return RemoteShards(folder, manifest, level, index, self.files, copies)
+        return RemoteShards(folder, manifest, level, index, self._parts, copies)
 
     def in_words(self) -> str:
         """Its URL, and where its images are kept."""
@@ -207,7 +214,7 @@ class RemoteLocation:
 
     def close(self) -> None:
         """Let go of the connections."""
-        self.files.close()
+        self._parts.close()
 
 
 def _default_folder() -> str:

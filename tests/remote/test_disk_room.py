@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from feedline.stores import disk_room
-from feedline.stores.disk_room import DiskRoom, default_limit
-from feedline.stores.joined_parts import Part
-from feedline.stores.local_copies import LocalCopies
+from feedline.remote import disk_room
+from feedline.remote.disk_room import DiskRoom, default_limit
+from feedline.remote.joined_parts import Part
+from feedline.remote.local_copies import LocalCopies
 
 CACHE = "cache-0123456789abcdef.remote"
 IMAGE = b"\1" * 8192

@@ -15,7 +15,7 @@ import pytest
 s3fs = pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
 
-from feedline.stores.remote_path import RemotePath  # noqa: E402
+from feedline.remote.folder import RemoteFolder  # noqa: E402
 
 __all__ = ["Bucket", "serving"]
 
@@ -33,7 +33,7 @@ class Bucket:
 
     def __init__(self, server: Any) -> None:
         self.url = f"s3://{server.bucket}/{secrets.token_hex(8)}"
-        self.there = RemotePath(self.url)
+        self.there = RemoteFolder(self.url)
 
     def fill(self, name: str, folder: Path) -> str:
         """Upload a folder: its URL."""
