@@ -1,0 +1,124 @@
+"""What the kernel counts of processes: time on a core, time in wait for one, what came from a disk.
+
+Guarantees: a few small files are read for each process, no library call waits; a process that has
+ended keeps what was read of it last; what the kernel does not tell is None.
+Relies on: /proc of Linux; elsewhere only the time on a core is known, from psutil.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from feedline.trace.run import Process
+
+__all__ = ["ProcessWatch"]
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_MOST = 64
+
+
+@dataclass(slots=True)
+class _Count:
+    cpu_s: float
+    queued_s: float | None
+    read_bytes: int | None
+    major_faults: int | None
+
+
+def _count(pid: int, proc: Path) -> _Count | None:
+    """What is counted of a process since it began; None where it has ended."""
+    folder = proc / str(pid)
+    try:
+        # Behind the name, which may hold anything: utime and stime are the 14th and 15th field.
+        stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        with contextlib.suppress(psutil.Error):
+            used = psutil.Process(pid).cpu_times()
+            return _Count(used.user + used.system, None, None, None)
+        return None
+    queued = 0.0
+    known = False
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(folder / "task"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                queued += int((folder / "task" / thread / "schedstat").read_bytes().split()[1])
+                known = True
+    read = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (folder / "io").read_bytes().splitlines()
+        read = next(int(line.split()[1]) for line in lines if line.startswith(b"read_bytes"))
+    return _Count(
+        (int(stat[11]) + int(stat[12])) / _TICKS,
+        queued / 1e9 if known else None,
+        read,
+        int(stat[9]),
+    )
+
+
+@dataclass(slots=True)
+class _Watched:
+    role: str
+    begun_s: float
+    seen_s: float
+    first: _Count
+    last: _Count
+
+
+class ProcessWatch:
+    """Follows the trainer and its workers.
+
+    Args:
+        proc: where the kernel tells of processes.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._watched: dict[int, _Watched] = {}
+        self.worker_starts = 0
+        self.look([])
+
+    def look(self, workers: list[int]) -> None:
+        """Count anew, with these workers; about 50 us a process."""
+        roles = {os.getpid(): "trainer", **dict.fromkeys(workers, "worker")}
+        now_s = time.monotonic()
+        for pid, role in roles.items():
+            count = _count(pid, self._proc)
+            if count is None:
+                continue
+            known = self._watched.get(pid)
+            if known is None or count.cpu_s < known.last.cpu_s:  # new, or the number came again
+                self.worker_starts += role == "worker"
+                self._watched[pid] = _Watched(role, now_s, now_s, count, count)
+            else:
+                known.seen_s, known.last = now_s, count
+        if len(self._watched) > 2 * _MOST:
+            self._watched = {process.pid: self._watched[process.pid] for process in self.found()}
+
+    def found(self) -> list[Process]:
+        """The trainer first, then those workers that were watched longest, at most 64."""
+        processes = [
+            Process(
+                role="trainer" if each.role == "trainer" else "worker",
+                pid=pid,
+                seconds=each.seen_s - each.begun_s,
+                cpu_s=each.last.cpu_s - each.first.cpu_s,
+                queued_s=_less(each.last.queued_s, each.first.queued_s),
+                read_bytes=_less(each.last.read_bytes, each.first.read_bytes),
+                major_faults=_less(each.last.major_faults, each.first.major_faults),
+            )
+            for pid, each in self._watched.items()
+        ]
+        processes.sort(key=lambda each: (each.role != "trainer", -each.seconds))
+        return processes[:_MOST]
+
+
+def _less(last: float | int | None, first: float | int | None) -> Any:
+    """The difference; None where either is unknown. Threads that ended took theirs along."""
+    return None if last is None or first is None else max(type(last)(0), last - first)

@@ -1,0 +1,273 @@
+"""Writes down where the time of a run goes, while it goes on.
+
+Guarantees: memory that does not grow with the run; a step costs some microseconds; what was not
+measured stays None. Nothing here waits, and nothing runs beside the step: processes are looked at
+now and then within a step, and the workers' own pages are read when a run is asked for.
+
+A step is timed when a batch is handed out: the computing since the batch before it was, and the
+waiting for this one. The first batch of a pass is its start, and in no step.
+
+Relies on: being told in the order of events, from one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from feedline.trace.course import Course
+from feedline.trace.histogram import Histogram
+from feedline.trace.passes import Passes
+from feedline.trace.processes import ProcessWatch
+from feedline.trace.run import Event, Excerpt, Loader, Machine, Pass, Run, SlowSample, StageTime
+from feedline.trace.stage_page import Spent
+
+__all__ = ["Batch", "Recorder", "Workers"]
+
+LOOK_S = 1.0
+"""Processes are looked at no more often than that."""
+
+_FIRST_STEPS = 8
+_EXCERPT_STEPS = 32
+_WORSE = 1.5  # a longer wait is worth an excerpt where it is that many times the longest so far
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is seen of a batch that is handed out.
+
+    Args:
+        image_size: side of its images in pixels; None where it has none, or of several sizes.
+        samples: how many; None where that cannot be told.
+        bytes: of all its tensors.
+        float_bytes: of those that are images as floats.
+        pinned: whether they lie in pinned memory; None where that does not matter.
+    """
+
+    image_size: int | None = None
+    samples: int | None = None
+    bytes: int = 0
+    float_bytes: int = 0
+    pinned: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How a loader's workers are seen.
+
+    Args:
+        pids: their process ids now.
+        spent: what each has spent its time on, by seat; empty where nobody timed them.
+        name: what a sample is called, by its number.
+        deaths: how many have died and were replaced.
+    """
+
+    pids: Callable[[], list[int]] = list
+    spent: Callable[[], dict[int, Spent]] = dict
+    name: Callable[[int], str] = str
+    deaths: Callable[[], int] = int
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """A step as the host saw it, in ns: computing, then waiting for the next batch."""
+
+    number: int
+    begun_ns: int
+    asked_ns: int
+    got_ns: int
+
+
+class Recorder:
+    """Records the run of one process.
+
+    Args:
+        machine: where it runs.
+        settings: what a recipe was set to.
+        rank: of the process, and of how many.
+        world_size: how many.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        settings: dict[str, str] | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._begun_ns = time.monotonic_ns()
+        self._run = Run(
+            started=time.time(),
+            machine=machine,
+            settings=settings or {},
+            rank=rank,
+            world_size=world_size,
+        )
+        self._workers: list[Workers] = []
+        self._course = Course()
+        self.processes = ProcessWatch()
+        self._looked_s = 0.0
+        self._passes = Passes()
+        self._ready_ns = 0  # when the latest batch of the pass was handed out; 0 before the first
+        self._number = 0
+        self._cycles: deque[_Cycle] = deque(maxlen=_EXCERPT_STEPS)
+        self._longest_ms = 0.0
+        self._longest: Excerpt | None = None
+        self.device_clock = False
+
+    def _now_s(self) -> float:
+        return (time.monotonic_ns() - self._begun_ns) / 1e9
+
+    # Told by those who see the batches
+
+    def loader(self, loader: Loader, workers: Workers | None = None) -> int:
+        """Another loader comes; its number among the run's."""
+        self._run.loaders.append(loader)
+        self._workers.append(workers or Workers())
+        return len(self._run.loaders) - 1
+
+    def begin(self, loader: int, epoch: int) -> None:
+        """The first batch of a pass over a loader is asked for."""
+        now_s = self._now_s()
+        self._passes.begin(loader, epoch, now_s)
+        self._course.begin(now_s)
+        self._ready_ns = 0
+
+    def handed_out(self, batch: Batch, asked_ns: int, got_ns: int) -> None:
+        """A batch is handed out.
+
+        Args:
+            batch: what is seen of it.
+            asked_ns: when it was asked for, on the monotonic clock; likewise
+            got_ns: when it was there.
+        """
+        now = self._passes.of_size(batch.image_size)
+        wait_ms = (got_ns - asked_ns) / 1e6
+        if not self._ready_ns:
+            now.start_ms.add(wait_ms)
+        else:
+            compute_ms = (asked_ns - self._ready_ns) / 1e6
+            if not self.device_clock:
+                _add(now, wait_ms, None, compute_ms)
+            self._cycles.append(_Cycle(self._number, self._ready_ns, asked_ns, got_ns))
+            if wait_ms > max(1.0, _WORSE * self._longest_ms):
+                self._longest_ms = wait_ms
+                self._longest = self._excerpt("longest wait")
+        self._number += 1
+        self._ready_ns = got_ns
+        now.batches += 1
+        now.bytes += batch.bytes
+        now.float_bytes += batch.float_bytes
+        now.pinned = batch.pinned
+        if now.samples is not None:
+            now.samples = None if batch.samples is None else now.samples + batch.samples
+        if batch.samples is not None:
+            now.batch_size = max(now.batch_size or 0, batch.samples)
+        now.ended_s = (got_ns - self._begun_ns) / 1e9
+        self._course.add(now.ended_s, batch.samples, wait_ms, batch.image_size)
+        if now.ended_s - self._looked_s > LOOK_S:
+            self._look(now)
+
+    def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
+        """A step was timed by who knows better: the device, or a loader that knows its copies.
+
+        For those who set `device_clock`. It may come some steps later.
+        """
+        if self._passes.now is not None:
+            _add(self._passes.now, wait_ms, copy_ms, compute_ms)
+
+    def end(self, how: str) -> None:
+        """The pass is over: "exhausted", "left" or "raised"."""
+        if self._passes.now is not None:
+            self._look(self._passes.now)
+        self._passes.end(how)
+
+    def note(self, said: str) -> None:
+        """Something could not be measured."""
+        if said not in self._run.notes and len(self._run.notes) < 20:
+            self._run.notes.append(said)
+
+    def _look(self, now: Pass) -> None:
+        self._looked_s = self._now_s()
+        workers = self._workers[now.loader]
+        self.processes.look(workers.pids())
+
+    # Told to those who ask
+
+    def run(self) -> Run:
+        """The run so far. What it holds is not touched later, except passes that go on."""
+        run = self._run
+        run.seconds = self._now_s()
+        run.course = self._course.points()
+        run.passes = list(self._passes.entries)
+        if self._passes.now is not None:
+            self._look(self._passes.now)
+        self._read_workers(run)
+        run.use.processes = self.processes.found()
+        run.use.worker_starts = self.processes.worker_starts
+        run.use.worker_deaths = sum(workers.deaths() for workers in self._workers)
+        latest = self._excerpt("latest")
+        run.excerpts = [each for each in (latest, self._longest) if each is not None]
+        return replace(run)
+
+    def _read_workers(self, run: Run) -> None:
+        total, slowest = Spent(), []
+        for workers in self._workers:
+            own = Spent()
+            for spent in workers.spent().values():
+                own += spent
+            slowest += [SlowSample(name=workers.name(k), ms=ms) for ms, k in own.slowest]
+            total += own
+        run.tasks, run.tasks_ms = total.tasks, total.tasks_ms
+        run.samples_timed, run.samples_ms = total.samples, total.samples_ms
+        run.stages = sorted(
+            (
+                StageTime(
+                    name=name,
+                    count=stage.count,
+                    total_ms=stage.total_ms,
+                    longest_ms=stage.longest_ms,
+                )
+                for name, stage in total.stages.items()
+            ),
+            key=lambda stage: -stage.total_ms,
+        )
+        run.slowest = sorted(slowest, key=lambda sample: -sample.ms)[:20]
+
+    def _excerpt(self, why: str) -> Excerpt | None:
+        """The latest steps, and what the workers did meanwhile."""
+        if not self._cycles:
+            return None
+        begun_ns = self._cycles[0].begun_ns
+        ended_ns = self._cycles[-1].got_ns
+        events = []
+
+        def event(lane: str, stage: str, begin_ns: int, end_ns: int, batch: int = -1) -> None:
+            begin_ms, end_ms = (begin_ns - begun_ns) / 1e6, (end_ns - begun_ns) / 1e6
+            events.append(
+                Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
+            )
+
+        for cycle in self._cycles:
+            event("step", "compute", cycle.begun_ns, cycle.asked_ns, cycle.number - 1)
+            event("step", "wait", cycle.asked_ns, cycle.got_ns, cycle.number)
+        if self._workers:
+            for seat, spent in sorted(self._workers[-1].spent().items()):
+                for task_begun_ns, task_done_ns in spent.latest:
+                    if task_done_ns > begun_ns and task_begun_ns < ended_ns:
+                        event(f"worker {seat}", "make", max(task_begun_ns, begun_ns), task_done_ns)
+        return Excerpt(why=why, begun_s=(begun_ns - self._begun_ns) / 1e9, events=events)
+
+
+def _add(to: Pass, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
+    """Add a step."""
+    to.wait.add(max(0.0, wait_ms))
+    to.compute.add(max(0.0, compute_ms))
+    if copy_ms is not None:
+        to.copy = to.copy or Histogram()
+        to.copy.add(max(0.0, copy_ms))
+    if len(to.first_steps_ms) < _FIRST_STEPS:
+        to.first_steps_ms.append(round(compute_ms, 3))
