@@ -99,7 +99,7 @@ class StagePage:
 
     def __init__(self, memory: NDArray[np.int64]) -> None:
         self._bytes = memory.view(np.uint8)
-        self._words = memoryview(memory)  # an item of it is twice as quick as an array's
+        self._words = memory.data  # an item of it is twice as quick as an array's
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
 
     def task(self, begun_ns: int, done_ns: int) -> None:
