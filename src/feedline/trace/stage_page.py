@@ -178,5 +178,5 @@ def _place(k: int) -> int:
 def _names(words: NDArray[np.int64]) -> list[str]:
     """Stage names of a page, in the order in which they came."""
     known = min(max(0, int(words[_STAGES])), MOST_STAGES)
-    names = words[_NAMES : _NAMES + _NAME_WORDS * known].view(np.uint8).reshape(known, -1)
+    names = words[_NAMES : _NAMES + _NAME_WORDS * known].view(np.uint8).reshape(-1, 8 * _NAME_WORDS)
     return [bytes(name).rstrip(b"\0").decode(errors="replace") for name in names]
