@@ -16,8 +16,8 @@ PACKAGE = Path(feedline.__file__).parent
 # From the top floor down: a room may import those after it, and itself.
 ROOMS = (
     "cli",
-    "diagnose",
     "train",
+    "watching",
     "bench",
     "frameworks",
     "cache",
@@ -32,6 +32,7 @@ ROOMS = (
     "randomness",
     "request",
     "plan",
+    "diagnose",
     "trace",
     "system",
     "errors",
