@@ -25,6 +25,8 @@ def time_steps() -> None:
 
     To be called once in a process.
     """
+    if "PIL.Image" in sys.modules:  # which loads the other with the first image
+        importlib.import_module("PIL.ImageFile")
     _around("torchvision.transforms", "Compose", "__call__", _composed)
     _around("torchvision.transforms.v2", "Compose", "forward", _composed)
     _around("albumentations.core.transforms_interface", "BasicTransform", "__call__", _step)
@@ -32,13 +34,8 @@ def time_steps() -> None:
 
 
 def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
-    """Put `how` around a method of a class, if its library is loaded and has it."""
-    if module.partition(".")[0] not in sys.modules:
-        return
-    try:
-        found = getattr(importlib.import_module(module), kind, None)
-    except ImportError:
-        return
+    """Put `how` around a method of a class, if its module is loaded and has it."""
+    found = getattr(sys.modules.get(module), kind, None)
     original = vars(found).get(method) if isinstance(found, type) else None
     if not callable(original):
         return
