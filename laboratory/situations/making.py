@@ -38,7 +38,7 @@ class Sharpened:
     def __call__(self, image: Any) -> Any:
         from PIL import ImageFilter
 
-        for _ in range(3):
+        for _ in range(8):
             image = image.filter(ImageFilter.UnsharpMask(8, 120, 2))
         return image
 

@@ -102,7 +102,7 @@ def load_of(facts: Facts, phase: Phase) -> Load:
         hand = max(0.0, phase.wait_ms - work)
         hand_cpu = max(0.0, hand_cpu - cpu)
     else:
-        hand = min(hand_cpu, phase.wait_ms)
+        hand = min(hand_cpu * facts.crowding, phase.wait_ms)
     step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
     step_cpu = min(step_cpu, phase.compute_ms * facts.cores)
     return Load(

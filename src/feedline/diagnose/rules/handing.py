@@ -15,7 +15,9 @@ _MUCH = 0.35
 _IDLE = 0.85  # workers that are at work for less of the time could do more
 _DEEP = 16  # batches ahead: more do not help against stalls that one still sees
 _FULL = 0.8  # of the shared memory
-_TINY_MS = 5.0  # a step that is longer is not made of what a batch costs as such
+_TINY_MS = 2.0  # a batch whose work is longer is not made of what a batch costs as such
+_AT_LEISURE = 0.4  # of the time: workers that are at work for less are not what is waited for
+_EVERY_STEP = 0.7  # of the steps
 _TINY = 32  # samples
 _TINY_BYTES = 1 << 20
 
@@ -53,11 +55,12 @@ def hand_over(facts: Facts) -> Finding | None:
     if lanes is None or not facts.workers or not facts.waits or hand is None or _tiny(facts):
         return None
     beside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
-    if hand + beside / facts.workers < 0.5 * facts.wait_ms:
+    idle = lanes.busy < _AT_LEISURE and facts.stalls.waited > _EVERY_STEP
+    if not idle and hand * facts.crowding < 0.5 * facts.wait_ms:
         return None
 
     def change(load: Load) -> Load:
-        left = max(0.0, load.hand_ms - hand)
+        left = max(0.0, load.hand_ms - hand * facts.crowding)
         return replace(load, hand_ms=left, hand_cpu_ms=0.0, beside_cpu_ms=0.0)
 
     gain = gain_of(facts, change)
@@ -81,7 +84,7 @@ def shallow_prefetch(facts: Facts) -> Finding | None:
     if lanes is None or not facts.workers or not facts.waits or lanes.busy >= _IDLE:
         return None
     ahead = facts.workers * (facts.loader.prefetch_factor or 2)
-    if ahead >= _DEEP or (facts.hand_cpu_ms or 0.0) >= 0.5 * facts.wait_ms or _tiny(facts):
+    if ahead >= _DEEP or facts.stalls.waited > _EVERY_STEP or _tiny(facts):
         return None
     loads = [load_of(facts, phase) for phase in facts.phases]
     if any(load.produce_ms > load.consume_ms for load in loads):
@@ -129,10 +132,7 @@ def small_batch(facts: Facts) -> Finding | None:
     lanes, samples = facts.lanes, facts.samples
     if not facts.waits or not _tiny(facts) or samples is None:
         return None
-    work = lanes.work_ms / max(1, facts.workers) if lanes is not None else 0.0
-    each_ms = facts.wait_ms - (work if not facts.workers else 0.0)
-    if work > 0.7 * facts.step_ms or each_ms <= 0.3 * facts.wait_ms:
-        return None
+    work = lanes.own_ms / max(1, facts.workers) if lanes is not None else 0.0
     by = max(2, int(64 / max(1.0, samples)))
 
     def change(load: Load) -> Load:
@@ -156,10 +156,9 @@ def _worth(facts: Facts, change: Change) -> Gain | None:
 
 
 def _tiny(facts: Facts) -> bool:
-    samples = facts.samples
-    return (
-        samples is not None
-        and samples <= _TINY
-        and facts.bytes <= _TINY_BYTES
-        and facts.step_ms <= _TINY_MS
-    )
+    """Whether a batch is so little work that what it costs as such counts."""
+    samples, lanes = facts.samples, facts.lanes
+    if samples is None or samples > _TINY or facts.bytes > _TINY_BYTES:
+        return False
+    work = lanes.own_ms if lanes is not None else 0.0
+    return work <= _TINY_MS and facts.compute_ms <= 2 * _TINY_MS
