@@ -7,6 +7,7 @@ Relies on: one writer a page.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +20,10 @@ __all__ = [
     "Stage",
     "StagePage",
     "joined",
+    "latest_tasks",
     "read_page",
     "read_pages",
+    "worker_pids",
 ]
 
 PAGE_BYTES = 4096
@@ -35,7 +38,7 @@ _LATEST = 32
 _OCTAVES = 40  # up to 18 minutes
 
 # Where what lies, in words.
-_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS = range(6)
+_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _PID = range(7)
 _SLOW = 8  # pairs: ns, sample
 _SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
 _TOTALS = _SIZES + 2 * _OCTAVES  # triples: count, ns, longest ns
@@ -122,6 +125,7 @@ class StagePage:
         self._words = memory.data  # an item of it is twice as quick as an array's
         self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
+        self._words[_PID] = os.getpid()
 
     @property
     def tasks(self) -> int:
@@ -187,13 +191,15 @@ class StagePage:
 def read_page(memory: NDArray[np.int64]) -> Spent:
     """The trainer's side: what a page holds now, (PAGE_WORDS,) int64."""
     words = memory.copy()
-    stages = {}
+    stages: dict[str, Stage] = {}
     for k, name in enumerate(_names(words)):
         count, total, longest = words[_place(k) : _place(k) + 3].tolist()
-        stages[name] = Stage(count, total / 1e6, longest / 1e6)
+        stage = stages.setdefault(name, Stage())  # long names may be cut to the same one
+        stage.count += count
+        stage.total_ms += total / 1e6
+        stage.longest_ms = max(stage.longest_ms, longest / 1e6)
     sizes = words[_SIZES : _SIZES + 2 * _OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
-    ring = words[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
     return Spent(
         tasks=int(words[_TASKS]),
         tasks_ms=int(words[_TASKS_NS]) / 1e6,
@@ -203,8 +209,20 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
         stages=stages,
         sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
         slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
-        latest=sorted((begun, done) for begun, done in ring if begun),
+        latest=latest_tasks(memory),
     )
+
+
+def latest_tasks(memory: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The latest tasks of a page, oldest first: when each began and was done, in ns."""
+    ring = memory[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
+    # One that is being written may have the end of another.
+    return sorted((begun, done) for begun, done in ring if 0 < begun <= done)
+
+
+def worker_pids(pages: NDArray[np.int64]) -> list[int]:
+    """Process ids of those who note, or have noted, in pages, (seats, PAGE_WORDS) int64."""
+    return [pid for pid in pages[:, _PID].tolist() if pid]
 
 
 def read_pages(pages: NDArray[np.int64]) -> dict[int, Spent]:

@@ -2,7 +2,7 @@
 
 Guarantees: a step queues two events and reads those that have passed; the host waits for nothing.
 What the device still has to do when a batch is asked for is computing, not waiting, as it is
-there.
+there. Where it is more than 256 steps behind, those are not told of.
 Relies on: the step using the stream that is current when batches are handed out.
 """
 
@@ -19,25 +19,26 @@ _MOST_AHEAD = 256
 
 
 class DeviceClock:
-    """Times steps by a device's events.
+    """Times the steps of one pass by a device's events.
 
     Args:
         event: makes a mark on the current stream, recorded.
         tell: is told of each step once the device has done it: wait, copy (None), compute, in ms.
+        lose: is told that the steps so far that were not told of never will be.
     """
 
     def __init__(
-        self, event: Callable[[], Any], tell: Callable[[float, float | None, float], None]
+        self,
+        event: Callable[[], Any],
+        tell: Callable[[float, float | None, float], None],
+        lose: Callable[[], None],
     ) -> None:
         self._event = event
         self._tell = tell
+        self._lose = lose
         self._before: Any = None
         self._asked: Any = None
         self._steps: deque[tuple[Any, Any, Any]] = deque()
-
-    def begin(self) -> None:
-        """A pass begins: what was before belongs to no step."""
-        self._before = None
 
     def asked(self) -> None:
         """A batch is asked for."""
@@ -46,10 +47,13 @@ class DeviceClock:
     def got(self) -> None:
         """It is handed out."""
         now = self._event()
-        if self._before is not None and len(self._steps) < _MOST_AHEAD:
+        if self._before is not None:
             self._steps.append((self._before, self._asked, now))
         self._before = now
         self.settle()
+        if len(self._steps) > _MOST_AHEAD:
+            self._steps.clear()
+            self._lose()
 
     def settle(self) -> None:
         """Tell of the steps that the device has done."""
@@ -58,7 +62,9 @@ class DeviceClock:
             self._tell(asked.elapsed_time(going), None, before.elapsed_time(asked))
 
 
-def device_clock(tell: Callable[[float, float | None, float], None]) -> DeviceClock | None:
+def device_clock(
+    tell: Callable[[float, float | None, float], None], lose: Callable[[], None]
+) -> DeviceClock | None:
     """A clock of the CUDA device in use; None where none has been set up by the user's program."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -69,4 +75,4 @@ def device_clock(tell: Callable[[float, float | None, float], None]) -> DeviceCl
         made.record()
         return made
 
-    return DeviceClock(event, tell)
+    return DeviceClock(event, tell, lose)
