@@ -110,6 +110,8 @@ class PassRecord:
         self._batches += 1
         if self.timed_elsewhere:
             self._pending.append(self.entry)
+        if not ready_ns:
+            self.flush()  # workers of a short pass are seen now or never
 
     def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         """The oldest step that was not told of yet was timed by who knows better.

@@ -23,6 +23,7 @@ __all__ = ["ProcessWatch"]
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MOST = 64
+_ROUNDED_S = 2 / _TICKS  # the kernel tells a process's beginning in ticks
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ def _count(pid: int, proc: Path) -> _Count | None:
         # Behind the name, which may hold anything: utime and stime are the 14th and 15th field.
         stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
+        if proc.is_dir():
+            return None
         with contextlib.suppress(psutil.Error):
             used = psutil.Process(pid).cpu_times()
             return _Count(used.user + used.system, None, None, None)
@@ -120,15 +123,15 @@ class ProcessWatch:
             self._watched = {pid: each for pid, each in self._watched.items() if pid in kept}
 
     def _begun(self, role: str, now_s: float, count: _Count) -> _Watched:
-        if role == "worker" and count.age_s is not None and now_s - count.age_s >= self._begun_s:
-            # All of its life has been in this run.
+        young = count.age_s is not None and now_s - count.age_s >= self._begun_s - _ROUNDED_S
+        if role == "worker" and young:  # all of its life has been in this run
             nothing = _Count(
                 0.0,
                 None if count.queued_s is None else 0.0,
                 None if count.read_bytes is None else 0,
                 None if count.major_faults is None else 0,
             )
-            return _Watched(role, now_s - count.age_s, now_s, nothing, count)
+            return _Watched(role, now_s - (count.age_s or 0.0), now_s, nothing, count)
         return _Watched(role, now_s, now_s, count, count)
 
     def found(self) -> list[Process]:

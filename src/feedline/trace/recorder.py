@@ -152,7 +152,7 @@ class Recorder:
             self._course.add(entry.ended_s, count, samples, wait_ms, entry.image_size)
             if wait_ms > max(_LEAST_MS, _WORSE * self._longest_ms):
                 self._note_longest()
-            if entry.ended_s >= self._looked_s + _LOOK_S:
+            if entry.batches == count or entry.ended_s >= self._looked_s + _LOOK_S:
                 self._look(entry.loader)
 
     def _look(self, loader: int) -> None:

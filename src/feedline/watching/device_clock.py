@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["DeviceClock", "device_clock"]
+from feedline.trace.pass_record import PassRecord
+
+__all__ = ["DeviceClock", "device_event"]
 
 _MOST_AHEAD = 256
 
@@ -23,19 +25,12 @@ class DeviceClock:
 
     Args:
         event: makes a mark on the current stream, recorded.
-        tell: is told of each step once the device has done it: wait, copy (None), compute, in ms.
-        lose: is told that the steps so far that were not told of never will be.
+        record: is told of each step once the device has done it.
     """
 
-    def __init__(
-        self,
-        event: Callable[[], Any],
-        tell: Callable[[float, float | None, float], None],
-        lose: Callable[[], None],
-    ) -> None:
+    def __init__(self, event: Callable[[], Any], record: PassRecord) -> None:
         self._event = event
-        self._tell = tell
-        self._lose = lose
+        self._record = record
         self._before: Any = None
         self._asked: Any = None
         self._steps: deque[tuple[Any, Any, Any]] = deque()
@@ -53,19 +48,17 @@ class DeviceClock:
         self.settle()
         if len(self._steps) > _MOST_AHEAD:
             self._steps.clear()
-            self._lose()
+            self._record.forget_pending()
 
     def settle(self) -> None:
         """Tell of the steps that the device has done."""
         while self._steps and self._steps[0][2].query():
             before, asked, going = self._steps.popleft()
-            self._tell(asked.elapsed_time(going), None, before.elapsed_time(asked))
+            self._record.measured(asked.elapsed_time(going), None, before.elapsed_time(asked))
 
 
-def device_clock(
-    tell: Callable[[float, float | None, float], None], lose: Callable[[], None]
-) -> DeviceClock | None:
-    """A clock of the CUDA device in use; None where none has been set up by the user's program."""
+def device_event() -> Callable[[], Any] | None:
+    """What makes marks on the CUDA device in use; None where the user's program has set up none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
@@ -75,4 +68,4 @@ def device_clock(
         made.record()
         return made
 
-    return DeviceClock(event, tell, lose)
+    return event

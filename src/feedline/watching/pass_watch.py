@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from feedline.trace.look import Looker
 from feedline.trace.pass_record import PassRecord
 from feedline.trace.recorder import Recorder
-from feedline.watching.device_clock import DeviceClock, device_clock
+from feedline.watching.device_clock import DeviceClock, device_event
 from feedline.watching.failed import failed
 from feedline.watching.source import Source
 
@@ -103,18 +103,22 @@ class PassWatch(OwnPass[_T]):
         self._source = source
         self._looker = Looker()
         self._record: PassRecord | None = None
-        self._clock: DeviceClock | None = None
+        self.clock: DeviceClock | None = None
+        """Tells of steps when the device has done them, which may be after the pass."""
         try:
             self._record = self._begun(began_ns)
         except Exception as error:
             self._fail(error)
 
     def _begun(self, began_ns: int) -> PassRecord:
-        self._clock = device_clock(self._measured, self._lost)
-        on_device = self._clock is not None
-        return self._recorder.begin(
+        event = device_event()
+        on_device = event is not None
+        record = self._recorder.begin(
             self._source.number, None, began_ns, timed_elsewhere=on_device, device_clock=on_device
         )
+        if event is not None:
+            self.clock = DeviceClock(event, record)
+        return record
 
     def __next__(self) -> _T:
         asked_ns = self._asked()
@@ -133,8 +137,8 @@ class PassWatch(OwnPass[_T]):
                 self._starting.close()  # the user's loader is as it was
         if self._record is not None:
             try:
-                if self._clock is not None:
-                    self._clock.got()
+                if self.clock is not None:
+                    self.clock.got()
                 seen = self._looker.look_at(batch)
                 self._record.handed_out(seen, asked_ns, time.monotonic_ns())
             except Exception as error:
@@ -145,25 +149,12 @@ class PassWatch(OwnPass[_T]):
     def _asked(self) -> int:
         """A batch is asked for; when that is."""
         asked_ns = time.monotonic_ns()
-        if self._clock is not None:
+        if self.clock is not None:
             try:
-                self._clock.asked()
+                self.clock.asked()
             except Exception as error:
                 self._fail(error)
         return asked_ns
-
-    def _measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-        if self._record is not None:
-            self._record.measured(wait_ms, copy_ms, compute_ms)
-
-    def _lost(self) -> None:
-        if self._record is not None:
-            self._record.forget_pending()
-
-    def settle(self) -> None:
-        """Tell of steps that the device has done meanwhile."""
-        if self._clock is not None:
-            self._clock.settle()
 
     def _end(self, how: str) -> None:
         if self._over:
@@ -172,7 +163,8 @@ class PassWatch(OwnPass[_T]):
         self._source.going -= 1
         self._starting.close()
         try:
-            self.settle()
+            if self.clock is not None:
+                self.clock.settle()
             if self._record is not None:
                 self._recorder.end(self._record, how)
                 self._source.remember_names()
@@ -181,7 +173,7 @@ class PassWatch(OwnPass[_T]):
         self._ended()
 
     def _fail(self, error: Exception) -> None:
-        record, self._record, self._clock = self._record, None, None
+        record, self._record, self.clock = self._record, None, None
         if record is not None and not record.over:
             self._recorder.end(record, "left")
         failed(self._recorder, "the pass is recorded no further", error)

@@ -18,6 +18,7 @@ from feedline.loader import DataLoader
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
 from feedline.trace.switch import recorded
+from feedline.watching.device_clock import DeviceClock
 from feedline.watching.metrics import Tracker
 from feedline.watching.outlets import Outlets
 from feedline.watching.pass_watch import OwnPass, PassWatch
@@ -106,7 +107,7 @@ class Watched(Generic[_T]):
         self.iterable = iterable
         self._name = name
         self._outlets = outlets
-        self._latest: PassWatch[_T] | None = None
+        self._clock: DeviceClock | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -139,10 +140,14 @@ class Watched(Generic[_T]):
     @property
     def run(self) -> Run:
         """What is known of the run so far."""
-        if self._latest is not None:
-            with contextlib.suppress(Exception):  # the device is gone
-                self._latest.settle()
+        self._settle()
         return self.recorder.run()
+
+    def _settle(self) -> None:
+        """Learn of the latest pass's steps that the device has done meanwhile."""
+        if self._clock is not None:
+            with contextlib.suppress(Exception):  # the device is gone
+                self._clock.settle()
 
     def save(self) -> None:
         """Write the files that were asked for, with what is known now.
@@ -160,10 +165,10 @@ class Watched(Generic[_T]):
             return OwnPass(iter(self.iterable), outlets.told, self._own_ended)
         if self._source is None:
             return iter(self.iterable)
-        self._latest = PassWatch(
-            self.recorder, self._source, self.iterable, outlets.told, outlets.end
-        )
-        return self._latest
+        self._settle()
+        a_pass = PassWatch(self.recorder, self._source, self.iterable, outlets.told, outlets.end)
+        self._clock = a_pass.clock  # not the pass itself: it ends when the loop lets go of it
+        return a_pass
 
     def _own_ended(self) -> None:
         """A pass over a feedline.DataLoader is over, or was left."""
@@ -173,5 +178,5 @@ class Watched(Generic[_T]):
 
 
 _OWN = frozenset(
-    {"iterable", "recorder", "_name", "_outlets", "_latest", "_owner", "_source", "__orig_class__"}
+    {"iterable", "recorder", "_name", "_outlets", "_clock", "_owner", "_source", "__orig_class__"}
 )
