@@ -17,9 +17,9 @@ PACKAGE = Path(feedline.__file__).parent
 ROOMS = (
     "cli",
     "train",
+    "frameworks",
     "watching",
     "bench",
-    "frameworks",
     "cache",
     "loader",
     "sampling",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.watching.ceiling import ceiling
     from feedline.watching.watched import watch
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "augmentation_strength",
     "build_cache",
+    "ceiling",
     "image_size",
     "per_size",
     "plan_cache",
@@ -51,6 +53,7 @@ _HOMES = {
     "TrainCrop": "feedline.images.crops",
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
+    "ceiling": "feedline.watching.ceiling",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",

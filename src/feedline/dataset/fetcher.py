@@ -32,7 +32,8 @@ from feedline.engine.space import Space
 from feedline.plan.batches import Batch
 from feedline.randomness import fingerprint, seed_all, seeded
 from feedline.request import Request
-from feedline.trace.laps import lap, sample
+from feedline.trace import laps
+from feedline.trace.switch import recorded
 
 __all__ = ["DatasetFetcher", "Told"]
 
@@ -79,7 +80,8 @@ class DatasetFetcher:
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker
-        time_steps()
+        if recorded():
+            time_steps()
         self._beginning.become(worker, workers)
         before = fingerprint()
         try:
@@ -161,7 +163,7 @@ class DatasetFetcher:
             if self._batched:
                 samples, keys = self._samples(keys, one, skipped, at)
                 batch = self._collated(samples, keys, space)
-                lap("collate")
+                laps.lap("collate")
             else:
                 if at is not None:
                     at(0)
@@ -189,7 +191,7 @@ class DatasetFetcher:
         together = getattr(self.dataset, "__getitems__", None)
         if together and one is None:
             samples = together(keys)
-            lap("dataset")
+            laps.lap("dataset")
             return samples, keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
@@ -240,5 +242,5 @@ class DatasetFetcher:
 
 def _sampled(key: Any) -> None:
     """Note the time of a sample that is made."""
-    lap("dataset")
-    sample(key if type(key) is int else -1)
+    if laps.going:
+        laps.sample(key, "dataset")

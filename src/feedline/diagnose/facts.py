@@ -180,7 +180,7 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         machine=run.machine,
         loader=loader,
         use=run.use,
-        loaders=len({each.loader for each in run.passes}),
+        loaders=len({(each.loader, each.built) for each in run.passes}),
         passes=run.passes,
         phases=phases,
         steps=steps,
@@ -222,19 +222,21 @@ def _busiest(run: Run) -> Loader:
 def _starts(passes: list[Pass]) -> tuple[float, float, int, float, int]:
     """Starts of all passes but the first, that one, their number; those over another loader."""
     total = rebuilt = first = 0.0
-    count, rebuilds, before = 0, 0, None
+    count, rebuilds = 0, 0
+    seen: set[tuple[int, int]] = set()
     for each in passes:
         if not each.start_ms.count:
             continue
         own, starts = each.start_ms.total_ms, each.start_ms.count
-        if before is None:
+        which = each.loader, each.built
+        if not seen:
             # Where several passes are summed up, the first is taken to be the longest.
             first = each.start_ms.longest_ms
             own, starts = max(0.0, own - first), starts - 1
-        elif before != each.loader:
+        elif which not in seen:
             rebuilt += own
             rebuilds += starts
-        before = each.loader
+        seen.add(which)
         total += own
         count += starts
     return total, first, count, rebuilt, rebuilds

@@ -110,6 +110,7 @@ class Ceiling:
         now_images_per_s: what was measured.
         fetch_images_per_s: what the storage gives; None where it was not measured.
         prepare_images_per_s: what workers make of bytes that are there.
+        notes: what could not be measured, and why.
     """
 
     how: str
@@ -117,6 +118,7 @@ class Ceiling:
     now_images_per_s: float
     fetch_images_per_s: float | None = None
     prepare_images_per_s: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,8 +42,12 @@ def fill(
         seat: this worker's number, for the report.
         page: where it notes what its time goes to; None where nobody asks.
     """
-    with laps.task(page):
-        return _filled(piece, source, block, line, seat)
+    noted = laps.begin(page)
+    try:
+        return _filled(piece, source, block, line, seat, noted)
+    finally:
+        if noted:
+            laps.done()
 
 
 def _filled(
@@ -52,6 +56,7 @@ def _filled(
     block: NDArray[np.uint8],
     line: NDArray[np.int64],
     seat: int,
+    noted: bool,
 ) -> Report:
     samples = piece.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
@@ -64,6 +69,7 @@ def _filled(
     slot = block[piece.offset : piece.offset + piece.slot_bytes]
     views = arrays(slot, source.fields(piece.image_size), piece.batch_rows)
     seed = mix(piece.seed)
+    clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
     for k, sample in enumerate(samples):
         line[ROW] = k
         row = piece.start + k
@@ -75,5 +81,9 @@ def _filled(
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
-        laps.sample(sample)
+        if noted:  # by hand, as for tiny rows a call is felt
+            now_ns = clock()
+            if now_ns - before_ns > slow_ns or laps.timed:
+                slow_ns = laps.sample_took(sample, now_ns - before_ns)
+            before_ns = now_ns
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

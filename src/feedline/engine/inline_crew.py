@@ -13,6 +13,7 @@ from feedline.engine.fill import fill
 from feedline.engine.messages import Piece, Report, Task
 from feedline.engine.source import Source
 from feedline.trace.stage_page import StagePage
+from feedline.trace.switch import recorded
 
 __all__ = ["InlineCrew"]
 
@@ -30,7 +31,7 @@ class InlineCrew:
     def __init__(self, source: Source, slots_bytes: int) -> None:
         self._source = source
         self.block: NDArray[np.uint8] = np.zeros(BOARD_BYTES + slots_bytes, np.uint8)
-        self._page = StagePage(pages_of(self.block)[0])
+        self._page = StagePage(pages_of(self.block)[0]) if recorded() else None
         self._queue: deque[Piece] = deque()
 
     @property

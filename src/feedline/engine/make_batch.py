@@ -105,8 +105,12 @@ def make_batch(
         seat: this worker's number, for the report.
         page: where it notes what its time goes to; None where nobody asks.
     """
-    with laps.task(page):
+    noted = laps.begin(page)
+    try:
         return _made(task, source, memory, line, seat)
+    finally:
+        if noted:
+            laps.done()
 
 
 def _made(

@@ -14,6 +14,7 @@ from feedline.engine.make_batch import SlotMemory, make_batch
 from feedline.engine.messages import BatchTask, Piece, Report
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 from feedline.trace.stage_page import StagePage
+from feedline.trace.switch import recorded
 
 __all__ = ["Work", "work_for"]
 
@@ -39,7 +40,7 @@ def work_for(
         seat: this worker's number.
         workers: how many there are to be.
     """
-    page = StagePage(pages_of(block)[seat])
+    page = StagePage(pages_of(block)[seat]) if recorded() else None
     if not packs(source):
         rows = cast(Source, source)
         if (begin := getattr(rows, "open", None)) is not None:

@@ -25,7 +25,7 @@ from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
-from feedline.trace.laps import decoded, lap
+from feedline.trace import laps
 
 Store = TypeVar("Store", bound=SampleStore)
 
@@ -152,7 +152,8 @@ class RowPipeline(Generic[Store]):
         image, placement = self._part(item)
         fill(row[0], image, placement)
         row[1][()] = self.store.label(item.sample)
-        lap("resize")
+        if laps.timed:
+            laps.lap("resize")
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """The part of the image that is shown, valid until the next one, and where it goes."""
@@ -161,7 +162,8 @@ class RowPipeline(Generic[Store]):
         try:
             wanted = wanted_side(self.transform, item.side)
             image = self.store.read(item.sample, wanted)
-            lap("read")
+            if laps.timed:
+                laps.lap("read")
             if not isinstance(image, np.ndarray):
                 try:
                     return self._decoded(image, item)
@@ -186,8 +188,9 @@ class RowPipeline(Generic[Store]):
             by = placement.shrink(height, width, item.side)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         part = decoder.read(by, placement.part)
-        lap("decode")
-        decoded(height, width)
+        if laps.timed:
+            laps.lap("decode")
+            laps.decoded(height, width)
         return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:

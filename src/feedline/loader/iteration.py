@@ -73,19 +73,28 @@ class Iteration(_BaseDataLoaderIter):
                 "this iteration belongs to the process that began it; begin one here, by iter()"
             )
         self.session.ensure_usable()
-        asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        recording = self.session.recording
+        asked_ns = asked_cpu_ns = 0
         try:
             if self.session is not self._own:
                 return self.session.step()
+            if recording.rest > 0:
+                batch = self.session.next(self)
+                recording.rest -= 1
+                return batch
+            asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
             batch = self.session.next(self)
         except StopIteration:
             self.ended = True
             if self.session is self._own:
-                self.session.recording.end("exhausted")
+                recording.end("exhausted")
             else:
                 self.session.close()
             raise
-        self.session.recording.handed_out(batch, asked_ns, asked_cpu_ns)
+        except BaseException:
+            recording.raised()
+            raise
+        recording.handed_out(batch, asked_ns, asked_cpu_ns)
         return batch
 
     def at_end(self) -> bool:

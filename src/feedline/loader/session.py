@@ -185,6 +185,7 @@ class Session:
         owned = os.getpid() == self._owner
         if owned and self._current is not None and number == self._iterations:
             self._current = None
+            self.recording.end("left")
             if not self._lives_on:
                 self._end_workers()
 

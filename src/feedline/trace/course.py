@@ -27,8 +27,10 @@ class Course:
         """A pass begins; what was before it belongs to no point."""
         self._last_s, self._apart = at_s, True
 
-    def add(self, at_s: float, samples: int | None, wait_ms: float, size: int | None) -> None:
-        """A batch was handed out, `at_s` seconds from the run's beginning."""
+    def add(
+        self, at_s: float, batches: int, samples: int | None, wait_ms: float, size: int | None
+    ) -> None:
+        """Batches were handed out, the last one `at_s` seconds from the run's beginning."""
         last = self._points[-1] if self._points else None
         if last is None or self._apart or at_s >= last.begun_s + self._length_s:
             begun_s, self._apart = self._last_s, False
@@ -41,7 +43,7 @@ class Course:
                 last = self._points[-1]
         self._last_s = at_s
         last.image_size = size
-        last.batches += 1
+        last.batches += batches
         last.samples = None if samples is None or last.samples is None else last.samples + samples
         last.wait_ms += wait_ms
         last.seconds = at_s - last.begun_s

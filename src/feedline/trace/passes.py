@@ -1,7 +1,8 @@
 """The passes of a run, in a number of entries that stays bounded.
 
-Guarantees: each pass has an entry for each image size that it had; where entries become too many,
-old ones of the same loader and size are summed up, so that no step is lost.
+Guarantees: each pass has an entry for each image size that it had, up to 32; where entries become
+too many, old ones of the same loader and size are summed up, so that no step is lost. An entry of a
+pass that goes on stays as it is.
 """
 
 from __future__ import annotations
@@ -9,76 +10,97 @@ from __future__ import annotations
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "Sizes"]
 
 _MOST = 200
+_MOST_SIZES = 32
 
 
 class Passes:
-    """Entries, oldest first, and the one that goes on."""
+    """Entries, in the order in which they came."""
 
     def __init__(self) -> None:
         self.entries: list[Pass] = []
-        self.now: Pass | None = None
-        self._sizes: dict[int | None, Pass] = {}  # of the pass that goes on
+        self._going: list[Pass] = []
 
-    def begin(self, loader: int, epoch: int, at_s: float) -> None:
-        """A pass begins, of a size that its first batch shows."""
-        self._sizes = {}
-        self._enter(Pass(loader=loader, epoch=epoch, begun_s=at_s, ended_s=at_s))
+    def enter(self, entry: Pass) -> None:
+        """Another entry, of a pass that goes on."""
+        self.entries.append(entry)
+        self._going.append(entry)
+        if len(self.entries) > _MOST:
+            self.entries = _summed_up(self.entries, self._going)
 
-    def of_size(self, size: int | None) -> Pass:
-        """The entry for batches of a size."""
+    def over(self, entries: list[Pass]) -> None:
+        """A pass is over that had these."""
+        self._going = [each for each in self._going if not any(each is over for over in entries)]
+
+
+class Sizes:
+    """The entries of one pass, by image size.
+
+    Args:
+        passes: where they are entered.
+        first: the entry it begins with, of a size that its first batch shows.
+    """
+
+    def __init__(self, passes: Passes, first: Pass) -> None:
+        self._passes = passes
+        self._by_size: dict[int | None, Pass] = {}
+        self.now = first
+        passes.enter(first)
+
+    def change(self, size: int | None) -> Pass:
+        """The entry for a batch of a size that is not the one before's, or is the first."""
         now = self.now
-        assert now is not None, "a batch belongs to a pass"
-        if not self._sizes:
+        if not self._by_size:
             now.image_size = size
-            self._sizes[size] = now
-        elif size != now.image_size:
-            now.ended = "size changed"
-            known = self._sizes.get(size)
-            if known is None:
-                known = Pass(
-                    loader=now.loader,
-                    epoch=now.epoch,
-                    passes=0,
-                    image_size=size,
-                    begun_s=now.ended_s,
-                    ended_s=now.ended_s,
-                )
-                self._sizes[size] = known
-                self._enter(known)
-            self.now = known
-            return known
-        return now
+            self._by_size[size] = now
+            return now
+        if len(self._by_size) >= _MOST_SIZES and size not in self._by_size:
+            size = None  # one entry for all that is beyond
+        known = self._by_size.get(size)
+        if known is now:
+            return now
+        now.ended = "size changed"
+        if known is None:
+            known = Pass(
+                loader=now.loader,
+                epoch=now.epoch,
+                passes=0,
+                image_size=size,
+                begun_s=now.ended_s,
+                ended_s=now.ended_s,
+                device_clock=now.device_clock,
+            )
+            self._by_size[size] = known
+            self._passes.enter(known)
+        known.ended = ""
+        self.now = known
+        return known
 
     def end(self, how: str) -> None:
         """The pass is over."""
-        if self.now is not None:
-            self.now.ended = how
-            self.now = None
-
-    def _enter(self, entry: Pass) -> None:
-        self.now = entry
-        self.entries.append(entry)
-        if len(self.entries) > _MOST:
-            self.entries = _summed_up(self.entries)
+        self.now.ended = how
+        self._passes.over([self.now, *self._by_size.values()])
 
 
-def _summed_up(passes: list[Pass]) -> list[Pass]:
+def _summed_up(passes: list[Pass], going: list[Pass]) -> list[Pass]:
     """Let old entries of the same loader and size be one, or, where that is not enough, any two."""
-    recent = passes[len(passes) // 2 :]
+    old, recent = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+    stay = [each for each in old if any(each is one for one in going)]
     kept: dict[tuple[int, int | None], Pass] = {}
-    for each in passes[: len(passes) // 2]:
+    for each in old:
+        if any(each is one for one in stay):
+            continue
         known = kept.setdefault((each.loader, each.image_size), each)
         if known is not each:
             _join(known, each)
-    old = list(kept.values())
-    while len(old) > _MOST // 4:
-        first, second = old[-2:]
+    joined = list(kept.values())
+    while len(joined) > _MOST // 4:
+        first, second = joined[-2:]
         _join(first, second)
-        old.pop()
-    return old + recent
+        joined.pop()
+    return [*joined, *stay, *recent]
 
 
 def _join(into: Pass, other: Pass) -> None:
@@ -87,6 +109,7 @@ def _join(into: Pass, other: Pass) -> None:
         into.image_size = None
     into.ended_s, into.ended = other.ended_s, other.ended
     into.batches += other.batches
+    into.batch_size = max(into.batch_size or 0, other.batch_size or 0) or None
     both = into.samples is not None and other.samples is not None
     into.samples = (into.samples or 0) + (other.samples or 0) if both else None
     into.bytes += other.bytes

@@ -1,7 +1,8 @@
 """What the kernel counts of processes: time on a core, time in wait for one, what came from a disk.
 
 Guarantees: a few small files are read for each process, no library call waits; a process that has
-ended keeps what was read of it last; what the kernel does not tell is None.
+ended keeps what was read of it last; what the kernel does not tell is None; memory does not grow
+with the number of workers that come and go.
 Relies on: /proc of Linux; elsewhere only the time on a core is known, from psutil.
 """
 
@@ -22,6 +23,7 @@ __all__ = ["ProcessWatch"]
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MOST = 64
+_ROUNDED_S = 2 / _TICKS  # the kernel tells a process's beginning in ticks
 
 
 @dataclass(slots=True)
@@ -30,12 +32,9 @@ class _Count:
     queued_s: float | None
     read_bytes: int | None
     major_faults: int | None
-    called_bytes: int | None
+    called_bytes: int | None = None
     threads: int | None = None
     age_s: float | None = None
-
-
-_NOTHING = _Count(0.0, 0.0, 0, 0, 0)
 
 
 def _count(pid: int, proc: Path) -> _Count | None:
@@ -45,9 +44,11 @@ def _count(pid: int, proc: Path) -> _Count | None:
         # Behind the name, which may hold anything: utime and stime are the 14th and 15th field.
         stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
+        if proc.is_dir():
+            return None
         with contextlib.suppress(psutil.Error):
             used = psutil.Process(pid).cpu_times()
-            return _Count(used.user + used.system, None, None, None, None)
+            return _Count(used.user + used.system, None, None, None)
         return None
     queued = 0.0
     known = False
@@ -66,8 +67,16 @@ def _count(pid: int, proc: Path) -> _Count | None:
         said.get(b"read_bytes:"),
         int(stat[9]),
         said.get(b"rchar:"),
-        int(stat[17]),
+        threads=int(stat[17]),
+        age_s=_age_s(int(stat[19])),
     )
+
+
+def _age_s(started_ticks: int) -> float | None:
+    """How long ago a process began, by its start in ticks since the machine's."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _TICKS)
 
 
 @dataclass(slots=True)
@@ -77,7 +86,6 @@ class _Watched:
     seen_s: float
     first: _Count
     last: _Count
-    threads: int = 0
 
 
 class ProcessWatch:
@@ -92,6 +100,8 @@ class ProcessWatch:
         self._begun_s = time.monotonic()
         self._watched: dict[int, _Watched] = {}
         self.worker_starts = 0
+        self.worker_threads: int | None = None
+        """The most threads that a worker was seen with."""
         self.look([])
 
     def look(self, workers: list[int]) -> None:
@@ -102,20 +112,29 @@ class ProcessWatch:
             count = _count(pid, self._proc)
             if count is None:
                 continue
+            if role == "worker" and count.threads is not None:
+                self.worker_threads = max(count.threads, self.worker_threads or 0)
             known = self._watched.get(pid)
             if known is None or count.cpu_s < known.last.cpu_s:  # new, or the number came again
                 self.worker_starts += role == "worker"
                 self._watched[pid] = self._begun(role, now_s, count)
             else:
                 known.seen_s, known.last = now_s, count
-            self._watched[pid].threads = max(self._watched[pid].threads, count.threads or 0)
-        if len(self._watched) > 2 * _MOST:
-            self._watched = {process.pid: self._watched[process.pid] for process in self.found()}
+        if len(self._watched) > 2 * _MOST + len(roles):
+            kept = {process.pid for process in self.found()} | set(roles)
+            self._watched = {pid: each for pid, each in self._watched.items() if pid in kept}
 
     def _begun(self, role: str, now_s: float, count: _Count) -> _Watched:
-        age_s = count.age_s
-        if role == "worker" and age_s is not None and now_s - age_s >= self._begun_s:
-            return _Watched(role, now_s - age_s, now_s, _NOTHING, count)  # all of its life
+        young = count.age_s is not None and now_s - count.age_s >= self._begun_s - _ROUNDED_S
+        if role == "worker" and young:  # all of its life has been in this run
+            nothing = _Count(
+                0.0,
+                None if count.queued_s is None else 0.0,
+                None if count.read_bytes is None else 0,
+                None if count.major_faults is None else 0,
+                None if count.called_bytes is None else 0,
+            )
+            return _Watched(role, now_s - (count.age_s or 0.0), now_s, nothing, count)
         return _Watched(role, now_s, now_s, count, count)
 
     def found(self) -> list[Process]:
@@ -130,7 +149,6 @@ class ProcessWatch:
                 read_bytes=_less(each.last.read_bytes, each.first.read_bytes),
                 major_faults=_less(each.last.major_faults, each.first.major_faults),
                 called_bytes=_less(each.last.called_bytes, each.first.called_bytes),
-                threads=each.threads or None,
             )
             for pid, each in self._watched.items()
         ]

@@ -2,66 +2,38 @@
 
 Guarantees: memory that does not grow with the run; a step costs some microseconds; what was not
 measured stays None. Nothing here waits, and nothing runs beside the step: processes are looked at
-now and then within a step, and the workers' own pages are read when a run is asked for.
-
-A step is timed when a batch is handed out: the computing since the batch before it was, and the
-waiting for this one. The first batch of a pass is its start, and in no step.
-
-Relies on: being told in the order of events, from one thread.
+now and then within a step, for at most a hundredth of a core's time, and the workers' own pages
+are read when a run is asked for. Passes that go on at the same time, in one thread or in several,
+are kept apart.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from feedline.system import rank_and_world
 from feedline.trace.course import Course
-from feedline.trace.histogram import Histogram
-from feedline.trace.look import Batch
-from feedline.trace.passes import Passes
+from feedline.trace.loaders import Loaders, Workers
+from feedline.trace.machine_use import MachineUse
+from feedline.trace.pass_record import Cycle, PassRecord
+from feedline.trace.passes import Passes, Sizes
 from feedline.trace.processes import ProcessWatch
-from feedline.trace.run import Event, Excerpt, Loader, Pass, Run, SlowSample, StageTime
-from feedline.trace.stage_page import Spent, tasks_in
-from feedline.trace.this_machine import UNKNOWN, this_machine
+from feedline.trace.recent import Recent
+from feedline.trace.run import Event, Excerpt, Loader, Machine, Pass, Run, StageTime
+from feedline.trace.this_machine import device_name, this_machine
 
 __all__ = ["Recorder", "Workers"]
 
 _LOOK_S = 0.25
-_LOOK_AT_ONE_S = 0.05  # to look at a process takes some 50 us: a thousandth of that
+_LOOK_SHARE = 0.005  # of the run's time may go to looks
+_LOOK_AHEAD_S = 0.02  # and that much at its beginning
 
-_FIRST_STEPS = 8
 _EXCERPT_STEPS = 32
 _WORSE = 1.5  # a longer wait is worth an excerpt where it is that many times the longest so far
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """How a loader's workers are seen.
-
-    Args:
-        pids: their process ids now.
-        spent: what each has spent its time on, by seat; empty where nobody timed them.
-        name: what a sample is called, by its number.
-        deaths: how many have died and were replaced.
-    """
-
-    pids: Callable[[], list[int]] = list
-    spent: Callable[[], dict[int, Spent]] = dict
-    name: Callable[[int], str] = str
-    deaths: Callable[[], int] = int
-
-
-@dataclass(slots=True)
-class _Cycle:
-    """A step as the host saw it, in ns: computing, then waiting for the next batch."""
-
-    number: int
-    begun_ns: int
-    asked_ns: int
-    got_ns: int
+_LEAST_MS = 1.0
 
 
 class Recorder:
@@ -71,196 +43,231 @@ class Recorder:
         settings: what a recipe was set to.
     """
 
-    def __init__(
-        self,
-        settings: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self._lock = threading.RLock()
         self._begun_ns = time.monotonic_ns()
-        self._run = Run(
-            started=time.time(),
-            machine=UNKNOWN,
-            settings=settings or {},
-        )
-        self._workers: list[Workers] = []
-        self._course = Course()
+        self._started = time.time()
+        self._settings = settings or {}
+        self._notes: list[str] = []
+        self._machine: Machine | None = None
+        self.loaders = Loaders()
         self.processes = ProcessWatch()
-        self._look_at_s = 0.0
+        self.use = MachineUse()
+        self.batches = 0
+        """Batches handed out, of which the steps that go on may hold some back."""
+        self.samples: int | None = 0
+        self._course = Course()
         self._passes = Passes()
-        self._ready_ns = 0  # when the latest batch of the pass was handed out; 0 before the first
-        self._ready_cpu_ns = 0
-        self._opening_ms = 0.0
-        # At the latest note: tasks, how long they took, bytes from a disk.
+        self._going: list[PassRecord] = []
+        self.cycles: deque[Cycle] = deque(maxlen=_EXCERPT_STEPS)
+        self.recent = Recent()
+        self._latest = 0  # the loader of the latest batch
+        self._looked_s = self._look_cost_s = 0.0
+        # At the latest note: tasks, how long they took, bytes from a disk; and of which entry.
         self._noted: tuple[int, float, int | None] = 0, 0.0, 0
-        self._number = 0
-        self._cycles: deque[_Cycle] = deque(maxlen=_EXCERPT_STEPS)
+        self._noting: Pass | None = None
         self._longest_ms = 0.0
         self._longest: Excerpt | None = None
-        self.timed_elsewhere = False
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """Seconds since the run began."""
         return (time.monotonic_ns() - self._begun_ns) / 1e9
 
     # Told by those who see the batches
 
     def loader(self, loader: Loader, workers: Workers | None = None) -> int:
-        """Another loader comes; its number among the run's."""
-        self._run.loaders.append(loader)
-        self._workers.append(workers or Workers())
-        return len(self._run.loaders) - 1
+        """A loader comes; its number among the run's."""
+        with self._lock:
+            return self.loaders.come(loader, workers or Workers())
 
-    def begin(self, loader: int, epoch: int, began_ns: int) -> None:
-        """A pass over a loader has begun, at `began_ns`, and its first batch can be asked for."""
-        begun_s = (began_ns - self._begun_ns) / 1e9
-        self._opening_ms = (time.monotonic_ns() - began_ns) / 1e6
-        self._noted = self._work(loader)
-        self._passes.begin(loader, epoch, begun_s)
-        self._course.begin(begun_s)
-        self._ready_ns = 0
-        self._look_at_s = 0.0
+    def leave(self, number: int, workers: Workers) -> None:
+        """A loader is gone; see `Loaders.leave`."""
+        with self._lock:
+            self.loaders.leave(number, workers)
 
-    def handed_out(
-        self, batch: Batch, asked_ns: int, got_ns: int, asked_cpu_ns: int | None = None
-    ) -> None:
-        """A batch is handed out, in the thread that asked for it.
+    def begin(
+        self,
+        loader: int,
+        epoch: int | None,
+        began_ns: int,
+        *,
+        timed_elsewhere: bool = False,
+        device_clock: bool = False,
+        before: PassRecord | None = None,
+    ) -> PassRecord:
+        """A pass over a loader has begun, at `began_ns`, and its first batch can be asked for.
 
         Args:
-            batch: what is seen of it.
-            asked_ns: when it was asked for, on the monotonic clock; likewise
-            got_ns: when it was there.
-            asked_cpu_ns: what `time.thread_time_ns` said when it was asked for.
+            loader: its number.
+            epoch: None counts the passes over this loader.
+            began_ns: on the monotonic clock.
+            timed_elsewhere: see `PassRecord`; likewise
+            before: another pass.
+            device_clock: whether the device's own events time the steps.
         """
-        before = self._passes.now
-        now = self._passes.of_size(batch.image_size)
-        if now is not before and before is not None:
-            self._note_work(before)
-        wait_ms = (got_ns - asked_ns) / 1e6
-        got_cpu_ns = time.thread_time_ns()
-        if self._ready_ns and asked_cpu_ns is not None:
-            now.wait_cpu_ms = (now.wait_cpu_ms or 0.0) + (got_cpu_ns - asked_cpu_ns) / 1e6
-            took_ms = max(0.0, (asked_cpu_ns - self._ready_cpu_ns) / 1e6)
-            now.compute_cpu_ms = (now.compute_cpu_ms or 0.0) + took_ms
-        self._ready_cpu_ns = got_cpu_ns
-        if not self._ready_ns:
-            now.start_ms.add(self._opening_ms + wait_ms)
-        else:
-            compute_ms = (asked_ns - self._ready_ns) / 1e6
-            if not self.timed_elsewhere:
-                _add(now, wait_ms, None, compute_ms)
-            self._cycles.append(_Cycle(self._number, self._ready_ns, asked_ns, got_ns))
-            if wait_ms > max(1.0, _WORSE * self._longest_ms):
-                self._longest_ms = wait_ms
-                self._longest = self._excerpt("longest wait")
-        self._number += 1
-        self._ready_ns = got_ns
-        now.batches += 1
-        now.bytes += batch.bytes
-        now.float_bytes += batch.float_bytes
-        now.pinned = batch.pinned
-        if now.samples is not None:
-            now.samples = None if batch.samples is None else now.samples + batch.samples
-        if batch.samples is not None:
-            now.batch_size = max(now.batch_size or 0, batch.samples)
-        now.ended_s = (got_ns - self._begun_ns) / 1e9
-        self._course.add(now.ended_s, batch.samples, wait_ms, batch.image_size)
-        if now.ended_s >= self._look_at_s:
-            self._look(now)
+        begun_s = (began_ns - self._begun_ns) / 1e9
+        with self._lock:
+            counted = self.loaders.next_epoch(loader)
+            entry = Pass(
+                loader=loader,
+                epoch=counted if epoch is None else epoch,
+                begun_s=begun_s,
+                ended_s=begun_s,
+                device_clock=device_clock,
+                built=self.loaders.built(loader),
+            )
+            record = PassRecord(
+                Sizes(self._passes, entry),
+                (time.monotonic_ns() - began_ns) / 1e6,
+                self.cycles,
+                self.recent,
+                self._batches,
+                timed_elsewhere=timed_elsewhere,
+                before=before,
+            )
+            self._course.begin(begun_s)
+            self._going.append(record)
+        return record
 
-    def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-        """A step was timed by who knows better: the device, or a loader that knows its copies.
+    def end(self, record: PassRecord, how: str) -> None:
+        """A pass is over: "exhausted", "left" or "raised"."""
+        with self._lock:
+            if not record.over:
+                record.end(how)
+                self._going = [each for each in self._going if each is not record]
+                self._look(record.entry.loader)
+                self._note_work(record.entry)
+                self._noting = None
 
-        For those who set `timed_elsewhere`. It may come some steps later.
-        """
-        if self._passes.now is not None:
-            _add(self._passes.now, wait_ms, copy_ms, compute_ms)
-
-    def end(self, how: str) -> None:
-        """The pass is over: "exhausted", "left" or "raised"."""
-        if self._passes.now is not None:
-            self._look(self._passes.now)
-            self._note_work(self._passes.now)
-        self._passes.end(how)
+    def _note_work(self, entry: Pass) -> None:
+        """What was done since the latest note was done in this entry's time."""
+        (tasks, tasks_ms), disk = self.loaders.tasks(), self.processes.disk_bytes()
+        had, had_ms, had_disk = self._noted
+        if tasks > had:
+            entry.tasks = (entry.tasks or 0) + tasks - had
+            entry.tasks_ms = (entry.tasks_ms or 0.0) + tasks_ms - had_ms
+        if disk is not None and had_disk is not None:
+            entry.disk_bytes = (entry.disk_bytes or 0) + max(0, disk - had_disk)
+        self._noted = tasks, tasks_ms, disk
 
     def note(self, said: str) -> None:
         """Something could not be measured."""
-        if said not in self._run.notes and len(self._run.notes) < 20:
-            self._run.notes.append(said)
+        if said not in self._notes and len(self._notes) < 20:
+            self._notes.append(said)
 
-    def _look(self, now: Pass) -> None:
-        pids = self._workers[now.loader].pids()
-        self.processes.look(pids)
-        self._look_at_s = self._now_s() + _LOOK_S + _LOOK_AT_ONE_S * len(pids)
+    def _batches(
+        self, record: PassRecord, at_ns: int, count: int, samples: int | None, wait_ms: float
+    ) -> None:
+        """Some batches of a pass were handed out."""
+        with self._lock:
+            entry = record.entry
+            entry.ended_s = (at_ns - self._begun_ns) / 1e9
+            self._latest = entry.loader
+            if entry is not self._noting:
+                if self._noting is not None:
+                    self._note_work(self._noting)
+                self._noting = entry
+            self.batches += count
+            known = self.samples is not None and samples is not None
+            self.samples = (self.samples or 0) + (samples or 0) if known else None
+            self._course.add(entry.ended_s, count, samples, wait_ms, entry.image_size)
+            if wait_ms > max(_LEAST_MS, _WORSE * self._longest_ms):
+                self._note_longest()
+            if entry.batches == count or entry.ended_s >= self._looked_s + _LOOK_S:
+                self._look(entry.loader)
 
-    def _work(self, loader: int) -> tuple[int, float, int | None]:
-        """What a loader's workers have made, how long that took, and what came from a disk."""
-        return *tasks_in(self._workers[loader].spent()), self.processes.disk_bytes()
+    def _look(self, loader: int) -> None:
+        """Look at the processes, if there is time for it."""
+        began_s = self.now_s()
+        if self._look_cost_s > _LOOK_SHARE * began_s + _LOOK_AHEAD_S:
+            return
+        self.processes.look(self.loaders.pids(loader))
+        self.use.look()
+        self._looked_s = self.now_s()
+        self._look_cost_s += self._looked_s - began_s
 
-    def _note_work(self, to: Pass) -> None:
-        """What was done since the latest note was done in this pass."""
-        tasks, tasks_ms, disk = self._work(to.loader)
-        had, had_ms, had_disk = self._noted
-        if tasks > had:
-            to.tasks = (to.tasks or 0) + tasks - had
-            to.tasks_ms = (to.tasks_ms or 0.0) + tasks_ms - had_ms
-        if disk is not None and had_disk is not None:
-            to.disk_bytes = (to.disk_bytes or 0) + max(0, disk - had_disk)
-        self._noted = tasks, tasks_ms, disk
+    def _note_longest(self) -> None:
+        """Keep the latest steps, if they have the longest wait so far."""
+        longest_ms = max(((got - asked) / 1e6 for _, _, asked, got in self.cycles), default=0.0)
+        if longest_ms > max(_LEAST_MS, _WORSE * self._longest_ms):
+            self._longest_ms = longest_ms
+            self._longest = self._excerpt("longest wait")
 
     # Told to those who ask
 
+    def flush(self) -> None:
+        """Count all batches so far, of passes that go on."""
+        with self._lock:
+            for record in self._going:
+                record.flush()
+
+    def latest(self) -> dict[str, float]:
+        """What is so now: epoch, image size, workers, and how busy processes and device are."""
+        with self._lock:
+            found: dict[str, float] = {}
+            if self._going:
+                entry = self._going[-1].entry
+                found["epoch"] = float(entry.epoch)
+                if entry.image_size is not None:
+                    found["image_size"] = float(entry.image_size)
+                found["workers"] = float(len(self.loaders.pids(entry.loader)))
+            if self.use.gpu_busy is not None:
+                found["gpu_busy_pct"] = 100 * self.use.gpu_busy
+            return found
+
     def run(self) -> Run:
         """The run so far. What it holds is not touched later, except passes that go on."""
-        run = self._run
-        run.machine = this_machine()
-        run.rank, run.world_size = rank_and_world()
-        run.seconds = self._now_s()
-        run.course = self._course.points()
-        run.passes = list(self._passes.entries)
-        if self._passes.now is not None:
-            self._look(self._passes.now)
-            self._note_work(self._passes.now)
-        self._read_workers(run)
-        run.use.processes = self.processes.found()
-        run.use.worker_starts = self.processes.worker_starts
-        run.use.worker_deaths = sum(workers.deaths() for workers in self._workers)
-        latest = self._excerpt("latest")
-        run.excerpts = [each for each in (latest, self._longest) if each is not None]
-        return replace(run)
+        with self._lock:
+            for record in self._going:
+                record.flush()
+            if self._going:
+                self._look(self._going[-1].entry.loader)
+                self._note_work(self._going[-1].entry)
+            self._machine = self._machine or this_machine()
+            rank, world_size = rank_and_world()
+            spent, slowest = self.loaders.spent()
+            stages = [
+                StageTime(name=name, **{k: getattr(stage, k) for k in _STAGE})
+                for name, stage in spent.stages.items()
+            ]
+            excerpts = [self._excerpt("latest"), self._longest]
+            return Run(
+                started=self._started,
+                seconds=self.now_s(),
+                rank=rank,
+                world_size=world_size,
+                machine=replace(self._machine, gpu=device_name()),
+                settings=dict(self._settings),
+                loaders=self.loaders.said(),
+                passes=list(self._passes.entries),
+                course=self._course.points(),
+                stages=sorted(stages, key=lambda stage: -stage.total_ms),
+                tasks=spent.tasks,
+                tasks_ms=spent.tasks_ms,
+                timed=spent.timed,
+                timed_ms=spent.timed_ms,
+                timed_cpu_ms=spent.timed_cpu_ms,
+                timed_queued_ms=spent.timed_queued_ms if spent.timed else None,
+                decoded=spent.decoded,
+                decoded_px=spent.decoded_px / spent.decoded if spent.decoded else None,
+                sample_sizes=spent.sizes,
+                slowest=slowest,
+                use=self.use.found(self.processes, self.loaders.deaths()),
+                excerpts=[each for each in excerpts if each is not None],
+                notes=list(self._notes),
+            )
 
-    def _read_workers(self, run: Run) -> None:
-        total, slowest = Spent(), []
-        for workers in self._workers:
-            own = Spent()
-            for spent in workers.spent().values():
-                own += spent
-            slowest += [SlowSample(name=workers.name(k), ms=ms) for ms, k in own.slowest]
-            total += own
-        run.tasks, run.tasks_ms = total.tasks, total.tasks_ms
-        run.timed, run.timed_ms, run.timed_cpu_ms = total.timed, total.timed_ms, total.timed_cpu_ms
-        run.timed_queued_ms = total.timed_queued_ms if total.timed else None
-        run.sample_sizes = total.sizes
-        run.decoded = total.decoded
-        run.decoded_px = total.decoded_px / total.decoded if total.decoded else None
-        run.stages = sorted(
-            (
-                StageTime(
-                    name=name,
-                    count=stage.count,
-                    total_ms=stage.total_ms,
-                    longest_ms=stage.longest_ms,
-                    cpu_ms=stage.cpu_ms,
-                )
-                for name, stage in total.stages.items()
-            ),
-            key=lambda stage: -stage.total_ms,
-        )
-        run.slowest = sorted(slowest, key=lambda sample: -sample.ms)[:20]
+    def latest_tasks(self) -> dict[int, list[tuple[int, int]]]:
+        """The latest tasks of the workers, by seat, oldest first: begin and end in ns."""
+        with self._lock:
+            return self.loaders.latest_tasks(self._latest)
 
     def _excerpt(self, why: str) -> Excerpt | None:
         """The latest steps, and what the workers did meanwhile."""
-        if not self._cycles:
+        cycles = list(self.cycles)
+        if not cycles:
             return None
-        begun_ns = self._cycles[0].begun_ns
-        ended_ns = self._cycles[-1].got_ns
+        begun_ns, ended_ns = cycles[0][1], cycles[-1][3]
         events = []
 
         def event(lane: str, stage: str, begin_ns: int, end_ns: int, batch: int = -1) -> None:
@@ -269,23 +276,14 @@ class Recorder:
                 Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
             )
 
-        for cycle in self._cycles:
-            event("step", "compute", cycle.begun_ns, cycle.asked_ns, cycle.number - 1)
-            event("step", "wait", cycle.asked_ns, cycle.got_ns, cycle.number)
-        if self._workers:
-            for seat, spent in sorted(self._workers[-1].spent().items()):
-                for task_begun_ns, task_done_ns in spent.latest:
-                    if task_done_ns > begun_ns and task_begun_ns < ended_ns:
-                        event(f"worker {seat}", "make", max(task_begun_ns, begun_ns), task_done_ns)
+        for number, ready_ns, asked_ns, got_ns in cycles:
+            event("step", "compute", ready_ns, asked_ns, number - 1)
+            event("step", "wait", asked_ns, got_ns, number)
+        for seat, tasks in sorted(self.loaders.latest_tasks(self._latest).items()):
+            for task_begun_ns, task_done_ns in tasks:
+                if task_done_ns > begun_ns and task_begun_ns < ended_ns:
+                    event(f"worker {seat}", "make", max(task_begun_ns, begun_ns), task_done_ns)
         return Excerpt(why=why, begun_s=(begun_ns - self._begun_ns) / 1e9, events=events)
 
 
-def _add(to: Pass, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-    """Add a step."""
-    to.wait.add(max(0.0, wait_ms))
-    to.compute.add(max(0.0, compute_ms))
-    if copy_ms is not None:
-        to.copy = to.copy or Histogram()
-        to.copy.add(max(0.0, copy_ms))
-    if len(to.first_steps_ms) < _FIRST_STEPS:
-        to.first_steps_ms.append(round(compute_ms, 3))
+_STAGE = ("count", "total_ms", "longest_ms", "cpu_ms")

@@ -124,6 +124,7 @@ class Pass:
         wait_cpu_ms: for how long of the waiting the training thread was on a core itself: it took
             batches over, or made them. None where that was not measured; likewise
         compute_cpu_ms: for how long of the computing.
+        built: the loader's number among all that were built like it, from 1; 0: nobody counted.
         tasks: pieces or batches that workers made meanwhile,
         tasks_ms: and how long these took. None where nobody timed them.
         disk_bytes: that came from a disk meanwhile, for all processes; None where the kernel does
@@ -149,6 +150,7 @@ class Pass:
     copy: Histogram | None = None
     compute: Histogram = field(default_factory=Histogram)
     first_steps_ms: list[float] = field(default_factory=list)
+    built: int = 0
     wait_cpu_ms: float | None = None
     compute_cpu_ms: float | None = None
     tasks: int | None = None
@@ -219,7 +221,6 @@ class Process:
         read_bytes: that came from a disk; None where the kernel does not say.
         major_faults: pages that had to be read from a disk.
         called_bytes: that it read by calls, from files and pipes, wherever they came from.
-        threads: that it had at most.
     """
 
     role: Literal["trainer", "worker"]
@@ -230,7 +231,6 @@ class Process:
     read_bytes: int | None = None
     major_faults: int | None = None
     called_bytes: int | None = None
-    threads: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)

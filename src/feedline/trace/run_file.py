@@ -1,4 +1,4 @@
-"""A run as a file: `trace.json`.
+"""A run as a file: `trace.json`, of rank 1 `trace-rank1.json`, and so on.
 
 Guarantees: a file is there whole or as it was before; what is read has the form that `run.Run`
 says, of a version that this feedline knows, or is refused by name; no more than `MAX_BYTES` are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from feedline.errors import UsageError
 from feedline.trace.run import RUN_VERSION, Run
 
-__all__ = ["MAX_BYTES", "RUN_FILE", "read_run", "write_run"]
+__all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "write_run"]
 
 RUN_FILE = "trace.json"
 MAX_BYTES = 64 << 20
@@ -34,14 +35,35 @@ class _File(msgspec.Struct):
     version: int = RUN_VERSION
 
 
+def run_file(rank: int) -> str:
+    """What the file of a rank is called."""
+    return RUN_FILE if rank == 0 else f"trace-rank{rank}.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder for runs, and see whether a file can be written there.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"a run cannot be written to {str(folder)!r}: {error.strerror}; name another folder"
+        ) from error
+
+
 def write_run(run: Run, folder: Path) -> Path:
     """Write a run into a folder, which is made; the file that was there is replaced in one step.
 
     Raises:
         UsageError: it cannot be written there.
     """
-    file = folder / RUN_FILE
-    partial = folder / f".{RUN_FILE}.{os.getpid()}.partial"
+    file = folder / run_file(run.rank)
+    partial = folder / f".{file.name}.{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(msgspec.json.encode(_File(run)))
@@ -55,17 +77,18 @@ def write_run(run: Run, folder: Path) -> Path:
     return file
 
 
-def read_run(where: str | os.PathLike[str]) -> Run:
+def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
     """Read a run.
 
     Args:
         where: the run's folder, or the file in it.
+        rank: whose run, of those in a folder.
 
     Raises:
         UsageError: it is missing, damaged, no run, or of a newer feedline.
     """
     path = Path(where)
-    file = path / RUN_FILE if path.is_dir() else path
+    file = path / run_file(rank) if path.is_dir() else path
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)

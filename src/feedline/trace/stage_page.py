@@ -7,6 +7,7 @@ Relies on: one writer a page.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,9 +20,10 @@ __all__ = [
     "Stage",
     "StagePage",
     "joined",
+    "latest_tasks",
     "read_page",
     "read_pages",
-    "tasks_in",
+    "worker_pids",
 ]
 
 PAGE_BYTES = 4096
@@ -37,13 +39,13 @@ _OCTAVES = 40  # up to 18 minutes
 _PER_STAGE = 4
 
 # Where what lies, in words.
-_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _DECODED, _DECODED_PX = range(8)
+_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _PID, _DECODED = range(8)
 _SLOW = 8  # pairs: ns, sample
 _SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
 _TOTALS = _SIZES + 2 * _OCTAVES  # fours: count, ns, longest ns, ns on a core
 _NAMES = _TOTALS + _PER_STAGE * MOST_STAGES
 _RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
-_TIMED_QUEUED_NS = _RING + 2 * _LATEST
+_DECODED_PX, _TIMED_QUEUED_NS = range(_RING + 2 * _LATEST, _RING + 2 * _LATEST + 2)
 assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 
@@ -139,6 +141,7 @@ class StagePage:
         self._words = memory.data  # an item of it is twice as quick as an array's
         self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
+        self._words[_PID] = os.getpid()
 
     @property
     def tasks(self) -> int:
@@ -178,7 +181,7 @@ class StagePage:
         words[place] += 1
         words[place + 1] += ns
 
-    def timed(self, ns: int, cpu_ns: int, queued_ns: int | None) -> None:
+    def timed(self, ns: int, cpu_ns: int, queued_ns: int | None = None) -> None:
         """A task was timed: how long it took, on a core, and in wait for one (None: unknown)."""
         words = self._words
         words[_TIMED] += 1
@@ -215,13 +218,16 @@ class StagePage:
 def read_page(memory: NDArray[np.int64]) -> Spent:
     """The trainer's side: what a page holds now, (PAGE_WORDS,) int64."""
     words = memory.copy()
-    stages = {}
+    stages: dict[str, Stage] = {}
     for k, name in enumerate(_names(words)):
         count, total, longest, cpu = words[_place(k) : _place(k) + _PER_STAGE].tolist()
-        stages[name] = Stage(count, total / 1e6, longest / 1e6, cpu / 1e6)
+        stage = stages.setdefault(name, Stage())  # long names may be cut to the same one
+        stage.count += count
+        stage.total_ms += total / 1e6
+        stage.longest_ms = max(stage.longest_ms, longest / 1e6)
+        stage.cpu_ms += cpu / 1e6
     sizes = words[_SIZES : _SIZES + 2 * _OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
-    ring = words[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
     return Spent(
         tasks=int(words[_TASKS]),
         tasks_ms=int(words[_TASKS_NS]) / 1e6,
@@ -234,13 +240,20 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
         stages=stages,
         sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
         slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
-        latest=sorted((begun, done) for begun, done in ring if begun),
+        latest=latest_tasks(memory),
     )
 
 
-def tasks_in(spent: dict[int, Spent]) -> tuple[int, float]:
-    """How many tasks are in pages together, and how long they took in ms."""
-    return sum(s.tasks for s in spent.values()), sum(s.tasks_ms for s in spent.values())
+def latest_tasks(memory: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The latest tasks of a page, oldest first: when each began and was done, in ns."""
+    ring = memory[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
+    # One that is being written may have the end of another.
+    return sorted((begun, done) for begun, done in ring if 0 < begun <= done)
+
+
+def worker_pids(pages: NDArray[np.int64]) -> list[int]:
+    """Process ids of those who note, or have noted, in pages, (seats, PAGE_WORDS) int64."""
+    return [pid for pid in pages[:, _PID].tolist() if pid]
 
 
 def read_pages(pages: NDArray[np.int64]) -> dict[int, Spent]:

@@ -15,20 +15,7 @@ import sys
 from feedline.system import core_limits, cpu_model, memory_limits
 from feedline.trace.run import Machine
 
-__all__ = ["UNKNOWN", "this_machine"]
-
-UNKNOWN = Machine(
-    host="",
-    cpu="",
-    cores=0,
-    usable_cores=0,
-    quota_cores=None,
-    memory_bytes=0,
-    gpu=None,
-    platform="",
-    versions={},
-)
-"""Stands where nobody has looked yet."""
+__all__ = ["device_name", "this_machine"]
 
 
 def this_machine() -> Machine:
@@ -41,14 +28,15 @@ def this_machine() -> Machine:
         usable_cores=limits.usable,
         quota_cores=None if math.isinf(limits.quota) else limits.quota,
         memory_bytes=memory.machine if memory.limit is None else memory.limit,
-        gpu=_gpu(),
+        gpu=device_name(),
         platform=platform.platform(),
         versions=_versions(),
         shared_by=limits.processes,
     )
 
 
-def _gpu() -> str | None:
+def device_name() -> str | None:
+    """What the device in use is called; None where the program has set up none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

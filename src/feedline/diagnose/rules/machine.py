@@ -75,10 +75,7 @@ def _in_workers(facts: Facts) -> Finding | None:
     lanes, workers = facts.lanes, facts.workers
     if lanes is None or not workers or not facts.waits or lanes.all_cpu_ms is None:
         return None
-    threads = max(
-        (each.threads or 0 for each in facts.use.processes if each.role == "worker"),
-        default=facts.use.worker_threads or 0,
-    )
+    threads = facts.use.worker_threads or 0
     more = lanes.all_cpu_ms / lanes.cpu_ms if lanes.cpu_ms > 0 else 0.0
     crowded = workers * (threads - _OWN_THREADS + 1) > facts.cores
     if threads <= _OWN_THREADS or more < _MORE_CPU or not crowded:
