@@ -20,6 +20,7 @@ from feedline.system import (
     local_processes,
     memory_limits,
     rank_and_world,
+    throttled_s,
     usable_cores,
 )
 
@@ -372,3 +373,36 @@ def test_torch_distributed_is_asked_first_where_it_is_initialised(
     assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (5, 6)
     ready.is_initialized = lambda: False
     assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
+
+
+def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine: Machine) -> None:
+    def stat(periods: int, usec: int) -> str:
+        return f"usage_usec 9\nnr_periods {periods}\nnr_throttled 3\nthrottled_usec {usec}"
+
+    machine(
+        {
+            "/proc/self/cgroup": "0::/system.slice/job.scope",
+            f"{V2}/system.slice/job.scope/cpu.stat": stat(10, 1_500_000),
+            f"{V2}/system.slice/cpu.stat": stat(10, 4_000_000),
+            f"{V2}/cpu.stat": stat(0, 99_000_000),
+        }
+    )
+    assert throttled_s() == 4.0
+
+
+def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine: Machine) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": v1("cpu"),
+            f"{V2}/cpu/cpu.stat": "nr_periods 4\nnr_throttled 2\nthrottled_time 2500000000",
+        }
+    )
+    assert throttled_s() == 2.5
+
+
+@pytest.mark.parametrize(
+    "stat", ["", "nr_periods 0\nthrottled_usec 0", "nr_periods x", "nr_periods 3"]
+)
+def test_without_a_quota_that_counts_throttling_is_unknown(machine: Machine, stat: str) -> None:
+    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.stat": stat})
+    assert throttled_s() is None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.watching.ceiling import ceiling
+    from feedline.watching.watched import watch
 
 __all__ = [
     "DataLoader",
@@ -31,9 +33,11 @@ __all__ = [
     "__version__",
     "augmentation_strength",
     "build_cache",
+    "ceiling",
     "image_size",
     "per_size",
     "plan_cache",
+    "watch",
 ]
 
 __version__ = "0.1.0"
@@ -49,9 +53,11 @@ _HOMES = {
     "TrainCrop": "feedline.images.crops",
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
+    "ceiling": "feedline.watching.ceiling",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
+    "watch": "feedline.watching.watched",
 }
 
 

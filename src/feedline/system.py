@@ -28,6 +28,7 @@ __all__ = [
     "local_processes",
     "memory_limits",
     "rank_and_world",
+    "throttled_s",
     "usable_cores",
 ]
 
@@ -129,6 +130,24 @@ def _cpu_quota(root: Path = _ROOT) -> float:
             if len(pair) == 2 and (quota := _number(pair[0])) and (period := _number(pair[1])):
                 least = min(least, quota / period)
     return least
+
+
+def throttled_s(root: Path = _ROOT) -> float | None:
+    """How long CPU quotas have held this process's cgroups up so far; None without a quota.
+
+    Of enclosing groups that have one, the time of the one that was held up longest.
+    """
+    longest: float | None = None
+    for folder in _cgroup_folders("cpu", root):
+        lines = (_read(folder / "cpu.stat") or "").splitlines()
+        stat = dict(line.partition(" ")[::2] for line in lines)
+        if not _number(stat.get("nr_periods")):
+            continue  # no quota is set in this group, or none has counted yet
+        v2, v1 = _number(stat.get("throttled_usec")), _number(stat.get("throttled_time"))
+        here = v2 / 1e6 if v2 is not None else v1 / 1e9 if v1 is not None else None
+        if here is not None:
+            longest = max(longest or 0.0, here)
+    return longest
 
 
 def local_processes(environ: Mapping[str, str] = os.environ) -> int:

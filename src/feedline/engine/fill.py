@@ -18,6 +18,8 @@ from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
+from feedline.trace import laps
+from feedline.trace.stage_page import StagePage
 
 __all__ = ["fill"]
 
@@ -28,6 +30,7 @@ def fill(
     block: NDArray[np.uint8],
     line: NDArray[np.int64],
     seat: int,
+    page: StagePage | None = None,
 ) -> Report:
     """Make the rows of `piece` in `block`.
 
@@ -37,17 +40,36 @@ def fill(
         block: the shared memory, shape (bytes,).
         line: this worker's line of the board; its row is kept up to date.
         seat: this worker's number, for the report.
+        page: where it notes what its time goes to; None where nobody asks.
     """
+    noted = laps.begin(page)
+    try:
+        return _filled(piece, source, block, line, seat, noted)
+    finally:
+        if noted:
+            laps.done()
+
+
+def _filled(
+    piece: Piece,
+    source: Source,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    seat: int,
+    noted: bool,
+) -> Report:
     samples = piece.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
         with contextlib.suppress(Exception):
             prepare(samples, piece.image_size)
+        laps.lap("fetch")
     # To wait for another machine is no work: pieces that wait long must not become shorter for it.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
     slot = block[piece.offset : piece.offset + piece.slot_bytes]
     views = arrays(slot, source.fields(piece.image_size), piece.batch_rows)
     seed = mix(piece.seed)
+    clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
     for k, sample in enumerate(samples):
         line[ROW] = k
         row = piece.start + k
@@ -59,4 +81,9 @@ def fill(
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
+        if noted:  # by hand, as for tiny rows a call is felt
+            now_ns = clock()
+            if now_ns - before_ns > slow_ns or laps.timed:
+                slow_ns = laps.sample_took(sample, now_ns - before_ns)
+            before_ns = now_ns
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

@@ -8,6 +8,7 @@ Relies on: Accelerate keeping the loader that its wrapper reads from as `base_da
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import BatchSampler
@@ -17,7 +18,7 @@ from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "tracker"]
 
 _TORCHS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -87,3 +88,23 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
     accelerator.skip_first_batches = SkipFirstBatches(accelerator)
     prepared.base_dataloader = _in_place_of(stock, loader)
     return prepared
+
+
+def tracker(accelerator: Any) -> Callable[[dict[str, float]], None]:
+    """What `feedline.watch(loader, metrics=...)` tells its figures, for Accelerate's trackers.
+
+    The step of each figure is the number of batches so far. Accelerate logs on its main process.
+
+    Args:
+        accelerator: an `accelerate.Accelerator` whose trackers were begun by `init_trackers`.
+
+    Example:
+        >>> loader = accelerator.prepare(loader)                                  # doctest: +SKIP
+        >>> for batch in feedline.watch(loader, metrics=tracker(accelerator)):    # doctest: +SKIP
+        ...     step(batch)
+    """
+
+    def tell(figures: dict[str, float]) -> None:
+        accelerator.log(figures, step=int(figures["feedline/batches"]))
+
+    return tell

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader.backends.backend import Backend
+from feedline.loader.recording import Recording
 
 __all__ = ["Iteration"]
 
@@ -25,6 +26,9 @@ class _Session(Protocol):
 
     @property
     def cursor(self) -> Any: ...
+
+    @property
+    def recording(self) -> Recording: ...
 
     def ensure_usable(self) -> None: ...
 
@@ -69,15 +73,29 @@ class Iteration(_BaseDataLoaderIter):
                 "this iteration belongs to the process that began it; begin one here, by iter()"
             )
         self.session.ensure_usable()
+        recording = self.session.recording
+        asked_ns = asked_cpu_ns = 0
         try:
-            if self.session is self._own:
-                return self.session.next(self)
-            return self.session.step()
+            if self.session is not self._own:
+                return self.session.step()
+            if recording.rest > 0:
+                batch = self.session.next(self)
+                recording.rest -= 1
+                return batch
+            asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+            batch = self.session.next(self)
         except StopIteration:
             self.ended = True
-            if self.session is not self._own:
+            if self.session is self._own:
+                recording.end("exhausted")
+            else:
                 self.session.close()
             raise
+        except BaseException:
+            recording.raised()
+            raise
+        recording.handed_out(batch, asked_ns, asked_cpu_ns)
+        return batch
 
     def at_end(self) -> bool:
         """Whether no batch is left, of an iteration whose order feedline makes or draws."""

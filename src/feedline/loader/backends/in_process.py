@@ -11,13 +11,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
+from feedline.trace import laps
 from feedline.trace.split import Timing
+from feedline.trace.stage_page import PAGE_WORDS, Spent, StagePage, read_page
+from feedline.trace.switch import recorded
 
 __all__ = ["InProcessBackend"]
+
+_QUICK = 64
+_QUICK_NS = 100_000
 
 
 class InProcessBackend(Backend):
@@ -35,6 +43,27 @@ class InProcessBackend(Backend):
         self._cursor = cursor
         self._timing = timing
         self._handed_out_s = 0.0
+        self._memory = np.zeros(PAGE_WORDS, np.int64)
+        self._page = StagePage(self._memory) if recorded() else None
+        self._quick = 0  # batches one after another that took no time
+
+    def spent(self) -> dict[int, Spent]:
+        """What this process has spent its time on, as if it were a worker."""
+        return {0: read_page(self._memory)}
+
+    def _made(self, batch: Batch) -> Any:
+        """Make a batch, and note what that takes; of tiny ones every 64th."""
+        if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
+            self._quick += 1
+            return self._make(batch)
+        began_ns = time.monotonic_ns()
+        noted = laps.begin(self._page)
+        try:
+            return self._make(batch)
+        finally:
+            if noted:
+                laps.done()
+            self._quick = self._quick + 1 if time.monotonic_ns() - began_ns < _QUICK_NS else 0
 
     def begin(self, restart: bool) -> None:
         """An iteration has begun at the cursor."""
@@ -49,7 +78,7 @@ class InProcessBackend(Backend):
             raise StopIteration
         self.batch = batch = next(self._cursor.ahead())
         try:
-            made = self._make(batch)
+            made = self._made(batch)
         except StopIteration as error:
             self._cursor.delivered(batch)
             notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]

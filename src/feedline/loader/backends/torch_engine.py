@@ -10,13 +10,16 @@ Relies on: the loader calling `begin` for each iteration.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from feedline.dataset.torch_workers import TorchWorkers
 from feedline.errors import StateError, UsageError
 from feedline.loader.backends.backend import Backend
 from feedline.plan.schedule import Phase
@@ -29,6 +32,8 @@ from feedline.plan.state import (
     position_in,
 )
 from feedline.sampling.random_states import RandomStates
+from feedline.trace.stage_page import Spent
+from feedline.trace.switch import recorded
 
 __all__ = ["TorchBackend"]
 
@@ -50,6 +55,7 @@ class TorchBackend(Backend):
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self._iterator: Any = None
         self._processes: list[Any] = []
+        self._pages: TorchWorkers | None = None
         self._start: RandomStates | None = None
         self._restored: Mapping[str, Any] | None = None
 
@@ -109,6 +115,27 @@ class TorchBackend(Backend):
 
     def _begun(self) -> Any:
         """An iterator of torch's, as its own `__iter__` begins one."""
+        with contextlib.ExitStack() as starting:
+            if (pages := self._opened_pages()) is not None:
+                starting.enter_context(pages.starting(self._loader))
+            iterator = self._iterator_of_torch()
+            if pages is not None:
+                pages.watch_here(iterator)
+        self._processes = list(getattr(iterator, "_workers", ()))
+        return iterator
+
+    def _opened_pages(self) -> TorchWorkers | None:
+        """Where the workers note what their time goes to; None where that cannot be."""
+        if self._pages is None or self._pages.owner != os.getpid():
+            with contextlib.suppress(OSError):
+                self._pages = TorchWorkers(self._loader.num_workers) if recorded() else None
+        return self._pages
+
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by their ids."""
+        return {} if self._pages is None else self._pages.spent()
+
+    def _iterator_of_torch(self) -> Any:
         loader: Any = self._loader
         if not (loader.persistent_workers and loader.num_workers):
             iterator: Any = TorchDataLoader._get_iterator(loader)
@@ -117,7 +144,6 @@ class TorchBackend(Backend):
         else:
             iterator = loader._iterator
             iterator._reset(loader)
-        self._processes = list(getattr(iterator, "_workers", ()))
         return iterator
 
     def _skip(self, iterator: Any) -> None:

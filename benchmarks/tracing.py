@@ -1,0 +1,174 @@
+"""What recording a run costs: loaders with the record on and off, in turns.
+
+    python benchmarks/tracing.py [--seconds 1.5] [--rounds 15] [--out FILE]
+
+Cases: raw 128 px pixels as rows at 112 px, where a row takes some 20 us (the worst case there is);
+JPEGs of 500 x 375 px as rows at 112 px; a TensorDataset of tiny images, without workers and with
+two; torch's DataLoader of JPEGs under feedline.watch against the bare loader. There is no training
+step, so all that is measured is the loader.
+
+Method: both loaders of a case live at the same time and are read in turns of `--seconds`, on, off,
+off, on, and so on; a pair of turns beside one another gives one ratio, on / off, of throughput, and
+one of samples per CPU second of the trainer and its workers. What is printed is the median of the
+ratios and the interval that holds it with 95% confidence (by order statistics, which assume nothing
+about the spread). "Off" is the environment's FEEDLINE_RECORD=0, under which workers note nothing
+either.
+
+Caveats: on a busy machine the spread of throughput is wider than what is measured; CPU time is
+steadier, and says the same where the CPU is what bounds a loader. What is off still counts the mean
+step (`loader.timing`), as it always has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import simplejpeg
+import torch
+from report import machine
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import TensorDataset
+from torchvision import datasets
+from torchvision.transforms import v2
+
+import feedline
+from feedline.trace.switch import SWITCH
+
+_WARM_S = 1.0
+
+
+class _Pull:
+    """Batches of a loader, pass after pass; a turn goes on where the one before ended."""
+
+    def __init__(self, loader: Any, batches_of: Callable[[Any], int]) -> None:
+        self._loader = loader
+        self._samples = batches_of
+        self._batches: Iterator[Any] = iter(loader)
+
+    def rates(self, seconds: float) -> tuple[float, float]:
+        """Samples per second, and per CPU second, over so many seconds."""
+        cpu_s, samples, begun = self._cpu_s(), 0, time.perf_counter()
+        while (now := time.perf_counter()) - begun < seconds:
+            try:
+                samples += self._samples(next(self._batches))
+            except StopIteration:
+                self._batches = iter(self._loader)
+        return samples / (now - begun), samples / max(1e-9, self._cpu_s() - cpu_s)
+
+    def _cpu_s(self) -> float:
+        """CPU time of this process and all that it has started, which but one are idle."""
+        used = time.process_time()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                times = child.cpu_times()
+                used += times.user + times.system
+        return used
+
+
+def _first_rows(batch: Any) -> int:
+    return len(batch[0])
+
+
+def _jpegs(folder: Path, count: int = 512) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        small = rng.integers(0, 256, (24, 32, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+        pixels = np.ascontiguousarray(small[:375, :500])
+        target = folder / f"class{number % 4}" / f"{number}.jpg"
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(simplejpeg.encode_jpeg(pixels, quality=85))
+    return folder
+
+
+def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
+    """How each case's loader is built, recorded or not."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8192, 128, 128, 3), np.uint8)
+    raw = feedline.ImageArray(pixels, np.arange(8192) % 10, transform=feedline.TrainCrop())
+    tiny = TensorDataset(torch.zeros(50_000, 3, 8, 8, dtype=torch.uint8), torch.zeros(50_000))
+    images = feedline.ImageFolder(str(folder), transform=feedline.TrainCrop())
+    steps = [v2.RandomResizedCrop(112), v2.PILToTensor()]
+    theirs = datasets.ImageFolder(str(folder), v2.Compose(steps))
+    rows = {"num_workers": 2, "shuffle": True, "image_size": 112, "persistent_workers": True}
+
+    def own(dataset: Any, **options: Any) -> Callable[[bool], Any]:
+        return lambda on: feedline.DataLoader(dataset, 64, **options)
+
+    def watched(on: bool) -> Any:
+        loader: Any = TorchDataLoader(
+            theirs, 64, shuffle=True, num_workers=2, persistent_workers=True
+        )
+        return feedline.watch(loader, panel=False) if on else loader
+
+    return {
+        "raw 128 px rows at 112 px, 2 workers": own(raw, **rows),
+        "JPEGs as rows at 112 px, 2 workers": own(images, **rows),
+        "tiny TensorDataset, no workers": own(tiny, shuffle=True),
+        "tiny TensorDataset, 2 workers": own(tiny, shuffle=True, num_workers=2),
+        "torch's DataLoader of JPEGs under feedline.watch": watched,
+    }
+
+
+def _median_interval(ratios: list[float]) -> tuple[float, float]:
+    """The interval between order statistics that holds the median with 95% confidence."""
+    ordered, n = sorted(ratios), len(ratios)
+    k, below = 0, 0.5**n
+    while below + math.comb(n, k + 1) * 0.5**n <= 0.025:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    return ordered[k], ordered[n - 1 - k]
+
+
+def _say(ratios: list[float]) -> str:
+    low, high = _median_interval(ratios)
+    return f"{statistics.median(ratios):.4f} ({low:.4f}-{high:.4f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=15, help="pairs of turns for each case")
+    parser.add_argument("--only", default="", help="cases that have this in their names")
+    parser.add_argument("--out", type=Path, help="a file for all turns, as JSON")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "cases": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, build in cases(_jpegs(Path(folder))).items():
+            if options.only not in name:
+                continue
+            pulls = {}
+            for on in (True, False):
+                os.environ[SWITCH] = "1" if on else "0"
+                pulls[on] = _Pull(build(on), _first_rows)
+                pulls[on].rates(_WARM_S)
+            turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            for number in range(options.rounds):
+                for on in (True, False) if number % 2 else (False, True):
+                    turns[on].append(pulls[on].rates(options.seconds))
+            ratios = [
+                [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]
+                for k in range(2)
+            ]
+            found["cases"][name] = {"on": turns[True], "off": turns[False], "ratios": ratios}
+            off_rate = statistics.median(rate for rate, _ in turns[False])
+            print(
+                f"{name:50s} {off_rate:9.0f}/s off   on / off " + ", CPU ".join(map(_say, ratios))
+            )
+            del pulls
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""A look into the workers of torch's own DataLoader.
+
+Guarantees: torch's code runs as it is, and makes the same batches. What a worker calls, the dataset
+and `collate_fn`, is called through functions that note the time. The loader that a user holds has
+its own `worker_init_fn` again as soon as its workers have been started. The pages are in memory
+that has no name where the kernel has such, so that nothing is left behind, whatever ends the
+processes.
+Relies on: names within torch's worker loop; where a release lacks them, or a worker cannot map the
+pages, nothing is noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.dataset.timed_steps import time_steps
+from feedline.trace import laps
+from feedline.trace.stage_page import (
+    PAGE_BYTES,
+    PAGE_WORDS,
+    Spent,
+    StagePage,
+    read_pages,
+    worker_pids,
+)
+
+__all__ = ["TorchWorkers"]
+
+_MOST_WORKERS = 512
+
+
+class TorchWorkers:
+    """Pages for the workers of a loader.
+
+    Args:
+        workers: how many there are; 0 for the training process itself.
+
+    Raises:
+        OSError: there is no memory for them.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._seats = min(_MOST_WORKERS, max(1, workers))
+        self.owner = os.getpid()
+        self._path, let_go = _file(self._seats * PAGE_BYTES)
+        self.pages = _mapped(self._path, self._seats)
+        self._end = weakref.finalize(self, let_go)
+
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by their ids."""
+        return read_pages(self.pages)
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that have begun to note, which may have ended."""
+        return [pid for pid in worker_pids(self.pages) if pid != self.owner]
+
+    @contextmanager
+    def starting(self, loader: Any) -> Iterator[None]:
+        """Workers that are started within the `with` note what they do."""
+        before = loader.worker_init_fn
+        if isinstance(before, _Begin):  # of a pass that has not ended its start
+            yield
+            return
+        mine = loader.worker_init_fn = _Begin(before, self._path, self._seats)
+        try:
+            yield
+        finally:
+            if loader.worker_init_fn is mine:
+                loader.worker_init_fn = before
+
+    def watch_here(self, iterator: Any) -> None:
+        """Note what an iterator without workers does in this process."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is not None:
+            _note(fetcher, StagePage(self.pages[0]))
+
+
+class _Begin:
+    """A worker's `worker_init_fn`: the user's, and then the notes."""
+
+    def __init__(self, init: Callable[[int], Any] | None, path: str, seats: int) -> None:
+        self._init = init
+        self._path = path
+        self._seats = seats
+
+    def __call__(self, worker: int) -> None:
+        if self._init is not None:
+            self._init(worker)
+        with contextlib.suppress(Exception):  # then nothing is noted
+            self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
+        from torch.utils import data
+
+        kinds: Any = data._DatasetKind
+        create = kinds.create_fetcher
+        if worker >= self._seats:
+            return
+        page = StagePage(_mapped(self._path, self._seats)[worker])
+        time_steps()
+
+        def noted(*args: Any) -> Any:
+            return _note(create(*args), page)
+
+        # In this process only, which is the worker's own.
+        kinds.create_fetcher = staticmethod(noted)
+
+
+def _note(fetcher: Any, page: StagePage) -> Any:
+    """Let a fetcher of torch's note what its parts take."""
+    fetch, collate = fetcher.fetch, fetcher.collate_fn
+    if hasattr(fetcher, "dataset_iter"):
+        fetcher.dataset_iter = _NotedIterator(fetcher.dataset_iter)
+    else:
+        batched = getattr(fetcher.dataset, "__getitems__", None)
+        fetcher.dataset = (_NotedBatches if batched else _NotedDataset)(fetcher.dataset)
+
+    def noted_collate(samples: Any) -> Any:
+        made = collate(samples)
+        laps.lap("collate")
+        return made
+
+    def noted_fetch(keys: Any) -> Any:
+        begun = laps.begin(page)
+        try:
+            return fetch(keys)
+        finally:
+            if begun:
+                laps.done()
+
+    fetcher.collate_fn, fetcher.fetch = noted_collate, noted_fetch
+    return fetcher
+
+
+class _Noted:
+    """Stands where a fetcher of torch's has a user's object, and answers as that does."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_of":
+            raise AttributeError(name)
+        return getattr(self._of, name)
+
+
+class _NotedDataset(_Noted):
+    """What a fetcher asks for samples."""
+
+    def __getitem__(self, key: Any) -> Any:
+        made = self._of[key]
+        laps.sample(key, "dataset")
+        return made
+
+
+class _NotedBatches(_NotedDataset):
+    """The same of a dataset that gives many samples at once."""
+
+    def __getitems__(self, keys: Any) -> Any:
+        made = self._of.__getitems__(keys)
+        laps.lap("dataset")
+        return made
+
+
+class _NotedIterator(_Noted):
+    """The iterator over an IterableDataset; its samples have no numbers."""
+
+    def __iter__(self) -> _NotedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        made = next(self._of)
+        laps.sample(None, "dataset")
+        return made
+
+
+def _file(nbytes: int) -> tuple[str, Callable[[], None]]:
+    """A file of zeros that other processes can open: its path, and how to let go of it."""
+    owner = os.getpid()
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("feedline-pages")
+        path = f"/proc/{owner}/fd/{descriptor}"
+        os.truncate(descriptor, nbytes)
+
+        def let_go() -> None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+        return path, let_go
+    handle, path = tempfile.mkstemp(prefix="feedline-pages-")
+    os.close(handle)
+    os.truncate(path, nbytes)
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    return path, remove
+
+
+def _mapped(path: str, seats: int) -> NDArray[np.int64]:
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), seats * PAGE_BYTES)
+    return np.frombuffer(memory, np.int64).reshape(seats, PAGE_WORDS)

@@ -1,0 +1,151 @@
+"""A Lightning callback that records where the time of a training goes.
+
+Guarantees: nothing about the training changes. Where the record fails, that is logged, and the
+training goes on. A feedline.DataLoader keeps its own record, which is the run then.
+Relies on: Lightning's hooks. Between a batch's end and the next one's start Lightning asks for the
+batch and copies it to the device, and runs the hooks of others: all this counts as waiting.
+Validation in between counts as computing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedline.loader import DataLoader
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Run
+from feedline.watching.metrics import Tracker
+from feedline.watching.outlets import Outlets
+from feedline.watching.source import Source, source_of
+from feedline.watching.step_watch import StepWatch
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+__all__ = ["WatchCallback"]
+
+
+class WatchCallback(Callback):
+    """Records a training of Lightning's.
+
+    Args:
+        run: a folder for the run; likewise
+        trace: and
+        panel: as `feedline.watch` takes them.
+        metrics: is called with the run's figures; None gives them to the trainer's loggers.
+        every_s: how many seconds lie between two calls of it.
+
+    Example:
+        >>> watch = WatchCallback(run="runs/today")                             # doctest: +SKIP
+        >>> lightning.Trainer(callbacks=[watch]).fit(model, loader)             # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str] | None = None,
+        *,
+        trace: str | os.PathLike[str] | None = None,
+        panel: bool | str = False,
+        metrics: Tracker | None = None,
+        every_s: float = 10.0,
+    ) -> None:
+        super().__init__()
+        self._folder = None if run is None else Path(run)
+        self._trace = None if trace is None else Path(trace)
+        self._panel = panel
+        self._metrics = metrics
+        self._every_s = every_s
+        self.recorder = Recorder()
+        self._own: DataLoader[Any] | None = None  # a loader that records itself
+        self._source: Source | None = None
+        self._steps: StepWatch | None = None
+        self._outlets: Outlets | None = None
+        self._asked_ns = 0
+
+    @property
+    def run(self) -> Run:
+        """What is known of the run so far."""
+        if self._steps is not None and self._steps.clock is not None:
+            with contextlib.suppress(Exception):  # the device is gone
+                self._steps.clock.settle()
+        return self.recorder.run()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The loaders are known."""
+        loader = trainer.train_dataloader
+        if isinstance(loader, DataLoader):
+            self._own, self.recorder = loader, loader.recorder
+        else:
+            self._source = source_of(loader, self.recorder)
+        self._outlets = Outlets(
+            folder=self._folder,
+            trace=self._trace,
+            metrics=self._metrics or (_to_loggers(trainer) if trainer.loggers else None),
+            every_s=self._every_s,
+            panel=self._panel,
+        )
+        self._outlets.open(self.recorder)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """A pass begins."""
+        if self._source is not None:
+            self._steps = StepWatch(
+                self.recorder, self._source.number, time.monotonic_ns(), trainer.current_epoch
+            )
+        self._ask()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is there."""
+        if self._steps is not None:
+            self._steps.got(batch, self._asked_ns)
+        if self._outlets is not None:
+            self._outlets.told()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The next one will be asked for."""
+        self._ask()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Training goes on; what was between counts as computing."""
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._steps is not None:
+            self._asked_ns = self._steps.asked()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The pass is over."""
+        self._end("exhausted")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training breaks off."""
+        self._end("raised")
+
+    def _end(self, how: str) -> None:
+        if self._steps is not None:
+            self._steps.end(how)
+        if self._own is not None:  # Lightning knows its length and does not ask beyond
+            self._own._session.recording.end(how)
+        if self._outlets is not None:
+            self._outlets.end()
+
+
+def _to_loggers(trainer: Any) -> Tracker:
+    def tell(figures: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.global_step)
+
+    return tell

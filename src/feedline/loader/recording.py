@@ -1,0 +1,211 @@
+"""A loader's own record of its runs: always kept, in fixed memory, some microseconds a step.
+
+Guarantees: batches and their order are not touched; where the record fails, that is logged, and
+training goes on without it. Where steps take less than a tenth of a millisecond, two of 64 are
+timed and the others only counted, as batches like these.
+Relies on: being told of each iteration and of each batch by `iteration.Iteration`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Protocol
+
+from feedline.loader.backends.torch_engine import TorchBackend
+from feedline.loader.decide import Decision, workers_live_on
+from feedline.loader.settings import Settings
+from feedline.trace.look import Looker
+from feedline.trace.pass_record import PassRecord
+from feedline.trace.recorder import Recorder, Workers
+from feedline.trace.run import Loader
+from feedline.trace.stage_page import Spent
+from feedline.trace.switch import recorded
+
+__all__ = ["Recording", "described"]
+
+_log = logging.getLogger("feedline")
+
+_QUICK_NS = 100_000
+_QUICK_STEPS = 64
+_REST = 62
+
+
+class _Session(Protocol):
+    """Of `session.Session`, what is looked at."""
+
+    settings: Settings
+    timing: Any
+    cursor: Any
+
+    @property
+    def backend(self) -> Any: ...
+
+    @property
+    def deaths(self) -> list[str]: ...
+
+    def decision(self) -> Decision: ...
+
+    def spent(self) -> dict[int, Spent]: ...
+
+
+class Recording:
+    """Joins a session and a recorder.
+
+    Args:
+        session: whose batches are recorded.
+    """
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._on = recorded()
+        self.rest = 0
+        """How many of the next batches are not to be told of."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._owner = os.getpid()
+        self.recorder = Recorder()
+        self._looker = Looker()
+        self._pass: PassRecord | None = None
+        self._said: Loader | None = None
+        self._workers = Workers()
+        self._number = 0
+        self._backend: Any = None
+        self._got_ns = 0
+        self._quick = 0
+
+    def begin(self, began_ns: int) -> None:
+        """An iteration has begun, which has taken since `began_ns`, on the monotonic clock."""
+        self.end("left")  # the one before it, if nobody has said that it is over
+        if not self._on:
+            return
+        try:
+            if os.getpid() != self._owner:
+                self._begin_anew()  # a forked process has a run of its own
+            self._begin(began_ns)
+        except Exception as error:
+            self._fail(error)
+
+    def _begin(self, began_ns: int) -> None:
+        session, recorder = self._session, self.recorder
+        said = described(session.settings, session.decision())
+        if said != self._said:
+            if self._said is not None:
+                recorder.leave(self._number, self._workers)
+            self._workers = Workers(
+                pids=lambda: list(session.backend.pids),
+                spent=session.spent,
+                name=self._name,
+                deaths=lambda: len(session.deaths),
+            )
+            self._number, self._said = recorder.loader(said, self._workers), said
+        same, self._backend = self._backend is session.backend, session.backend
+        carrier = getattr(session.backend, "carrier", None)
+        # Carriers know the copies, and the device's clock; torch's own engine knows neither.
+        self._pass = recorder.begin(
+            self._number,
+            session.cursor.position.epoch,
+            began_ns,
+            timed_elsewhere=not isinstance(session.cursor, TorchBackend),
+            device_clock=bool(getattr(carrier, "ahead", False)),
+            before=self._pass if same else None,
+        )
+        self._may_rest = not self._pass.entry.device_clock
+        session.timing.listener = self._measured
+        self.rest = self._quick = 0
+
+    def handed_out(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+        """A batch is handed out that was asked for at these times: monotonic, and the thread's."""
+        record = self._pass
+        if record is None or record.over:
+            return
+        try:
+            got_ns = time.monotonic_ns()
+            if record.resting:  # no more
+                self._session.timing.listener = self._measured
+            record.handed_out(self._looker.look_at(batch), asked_ns, got_ns, asked_cpu_ns)
+            took_ns, self._got_ns = got_ns - self._got_ns, got_ns
+            if took_ns > _QUICK_NS:
+                self._quick = 0
+            elif self._may_rest:
+                self._quick += 1
+                if self._quick >= _QUICK_STEPS:
+                    # The next one after the rest begins a step, and the one after that ends it.
+                    self._quick = _QUICK_STEPS - 2
+                    self.rest = _REST
+                    record.rest(_REST)
+                    self._session.timing.listener = None
+        except Exception as error:
+            self._fail(error)
+
+    def _measured(self, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
+        try:
+            if self._pass is not None:
+                self._pass.measured(wait_ms, copy_ms, compute_ms)
+        except Exception as error:
+            self._fail(error)
+
+    def flush(self) -> None:
+        """Let the run know all batches so far."""
+        if self._pass is not None:
+            self._pass.flush()
+
+    def raised(self) -> None:
+        """Instead of a batch came an exception."""
+        if self._pass is not None and not self._pass.over:
+            self._pass.raised()
+
+    def end(self, how: str) -> None:
+        """The iteration is over; see `Pass.ended`."""
+        record = self._pass
+        if record is None or record.over or os.getpid() != self._owner:
+            return
+        try:
+            record.rested(self.rest)
+            self.rest = 0
+            self.recorder.end(record, how)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Record no more."""
+        self._on, self._pass, self.rest = False, None, 0
+        self._session.timing.listener = None
+        said = f"the run is recorded no further: {type(error).__name__}: {error}"
+        self.recorder.note(said)
+        _log.warning("%s; training goes on", said, exc_info=error)
+
+    def _name(self, sample: int) -> str:
+        decision = self._session.decision()
+        named = getattr(decision.rows or decision.samples, "name", None)
+        return str(named(sample)) if named and sample >= 0 else f"sample {sample}"
+
+
+def described(settings: Settings, decision: Decision) -> Loader:
+    """A loader as a run tells of it."""
+    dataset = settings.dataset
+    rows = decision.rows or decision.samples
+    return Loader(
+        kind="feedline",
+        name="feedline.DataLoader",
+        dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        samples=_length(dataset),
+        workers=settings.workers,
+        prefetch_factor=settings.prefetch_factor,
+        persistent_workers=workers_live_on(settings, decision),
+        pin_memory=bool(settings.pin),
+        batch_size=settings.batch_size,
+        start_method=settings.start_method or "",
+        collate=getattr(settings.collate_fn, "__qualname__", ""),
+        made_by=decision.kind,
+        copies=str(getattr(rows, "copies_from", "")),
+    )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

@@ -1,0 +1,63 @@
+"""A course of few points that leaves no batch out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.trace.course import Course
+
+added = st.lists(
+    st.tuples(st.floats(0.001, 100.0), st.integers(1, 9), st.integers(0, 99), st.floats(0.0, 5.0)),
+    max_size=300,
+)
+
+
+@given(added)
+def test_every_batch_is_in_one_point(steps: list[tuple[float, int, int, float]]) -> None:
+    course, now_s = Course(), 0.0
+    course.begin(0.0)
+    for seconds, batches, samples, wait_ms in steps:
+        now_s += seconds
+        course.add(now_s, batches, samples, wait_ms, 64)
+    points = course.points()
+    assert sum(point.batches for point in points) == sum(step[1] for step in steps)
+    assert sum(point.samples or 0 for point in points) == sum(step[2] for step in steps)
+    assert sum(point.wait_ms for point in points) == pytest.approx(sum(s[3] for s in steps))
+    ends = [point.begun_s + point.seconds for point in points]
+    assert all(end <= after.begun_s + 1e-6 for end, after in zip(ends, points[1:], strict=False))
+
+
+def test_points_stay_few_over_ten_hours() -> None:
+    course = Course()
+    course.begin(0.0)
+    for k in range(1, 360_001):
+        course.add(k / 10, 1, 32, 0.0, 64)
+        if k % 1000 == 0:
+            assert len(course.points()) <= 400
+    points = course.points()
+    assert len(points) > 100
+    assert sum(point.batches for point in points) == 360_000
+    assert points[-1].begun_s + points[-1].seconds == pytest.approx(36_000)
+
+
+def test_what_lies_between_passes_is_in_no_point() -> None:
+    course = Course()
+    course.begin(0.0)
+    course.add(1.0, 1, 8, 0.0, 64)
+    course.begin(100.0)
+    course.add(101.0, 1, 8, 0.0, 64)
+    assert [(point.begun_s, point.seconds) for point in course.points()] == [
+        (0.0, 1.0),
+        (100.0, 1.0),
+    ]
+
+
+def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
+    course = Course()
+    course.begin(0.0)
+    course.add(0.1, 1, 8, 0.0, 64)
+    course.add(0.2, 1, None, 0.0, None)
+    (point,) = course.points()
+    assert (point.samples, point.batches, point.image_size) == (None, 2, None)

@@ -1,0 +1,146 @@
+"""Laps within tasks: which are noted, and that no thread notes for another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from feedline.trace import laps
+from feedline.trace.stage_page import PAGE_WORDS, Spent, StagePage, read_page
+
+FIRST_TIMED = 3  # the tasks before it are not timed
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.ns = 1000
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(laps, "_clock", clock)
+    return clock
+
+
+class Noted:
+    """A page, and tasks noted on it."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(PAGE_WORDS, np.int64)
+        self.page = StagePage(self.memory)
+
+    def skip(self, tasks: int) -> None:
+        for _ in range(tasks):
+            assert laps.begin(self.page)
+            laps.done()
+
+    def read(self) -> Spent:
+        return read_page(self.memory)
+
+
+@pytest.fixture
+def noted() -> Iterator[Noted]:
+    yield Noted()
+    assert not laps.going
+    assert not laps.timed
+
+
+def test_laps_divide_a_timed_task_among_its_stages(noted: Noted, clock: Clock) -> None:
+    noted.skip(FIRST_TIMED)
+    laps.begin(noted.page)
+    assert laps.timed
+    assert laps.timing()
+    clock.ns += 100
+    laps.lap("read")
+    clock.ns += 30
+    laps.lap("decode")
+    clock.ns += 5
+    laps.sample(7)
+    clock.ns += 1000
+    laps.sample(np.int64(8), "dataset")
+    laps.done()
+    found = noted.read()
+    assert {name: round(1e6 * stage.total_ms) for name, stage in found.stages.items()} == {
+        "read": 100,
+        "decode": 30,
+        "dataset": 1005,
+    }
+    assert found.slowest == [(1000 / 1e6, 8), (135 / 1e6, 7)]
+    assert (found.timed, found.timed_ms) == (1, 1135 / 1e6)
+    assert found.sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
+
+
+def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
+    noted: Noted, clock: Clock
+) -> None:
+    laps.begin(noted.page)
+    assert not laps.timed
+    clock.ns += 50
+    laps.lap("read")
+    laps.sample("a key")
+    laps.done()
+    found = noted.read()
+    assert (found.tasks, found.timed, found.stages, found.sizes) == (1, 0, {}, {})
+    assert found.tasks_ms == 50 / 1e6
+    assert found.slowest == [(50 / 1e6, -1)]
+
+
+def test_one_task_of_eight_is_timed(noted: Noted) -> None:
+    timed = []
+    for _ in range(24):
+        laps.begin(noted.page)
+        timed.append(laps.timed)
+        laps.done()
+    assert [k for k, each in enumerate(timed) if each] == [3, 11, 19]
+
+
+def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
+    assert laps.begin(noted.page)
+    assert not laps.begin(noted.page)
+    laps.done()
+    assert noted.read().tasks == 1
+
+
+def test_nothing_is_noted_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
+    assert not laps.begin(None)
+    laps.lap("read")
+    laps.sample(1)
+    laps.sample_took(1, 10**9)
+    assert noted.read() == Spent()
+
+
+def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock) -> None:
+    noted.skip(FIRST_TIMED)
+    laps.begin(noted.page)
+
+    def work() -> None:
+        assert not laps.timing()
+        assert not laps.begin(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+        clock.ns += 10
+        laps.lap("of another thread")
+        laps.sample(99)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    laps.done()
+    found = noted.read()
+    assert (found.stages, found.slowest) == ({}, [])
+
+
+def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: Noted) -> None:
+    laps.begin(noted.page)
+    slow_ns = 0
+    for number in range(12):
+        slow_ns = laps.sample_took(number, 1000 + number)
+    assert slow_ns == 1000
+    laps.done()

@@ -1,0 +1,94 @@
+"""What is seen of a batch: size, bytes, form, and nothing that is not there."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.trace.look import Batch, Looker, look_at
+
+Pair = namedtuple("Pair", "image label")
+IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+LABELS = torch.zeros(4, dtype=torch.int64)
+BOTH = Batch(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
+
+
+class Lazy(Sequence[Any]):
+    """A sequence that raises."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: Any) -> Any:
+        raise RuntimeError("nobody should ask")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (IMAGES, LABELS),
+        [IMAGES, LABELS],
+        {"image": IMAGES, "label": LABELS},
+        UserDict(image=IMAGES, label=LABELS),
+        Pair(IMAGES, LABELS),
+        [{"image": IMAGES}, "names", (LABELS,)],
+    ],
+)
+def test_the_usual_forms_are_seen(batch: Any) -> None:
+    assert look_at(batch) == Looker().look_at(batch) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("batch", "seen"),
+    [
+        (torch.zeros(2, 8, 8, 3), Batch(8, 2, 1536, 1536, False)),
+        (np.zeros((2, 3, 8, 8), np.float32), Batch(8, 2, 1536, 1536, None)),
+        (np.zeros((2, 3, 8, 8), np.uint8), Batch(8, 2, 384, 0, None)),
+        (torch.zeros(2, 3, 8, 9), Batch(None, 2, 1728, 1728, False)),
+        (torch.zeros(5, 7), Batch(None, 5, 140, 0, None)),
+        (torch.tensor(3.0), Batch(None, None, 4, 0, None)),
+        ("text", Batch()),
+        (None, Batch()),
+        ([], Batch()),
+        (Lazy(), Batch()),
+        ([torch.eye(3).to_sparse()], Batch(None, None, 0, 0, None)),
+    ],
+)
+def test_other_forms_give_what_is_known_of_them(batch: Any, seen: Batch) -> None:
+    looker = Looker()
+    looker.look_at((IMAGES, LABELS))
+    found = looker.look_at(batch)
+    assert found == look_at(batch)
+    assert (found.image_size, found.samples) == (seen.image_size, seen.samples)
+    if not isinstance(batch, list) or not batch:
+        assert found == seen
+
+
+def test_a_batch_like_the_one_before_is_the_same_object() -> None:
+    looker = Looker()
+    first = looker.look_at((IMAGES, LABELS))
+    assert looker.look_at((IMAGES.clone(), LABELS)) is first
+    assert looker.look_at((IMAGES[:2], LABELS[:2])) == Batch(32, 2, 2 * 3072 + 16, 0, False)
+    assert looker.look_at((IMAGES.float(), LABELS)).float_bytes == 4 * 4 * 3072
+    assert looker.look_at([IMAGES, LABELS]) == BOTH
+    assert looker.look_at((IMAGES,)).bytes == 4 * 3072
+
+
+def test_a_batch_of_thousands_of_parts_is_looked_at_in_part() -> None:
+    assert look_at([[IMAGES] * 1000] * 1000).samples == 4
+
+
+def test_nothing_in_the_batch_is_kept_alive() -> None:
+    import weakref
+
+    looker = Looker()
+    images = IMAGES.clone()
+    gone = weakref.ref(images)
+    looker.look_at((images, LABELS))
+    del images
+    assert gone() is None

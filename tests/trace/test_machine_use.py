@@ -1,0 +1,109 @@
+"""What a run uses of the machine: the device by NVIDIA's library, the quota by the kernel."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from feedline.trace import machine_use
+from feedline.trace.device_use import DeviceUse
+from feedline.trace.machine_use import MachineUse
+from feedline.trace.processes import ProcessWatch
+
+
+class Nvml(SimpleNamespace):
+    """NVIDIA's library over a device that is busier at each look."""
+
+    def __init__(self) -> None:
+        super().__init__(begun=0, asked=[], busy=0)
+
+    def nvmlInit(self) -> None:
+        self.begun += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked.append(uuid)
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        self.busy += 20
+        if self.busy > 100:
+            raise RuntimeError("the device is lost")
+        return SimpleNamespace(gpu=self.busy, memory=0)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """A program that has set CUDA up, with the library at hand."""
+    made = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"abc-{device}")
+    )
+    return made
+
+
+def test_the_device_in_use_is_asked_by_its_own_id(nvml: Nvml) -> None:
+    use = DeviceUse()
+    for _ in range(3):
+        use.look()
+    assert (nvml.begun, nvml.asked) == (1, ["GPU-abc-1"])
+    assert (use.busy, use.latest) == (pytest.approx(0.4), 0.6)
+
+
+def test_a_device_that_is_lost_leaves_what_was_known(nvml: Nvml) -> None:
+    use = DeviceUse()
+    for _ in range(20):
+        use.look()
+    assert use.busy == pytest.approx(0.6)
+    assert nvml.busy == 120, "it was asked no more"
+
+
+def test_nothing_is_asked_before_the_program_has_set_cuda_up(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    use = DeviceUse()
+    use.look()
+    assert (nvml.begun, use.busy) == (0, None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    use.look()
+    assert use.busy == pytest.approx(0.2)
+
+
+def test_without_the_library_nothing_is_known(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    use = DeviceUse()
+    use.look()
+    use.look()
+    assert use.busy is None
+
+
+def test_throttling_counts_from_the_runs_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_up = [5.0]
+    monkeypatch.setattr(machine_use, "throttled_s", lambda: held_up[0])
+    use = MachineUse()
+    held_up[0] = 7.5
+    use.look()
+    assert use.found(ProcessWatch(), 2).throttled_s == 2.5
+    assert use.found(ProcessWatch(), 2).worker_deaths == 2
+
+
+def test_without_a_quota_throttling_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_use, "throttled_s", lambda: None)
+    use = MachineUse()
+    use.look()
+    assert use.found(ProcessWatch(), 0).throttled_s is None
+
+
+def test_threads_and_memory_are_this_machines() -> None:
+    found = MachineUse().found(ProcessWatch(), 0)
+    assert found.threads == torch.get_num_threads()
+    assert found.cacheable_bytes is not None
+    assert found.cacheable_bytes > 0
+    assert found.shared_memory_bytes is None or found.shared_memory_bytes > 0

@@ -1,0 +1,127 @@
+"""A run as a file: what is written is read, and anything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from feedline.errors import UsageError
+from feedline.trace.histogram import Histogram
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Event, Excerpt, Loader, Pass, Run, SlowSample, StageTime
+from feedline.trace.run_file import MAX_BYTES, RUN_FILE, check_folder, read_run, write_run
+
+
+@pytest.fixture
+def run() -> Run:
+    run = Recorder(settings={"model": "resnet18"}).run()
+    run.loaders = [Loader(kind="torch", name="x", samples=3)]
+    wait = Histogram()
+    wait.add_all([1.0, 2.0, 300.0])
+    run.passes = [Pass(loader=0, epoch=2, image_size=64, wait=wait, ended="left")]
+    run.stages = [StageTime(name="transform: é", count=3, total_ms=1.5, longest_ms=1.0)]
+    run.slowest = [SlowSample(name="/a/b.jpg", ms=12.0)]
+    run.sample_sizes = {3: (4, 0.5)}
+    event = Event(lane="step", stage="wait", begun_ms=0.0, ended_ms=1.0, batch=0)
+    run.excerpts = [Excerpt(why="latest", begun_s=1.0, events=[event])]
+    return run
+
+
+def test_what_is_written_is_read_from_the_folder_or_the_file(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "today"
+    file = write_run(run, folder)
+    assert file == folder / RUN_FILE
+    assert read_run(folder) == read_run(str(file)) == run
+    assert [path.name for path in folder.iterdir()] == [RUN_FILE]
+
+
+def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run: Run, tmp_path: Path) -> None:
+    write_run(run, tmp_path)
+    run.rank = 3
+    assert write_run(run, tmp_path).name == "trace-rank3.json"
+    assert read_run(tmp_path).rank == 0
+    assert read_run(tmp_path, rank=3).rank == 3
+    with pytest.raises(UsageError, match=r"trace-rank1\.json cannot be read"):
+        read_run(tmp_path, rank=1)
+
+
+def test_a_truncated_file_is_damaged(run: Run, tmp_path: Path) -> None:
+    data = write_run(run, tmp_path).read_bytes()
+    for length in range(0, len(data), 97):
+        (tmp_path / RUN_FILE).write_bytes(data[:length])
+        with pytest.raises(UsageError, match=r"is damaged|no run"):
+            read_run(tmp_path)
+
+
+def changed(written: Run, folder: Path, **fields: Any) -> None:
+    file = write_run(written, folder)
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_a_newer_version_says_so(run: Run, tmp_path: Path) -> None:
+    changed(run, tmp_path, version=99, run={"unknown": 1})
+    with pytest.raises(UsageError, match=r"of version 99.*written by a newer feedline"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"what": "other", "version": 1}', '{"what": 3}', "[]", "x"]
+)
+def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError, match="no run"):
+        read_run(tmp_path)
+
+
+def test_a_field_of_another_type_is_named(run: Run, tmp_path: Path) -> None:
+    broken = msgspec.to_builtins(run)
+    broken["passes"][0]["batches"] = "many"
+    changed(run, tmp_path, run=broken)
+    with pytest.raises(UsageError, match=r"is damaged.*batches|is damaged.*passes"):
+        read_run(tmp_path)
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / RUN_FILE).open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        read_run(tmp_path)
+
+
+def test_a_missing_run_says_who_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no run at .*feedline\.watch"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_a_run_and_after(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="name another folder"):
+        check_folder(tmp_path / "file" / "folder")
+    with pytest.raises(UsageError, match="name another folder"):
+        write_run(run, tmp_path / "file" / "folder")
+    check_folder(tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_run_that_could_not_be_replaced_is_as_it_was(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(run, tmp_path)
+    before = run.seconds
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    run.seconds = before + 1
+    with pytest.raises(UsageError, match="No space left"):
+        write_run(run, tmp_path)
+    assert read_run(tmp_path).seconds == before
+    assert os.listdir(tmp_path) == [RUN_FILE]

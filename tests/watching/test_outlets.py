@@ -1,0 +1,423 @@
+"""Where a run goes while it goes on: files, timeline, callback, panel."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich
+import torch
+import tqdm
+from rich.progress import Progress
+from torch.utils.data import DataLoader
+
+import feedline
+from feedline.errors import UsageError
+from feedline.trace.look import Batch
+from feedline.trace.recorder import Recorder, Workers
+from feedline.trace.run import Loader
+from feedline.trace.run_file import read_run
+from feedline.trace.stage_page import Spent
+from feedline.watching import panel as panels
+from feedline.watching import tensorboard, trace_file
+from feedline.watching import watched as watching
+from feedline.watching.panel import Panel, line, panel_for
+from feedline.watching.trace_file import MOST_EVENTS, TraceFile
+from feedline.watching.window import Window, percentiles
+from sets import Drawing
+
+MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    watching._recorders.clear()
+    yield
+    watching._recorders.clear()
+
+
+def watch(loader: Any, **options: Any) -> Any:
+    return feedline.watch(loader, **{"panel": False, **options})
+
+
+# A folder
+
+
+def test_a_run_is_written_at_the_end_of_a_pass_and_when_it_is_asked_for(tmp_path: Path) -> None:
+    for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
+        folder = tmp_path / type(loader).__module__
+        watched = watch(loader, run=folder)
+        assert list(folder.iterdir()) == []
+        list(watched)
+        assert read_run(folder).passes[0].batches == 6
+        list(watched)
+        watched.save()
+        assert [entry.batches for entry in read_run(folder).passes] == [6, 6]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="name another folder"):
+        watch([], run=tmp_path / "file")
+    with pytest.raises(UsageError, match="the trace cannot be written"):
+        watch([], trace=tmp_path / "file" / "trace.json")
+
+
+def test_a_disk_that_is_full_later_ends_no_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watch([torch.zeros(4)] * 5, run=tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert len(list(watched)) == len(list(watched)) == 5
+    assert caplog.text.count("No space left") >= 1
+    assert any("No space left" in note for note in watched.run.notes)
+    assert len(watched.run.notes) == 1, "it is not tried again"
+    with pytest.raises(UsageError, match="No space left"):
+        watched.save()
+    watched._outlets.folder = None
+
+
+ENDS = """
+import sys, torch, feedline
+watched = feedline.watch([torch.zeros(4)] * 100, run="run", trace="t.json.gz", panel=False)
+for k, _ in enumerate(watched):
+    if k == 50:
+        {how}
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["raise ArithmeticError", "raise KeyboardInterrupt", "sys.exit(3)", "keep = watched; break"],
+)
+def test_what_was_not_written_is_written_when_the_program_ends(how: str, tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", ENDS.replace("{how}", how)],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        timeout=100,
+    )
+    assert read_run(tmp_path / "run").passes[0].batches == 51
+    assert len(events_of(tmp_path / "t.json.gz")) >= 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "t.json.gz"]
+
+
+RANK = """
+import os, torch, feedline
+watched = feedline.watch([torch.zeros(4)] * 9, run="run", trace="t.json", panel=True)
+list(watched)
+"""
+
+
+def test_each_rank_has_files_of_its_own_and_only_rank_0_draws(tmp_path: Path) -> None:
+    for rank in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", RANK],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            capture_output=True,
+            timeout=100,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert (read_run(tmp_path / "run").rank, read_run(tmp_path / "run").world_size) == (0, 2)
+    assert read_run(tmp_path / "run", rank=1).rank == 1
+    assert {path.name for path in tmp_path.glob("*.json")} == {"t.json", "rank1-t.json"}
+
+
+# A timeline
+
+
+def events_of(file: Path) -> list[dict[str, Any]]:
+    data = file.read_bytes()
+    found: dict[str, Any] = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
+    return list(found["traceEvents"])
+
+
+def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path: Path) -> None:
+    for name, loader in {
+        "torch.json": DataLoader(Drawing(40), 4, num_workers=2),
+        "feedline.json.gz": feedline.DataLoader(Drawing(40), 4, num_workers=2),
+    }.items():
+        watched = watch(loader, trace=tmp_path / name)
+        list(watched)
+        watched.save()
+        events = events_of(tmp_path / name)
+        lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        named = {(lanes[e["tid"]], e["name"]) for e in events if e["ph"] == "X"}
+        assert {("step", "compute"), ("step", "wait")} <= named
+        assert sum(e["name"] == "wait" for e in events) == 9
+        assert any(lane.startswith("worker ") and what == "make" for lane, what in named)
+        assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+
+
+class Steps:
+    """A recorder that is told of steps on a clock of its own, with a worker."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.spent = Spent(tasks=1)
+        number = self.recorder.loader(
+            Loader(kind="other", name="x"), Workers(spent=lambda: {0: self.spent})
+        )
+        self.now_ns = 10**12
+        self.record = self.recorder.begin(number, 0, self.now_ns)
+
+    def step(self, wait_ms: int = 1, compute_ms: int = 9) -> None:
+        asked_ns = self.now_ns + compute_ms * MS
+        self.now_ns = asked_ns + wait_ms * MS
+        self.spent.latest = [(self.now_ns - 5 * MS, self.now_ns)]
+        self.record.handed_out(Batch(64, 8, 100), asked_ns, self.now_ns)
+
+
+def test_a_timeline_of_a_million_steps_keeps_the_latest_events(tmp_path: Path) -> None:
+    steps = Steps()
+    timeline = TraceFile(steps.recorder, tmp_path / "t.json.gz")
+    for _ in range(200_000):
+        steps.step()
+        timeline.step()
+    timeline.write()
+    events = [event for event in events_of(tmp_path / "t.json.gz") if event["ph"] != "M"]
+    assert len(events) == MOST_EVENTS
+    assert max(event["ts"] + event.get("dur", 0) for event in events) == steps.now_ns / 1000
+    assert (tmp_path / "t.json.gz").stat().st_size < 10_000_000
+    rates = [event["args"]["batches/s"] for event in events if event["ph"] == "C"]
+    assert rates
+    assert all(80 < rate < 120 for rate in rates)
+    # A worker's tasks are seen once each, though its page is read again and again.
+    made = [event["ts"] for event in events if event["name"] == "make"]
+    assert len(made) == len(set(made)) > 1000
+
+
+def test_a_step_is_in_the_timeline_once(tmp_path: Path) -> None:
+    steps = Steps()
+    timeline = TraceFile(steps.recorder, tmp_path / "t.json")
+    for _ in range(3):
+        steps.step()
+        timeline.step()
+        timeline.step()
+    timeline.write()
+    events = events_of(tmp_path / "t.json")
+    assert [e["name"] for e in events if e["ph"] == "X"].count("compute") == 2
+
+
+# A callback
+
+
+def test_figures_are_those_since_the_last_reading() -> None:
+    steps = Steps()
+    window = Window(steps.recorder)
+    steps.step()
+    for _ in range(99):
+        steps.step(wait_ms=2, compute_ms=8)
+    steps.step(wait_ms=100, compute_ms=8)
+    figures = window.read()
+    assert figures["feedline/batches"] == 101
+    assert figures["feedline/wait_ms_p50"] == 2.0
+    assert figures["feedline/wait_ms_p99"] == 2.0
+    assert figures["feedline/compute_ms_p95"] == 8.0
+    assert figures["feedline/wait_pct"] == pytest.approx(100 * 298 / (298 + 800))
+    assert figures["feedline/image_size"] == 64
+    assert "feedline/copy_ms_p50" not in figures
+    assert "feedline/gpu_busy_pct" not in figures
+    steps.step(wait_ms=7, compute_ms=3)
+    again = window.read()
+    assert (again["feedline/wait_ms_p50"], again["feedline/wait_pct"]) == (7.0, 70.0)
+    idle = window.read()
+    assert idle["feedline/batches_per_s"] == idle["feedline/images_per_s"] == 0
+    assert "feedline/wait_pct" not in idle
+
+
+def test_percentiles_are_values_that_were_there() -> None:
+    assert percentiles([]) == []
+    assert percentiles([3.0]) == [3.0] * 3
+    assert percentiles([float(k) for k in range(1, 101)]) == [50.0, 95.0, 99.0]
+
+
+def test_a_callback_is_told_and_one_that_raises_is_told_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[dict[str, float]] = []
+    list(watch([torch.zeros(4, 3, 8, 8)] * 9, metrics=told.append))
+    assert told[-1]["feedline/batches"] == 9, "a short run is told of at its end"
+
+    def broken(figures: dict[str, float]) -> None:
+        told.append(figures)
+        raise ConnectionError("the tracker is away")
+
+    told.clear()
+    watched = watch([torch.zeros(4)] * 9, metrics=broken, every_s=1e-9, name="broken")
+    assert len(list(watched)) == len(list(watched)) == 9
+    assert len(told) == 1
+    assert "the tracker is away" in caplog.text
+
+
+def test_tensorboard_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match="pip install tensorboard"):
+        tensorboard.writer(tmp_path)
+
+
+def test_tensorboard_is_told_by_name_and_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    list(watch([torch.zeros(4)] * 9, metrics=tensorboard.writer(tmp_path)))
+    assert list(tmp_path.glob("events*"))
+
+
+# A panel
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return made
+
+
+def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
+    for second in range(1, seconds + 1):
+        steps.step()
+        panel.tick(float(second + 1))
+
+
+def test_a_terminal_gets_one_line_that_is_gone_at_the_end(terminal: Terminal) -> None:
+    steps = Steps()
+    panel = panel_for(steps.recorder, "auto")
+    assert panel is not None
+    drawn(steps, panel, 5)
+    assert terminal.getvalue().count("feedline") == 5
+    assert "waiting" in terminal.getvalue()
+    assert "\x1b[1m" in terminal.getvalue()
+    assert "\n" not in terminal.getvalue()
+    panel.end(6.0)
+    assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_no_color_is_heeded(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    steps = Steps()
+    panel = Panel(steps.recorder)
+    drawn(steps, panel, 3)
+    panel.end(6.0)
+    assert "\x1b[3" not in terminal.getvalue()
+
+
+def test_it_is_drawn_no_more_than_once_a_second(terminal: Terminal) -> None:
+    steps = Steps()
+    panel = Panel(steps.recorder)
+    for k in range(1000):
+        steps.step()
+        panel.tick(1.0 + k / 250)
+    panel.end(6.0)
+    assert 3 <= terminal.getvalue().count("feedline") <= 5
+
+
+def test_beside_bars_of_tqdms_it_is_one_of_them(terminal: Terminal) -> None:
+    steps = Steps()
+    panel = Panel(steps.recorder)
+    with tqdm.tqdm(total=9, file=terminal, mininterval=0, desc="epoch 3") as bar:
+        drawn(steps, panel, 3)
+        bar.update()
+        assert panel._bar is not None
+        assert panel._live is None
+        assert "feedline" in terminal.getvalue()
+        panel.end(6.0)
+    assert "epoch 3:  11%" in terminal.getvalue()
+    assert not list(tqdm.tqdm._instances)
+
+
+def test_beside_a_display_of_richs_lines_are_printed_above_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = rich.get_console()
+    before = console.file
+    console.file = terminal
+    try:
+        steps = Steps()
+        panel = Panel(steps.recorder)
+        with Progress(console=console, auto_refresh=False) as progress:
+            progress.add_task("theirs")
+            drawn(steps, panel, 65)
+            assert panel._live is None
+            panel.end(66.0)
+    finally:
+        console.file = before
+    assert terminal.getvalue().count("feedline") == 2
+
+
+def test_without_a_terminal_lines_are_printed_where_they_were_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = Steps()
+    assert panel_for(steps.recorder, "auto") is None
+    assert panel_for(steps.recorder, False) is None
+    panel = panel_for(steps.recorder, True)
+    assert panel is not None
+    drawn(steps, panel, 95)
+    panel.end(96.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(each.startswith("feedline  ") and "waiting 10%" in each for each in lines)
+    assert not any("\x1b" in each for each in lines)
+
+
+def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert panel_for(Recorder(), True) is None
+    monkeypatch.setenv("RANK", "0")
+    assert panel_for(Recorder(), "auto") is not None
+    monkeypatch.setenv("TERM", "dumb")
+    assert panel_for(Recorder(), "auto") is None
+
+
+def test_a_program_without_stderr_has_no_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert panel_for(Recorder(), "auto") is None
+
+
+def test_a_line_says_what_is_known() -> None:
+    figures = {"feedline/batches_per_s": 12.0}
+    assert line(figures).plain == "feedline  12.0 batches/s"
+    figures |= {
+        "feedline/images_per_s": 1536.4,
+        "feedline/wait_pct": 31.0,
+        "feedline/wait_ms_p50": 3.0,
+        "feedline/wait_ms_p95": 40.25,
+        "feedline/copy_ms_p50": 0.5,
+        "feedline/copy_ms_p95": 0.6,
+        "feedline/image_size": 160.0,
+        "feedline/workers": 4.0,
+        "feedline/gpu_busy_pct": 71.2,
+    }
+    assert line(figures).plain == (
+        "feedline  1,536 samples/s  waiting 31%  wait 3.0 ms (p95 40.2)  copy 0.5 ms (p95 0.6)"
+        "  160 px  4 workers  GPU 71%"
+    )
+    assert panels._MODERATE_PCT < panels._HIGH_PCT
+    assert trace_file.MOST_EVENTS == MOST_EVENTS
