@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -43,10 +43,10 @@ def test_both_loops_are_measured_and_drawn(
         assert lanes["step"]
         assert side["timeline"]["left_out"] == 0
     lanes = [lane["name"] for lane in alone["timeline"]["lanes"]]
-    assert lanes == ["loading", "ready", "copy", "step"]
+    assert lanes == ["loading", "step"]
     lanes = [lane["name"] for lane in behind["timeline"]["lanes"]]
-    assert set(lanes) >= {"ready", "copy", "step"}
-    assert any(name.startswith("worker ") for name in lanes)
+    assert lanes[-1] == "step"
+    assert lanes[:2] == ["worker 0", "worker 1"]
     shown = " ".join(ended.out.split())
     for words in ("0 workers: ", "2 workers: ", "loading", "as many images a second"):
         assert words in shown, shown
@@ -107,22 +107,25 @@ def test_a_broken_image_is_named(feedline: Command, tmp_path: Path) -> None:
 
 def test_images_are_made_where_none_are_named_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "feedline.cli.app", "explain-overlap", "--seconds", "3000"],
+        [
+            *(sys.executable, "-m", "feedline.cli.app", "explain-overlap", "--seconds", "3"),
+            *("--size", "32", "--batch-size", "8", "--workers", "2", "--step-ms", "10"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )
     try:
         children: list[psutil.Process] = []
-        while not children and process.poll() is None:  # until workers are at work
+        while len(children) < 2 and process.poll() is None:  # until workers are at work
+            time.sleep(0.02)
             children = psutil.Process(process.pid).children(recursive=True)
+        assert list(tmp_path.glob("feedline-bench-*/demo/train/*/*.jpg"))
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130, err
-    assert b"Traceback" not in err
-    assert re.fullmatch(rb"feedline: interrupted\n", err)
+    assert (process.returncode, out, err) == (130, b"", b"feedline: interrupted\n")
     assert not list(tmp_path.glob("feedline*"))
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive

@@ -45,8 +45,8 @@ def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:
 def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     recorder = Recorder(MACHINE)
     recorder.loader(LOADER)
-    now, step = time.monotonic_ns(), 250_000_000
-    steps = 10 * 3600 * 4
+    now, step = time.monotonic_ns(), 2_000_000_000
+    steps = 10 * 3600 // 2
     recorder.begin(0, 0)
     for number in range(steps):
         batch = Batch(image_size=128 if number < steps // 2 else 160, samples=64)
@@ -61,7 +61,7 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     shown = reduced(course.stretches, 160)
     assert 100 < len(shown) <= 170
     rates = [each.images_per_s for each in shown]
-    assert rates == pytest.approx([256.0] * len(rates), rel=0.02)
+    assert rates == pytest.approx([32.0] * len(rates), rel=0.02)
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 

@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import recorded
 
+from feedline.report.chart import in_words, lane_shapes
+from feedline.report.glyphs import ASCII, BLOCKS
+from feedline.report.terminal_timeline import lane_lines
 from feedline.report.timeline import Span, Timeline, timeline_of, worst_step
 from feedline.trace.run import Event, Excerpt
 
@@ -192,6 +195,14 @@ def test_whatever_the_events_are_each_lane_is_covered_once(
     for timeline in (timeline_of(excerpt(*events), "steps"), worst_step(excerpt(*events))):
         if timeline is not None:
             assert_covered(timeline)
+            for glyphs in (BLOCKS, ASCII):
+                for line in lane_lines(timeline, glyphs, 40)[0]:
+                    assert len(line) == 40 or line.plain.endswith("not recorded")
+            for lane in timeline.lanes:
+                for shape in lane_shapes(lane, timeline.length_ms):
+                    assert -0.1 <= shape.x <= shape.x + shape.width <= 100.1
+                    assert 0 <= shape.y <= shape.y + shape.height <= 100.1
+                assert in_words(lane)
 
 
 def test_a_recorded_loop_shows_its_workers_behind_its_steps() -> None:

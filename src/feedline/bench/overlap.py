@@ -88,7 +88,10 @@ class Overlap:
 
 @dataclass(slots=True)
 class _Step:
-    """A step and its batch, in ns: when the batch was asked for, there, and computed with."""
+    """A step and its batch, in ns: when the batch was asked for, there, and computed with.
+
+    The next one is asked for at that moment: what the loop itself does counts as computing.
+    """
 
     asked: int
     got: int
@@ -114,11 +117,12 @@ class _Loop:
             asked = time.monotonic_ns()
             batch = next(batches)
             got = time.monotonic_ns()
-            if self.step_s:
-                time.sleep(self.step_s)
+            if self.steps:
+                self.steps[-1].done = asked
+            time.sleep(self.step_s)
             worker, begun, made = batch["made"].tolist()
+            report.advance(len(self.steps) + 1)
             self.steps.append(_Step(asked, got, time.monotonic_ns(), worker, begun, made))
-            report.advance(len(self.steps))
             if len(self.steps) == _WARM:
                 end = time.monotonic() + seconds
             if len(self.steps) >= _WARM + _DRAWN + 4 and end and time.monotonic() > end:
@@ -224,6 +228,10 @@ def _excerpt(steps: list[_Step], workers: int) -> Excerpt:
             Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
         )
 
+    # All batches are known that were made meanwhile, so whoever made none then was idle.
+    for lane in [f"worker {k}" for k in range(workers)] or ["loading"]:
+        event(lane, "make", begun_ns, begun_ns, -1)
+        event(lane, "make", ended_ns, ended_ns, -1)
     for number, step in enumerate(steps):
         if first <= number < last:
             event("step", "wait", step.asked, step.got, number)

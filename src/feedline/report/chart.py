@@ -59,7 +59,7 @@ class Mark:
 
 def lane_shapes(lane: Lane, length_ms: float) -> list[Shape]:
     """The spans of a lane; those of the ready queue as high as it is deep."""
-    deepest = max((span.depth for span in lane.spans), default=1)
+    deepest = max([1, *(span.depth for span in lane.spans)])
     shapes = []
     for span in lane.spans:
         if span.stage == "unknown":
@@ -120,7 +120,7 @@ def ticks(length: float, most: int = 5) -> list[float]:
 def time_marks(length_s: float) -> list[Mark]:
     """The time axis of a chart that is so long, in round places of a unit that suits it."""
     units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-    name = next((name for name in reversed(units) if length_s >= 3 * units[name]), "ms")
+    name = next((name for name in reversed(units) if length_s >= 2 * units[name]), "ms")
     unit = units[name]
     return [
         Mark(100 * (each * unit) / length_s, f"{each:g} {name}" if each else "0")
@@ -159,7 +159,7 @@ def course_chart(course: Course, stretches: Sequence[Stretch]) -> CourseChart | 
     waits = sorted(each.wait_pct for each in stretches if each.wait_pct is not None)
     begun = min(each.begun_s for each in stretches)
     length = max(each.begun_s + each.seconds for each in stretches) - begun
-    levels = ticks(rates[-1], 4)
+    levels = ticks(rates[-1])
     top = rates[-1] * 1.08 if rates[-1] > 0 else 1.0
 
     def at(seconds: float) -> float:
@@ -190,7 +190,7 @@ def course_chart(course: Course, stretches: Sequence[Stretch]) -> CourseChart | 
             if each.wait_pct is not None
         ],
         phases=phases,
-        heights=[Mark(100 - 100 * level / top, as_rate(level)) for level in levels if level],
+        heights=[Mark(100 - 100 * level / top, f"{level:g}") for level in levels if level],
         times=time_marks(length),
         words=(
             f"Images per second over {as_seconds(length)}: median "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,12 +16,12 @@ from feedline.report.json_form import plain
 from feedline.report.page import picture, template, used
 from feedline.report.tables import Table
 from feedline.report.terminal import table_view
-from feedline.report.terminal_timeline import lane_lines, legend
+from feedline.report.terminal_timeline import NAME_COLUMNS, lane_lines, legend
 from feedline.report.timeline import Timeline, timeline_of
 
 __all__ = ["overlap_json", "overlap_svg", "overlap_view"]
 
-_LANE_PX, _STEP_PX, _GAP_PX = 16, 20, 4
+_LANE_PX, _STEP_PX, _GAP_PX, _WIDTH_PX = 16, 20, 4, 780
 
 
 def _named(workers: int) -> str:
@@ -27,9 +29,13 @@ def _named(workers: int) -> str:
 
 
 def timelines(found: Overlap) -> list[Timeline]:
-    """The pictures of both loops, as long as the shorter one takes for the same time."""
+    """The pictures of both loops, of as many steps each."""
     made = [timeline_of(side.excerpt, _named(side.workers)) for side in found.sides]
-    return [each for each in made if each is not None]
+    return [
+        replace(each, lanes=[lane for lane in each.lanes if lane.spans])
+        for each in made
+        if each is not None
+    ]
 
 
 def in_words(found: Overlap) -> list[str]:
@@ -73,8 +79,12 @@ def overlap_view(found: Overlap, glyphs: Glyphs, width: int) -> RenderableType:
     """Both timelines in characters, what they mean and what was measured."""
     views: list[RenderableType] = []
     used: set[str] = set()
-    for each in timelines(found):
-        lines, glyphs_of = lane_lines(each, glyphs, width)
+    made = timelines(found)
+    longest = max(each.length_ms for each in made)
+    for each in made:
+        # On one scale: a loop that is done sooner is shorter.
+        columns = round((width - NAME_COLUMNS) * each.length_ms / longest)
+        lines, glyphs_of = lane_lines(each, glyphs, NAME_COLUMNS + columns)
         used |= glyphs_of
         views.append(Text(f"{each.title}: {each.steps} steps in {as_ms(each.length_ms)}", "bold"))
         views += [*lines, Text("")]
@@ -87,10 +97,11 @@ def overlap_svg(found: Overlap) -> str:
     """Both timelines as an SVG image of its own, 900 px wide."""
     sides: list[dict[str, Any]] = []
     y = 28
+    longest = max(each.length_ms for each in timelines(found))
     for each in timelines(found):
         made = picture(each)
         side = {**made, "title": f"{each.title}: {each.steps} steps in {as_ms(each.length_ms)}"}
-        side["y"] = y
+        side["y"], side["width"] = y, round(_WIDTH_PX * each.length_ms / longest)
         y += 22
         for lane in made["lanes"]:
             lane["y"], lane["height"] = y, _STEP_PX if lane["name"] == "step" else _LANE_PX
@@ -102,9 +113,14 @@ def overlap_svg(found: Overlap) -> str:
     for entry in shown:
         entry["y"] = y  # type: ignore[assignment]
         y += 20
-    words = in_words(found)
+    words = [line for said in in_words(found) for line in textwrap.wrap(said, 120)]
     return template("overlap.svg").render(
-        scope=":root, svg", sides=sides, legend=shown, words=words, words_y=y + 16, height=y + 70
+        scope=":root, svg",
+        sides=sides,
+        legend=shown,
+        words=words,
+        words_y=y + 16,
+        height=y + 16 + 18 * len(words),
     )
 
 

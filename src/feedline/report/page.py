@@ -33,6 +33,8 @@ __all__ = ["page", "picture", "template", "used", "verdict_html"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_BARS = 160
+_SEEN = 0.003  # of a lane: less than that is not seen
+_BLANK = "blank: not recorded, or between two passes over the data"
 _SIGNS = {"not input-bound": ("good", "\u2713"), "inconclusive": ("open", "?")}
 
 
@@ -133,10 +135,10 @@ def picture(timeline: Timeline) -> dict[str, Any]:
 
 
 def used(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
-    """The legend of timelines: the kinds that are in them, and what each means."""
-    spans = [span for each in timelines for lane in each.lanes for span in lane.spans]
-    stages, causes = {span.stage for span in spans}, {span.cause for span in spans}
-    deepest = max((span.depth for span in spans), default=0)
+    """The legend of timelines: the kinds that are seen in them, and what each means."""
+    lanes = [lane for each in timelines for lane in each.lanes]
+    kinds = {kind for lane in lanes for kind, share in lane.shares.items() if share > _SEEN}
+    deepest = max((span.depth for lane in lanes for span in lane.spans), default=0)
     busy = {
         "make": "a worker makes a batch",
         "queued": f"ready, as high as many: at most {deepest}",
@@ -144,7 +146,7 @@ def used(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
         "compute": "the step computes",
     }
     return [
-        *((stage, said) for stage, said in busy.items() if stage in stages),
-        *((cause, said) for cause, said in CAUSES.items() if cause in causes),
-        *([("between", "blank: not recorded")] if "unknown" in stages else []),
+        *((stage, said) for stage, said in busy.items() if stage in kinds),
+        *((cause, said) for cause, said in CAUSES.items() if cause in kinds - {"between"}),
+        *([("between", _BLANK)] if kinds & {"blank", "between"} else []),
     ]

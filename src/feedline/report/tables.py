@@ -19,7 +19,7 @@ from feedline.trace.run import Process
 
 __all__ = ["Table", "loader_table", "machine_table", "tables"]
 
-_SLOWEST = 12
+_SLOWEST, _LOADERS = 12, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +44,11 @@ def tables(facts: Facts) -> list[Table]:
     made = [
         phase_table(facts),
         stage_table(facts),
+        process_table(facts),
         slowest_table(facts),
-        *(loader_table(facts, k) for k in range(len(facts.loaders))),
+        *(loader_table(facts, k) for k in range(min(_LOADERS, len(facts.loaders)))),
         settings_table(facts),
         use_table(facts),
-        process_table(facts),
         machine_table(facts),
     ]
     return [table for table in made if table.rows]

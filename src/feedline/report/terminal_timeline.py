@@ -15,21 +15,22 @@ from feedline.report.figures import as_ms, as_rate, as_seconds, printable
 from feedline.report.glyphs import COLOURS, Glyphs
 from feedline.report.timeline import CAUSES, Lane, Timeline
 
-__all__ = ["MOST_WORKERS", "course_lines", "lane_lines", "legend"]
+__all__ = ["MOST_WORKERS", "NAME_COLUMNS", "course_lines", "lane_lines", "legend"]
 
 MOST_WORKERS = 16
 """Lanes of workers that are drawn."""
 
-_NAME_COLUMNS = 11
+NAME_COLUMNS = 11
+"""In front of each lane."""
 
 
 def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Text], set[str]]:
     """A timeline, a line for each lane, with a time axis beneath; and the characters in it."""
-    columns = max(20, width - _NAME_COLUMNS)
+    columns = max(20, width - NAME_COLUMNS)
     lanes, hidden = shown_lanes(timeline)
     lines, used = [], set()
     for lane in lanes:
-        line = Text(f"{printable(lane.name)[: _NAME_COLUMNS - 1]:<{_NAME_COLUMNS}}")
+        line = Text(f"{printable(lane.name)[: NAME_COLUMNS - 1]:<{NAME_COLUMNS}}")
         if lane.spans:
             for glyph, style in _cells(lane, timeline.length_ms, glyphs, columns):
                 line.append(glyph, style or None)
@@ -38,9 +39,9 @@ def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Tex
             line.append("not recorded", "dim")
         lines.append(line)
     if hidden:
-        lines.append(Text(f"{'':<{_NAME_COLUMNS}}and {hidden} more workers", "dim"))
+        lines.append(Text(f"{'':<{NAME_COLUMNS}}and {hidden} more workers", "dim"))
     begin, end = "0", as_ms(timeline.length_ms)
-    lines.append(Text(f"{'':<{_NAME_COLUMNS}}{begin}{end:>{columns - len(begin)}}", "dim"))
+    lines.append(Text(f"{'':<{NAME_COLUMNS}}{begin}{end:>{columns - len(begin)}}", "dim"))
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
     return lines, used
@@ -55,7 +56,7 @@ def shown_lanes(timeline: Timeline) -> tuple[list[Lane], int]:
 
 def _cells(lane: Lane, length_ms: float, glyphs: Glyphs, columns: int) -> list[tuple[str, str]]:
     """The character and the colour of each part of a lane."""
-    deepest = max((span.depth for span in lane.spans), default=1)
+    deepest = max([1, *(span.depth for span in lane.spans)])
     found, k = [], 0
     for column in range(columns):
         low, high = length_ms * column / columns, length_ms * (column + 1) / columns
@@ -106,26 +107,26 @@ def course_lines(course: Course, glyphs: Glyphs, width: int) -> list[Text]:
     begun = course.stretches[0].begun_s
     length = max(each.begun_s + each.seconds for each in course.stretches) - begun
     most = max(each.images_per_s or 0.0 for each in known)
-    columns = max(20, width - _NAME_COLUMNS)
-    bars = Text(f"{'images/s':<{_NAME_COLUMNS}}")
+    columns = max(20, width - NAME_COLUMNS)
+    bars = Text(f"{'images/s':<{NAME_COLUMNS}}")
     for column in range(columns):
         low, high = (begun + length * (column + k) / columns for k in (0, 1))
         rate = _rate(known, low, high)
         bars.append(" " if rate is None or most <= 0 else glyphs.level(rate / most - 1e-9), "green")
     marks = [" "] * columns
-    free = 0
-    for phase in course.phases:
+    for phase in sorted(course.phases, key=lambda phase: phase.begun_s - phase.ended_s):
         at = min(columns - 1, int((phase.begun_s - begun) / length * columns))
         name = glyphs.mark + ("?" if phase.image_size is None else f"{phase.image_size} px")
-        if at >= free and at + len(name) <= columns:
+        room = marks[at : at + len(name) + 1]
+        # The longest phases first: a short one has its name where that leaves room.
+        if not "".join(room).strip() and at + len(name) <= columns:
             marks[at : at + len(name)] = list(name)
-            free = at + len(name) + 1
         elif marks[at] == " ":
             marks[at] = glyphs.mark
     lines = [
         bars,
-        Text(f"{'':<{_NAME_COLUMNS}}{''.join(marks[:columns])}", "dim"),
-        Text(f"{'':<{_NAME_COLUMNS}}highest {as_rate(most)}, over {as_seconds(length)}", "dim"),
+        Text(f"{'':<{NAME_COLUMNS}}{''.join(marks[:columns])}", "dim"),
+        Text(f"{'':<{NAME_COLUMNS}}highest {as_rate(most)}, over {as_seconds(length)}", "dim"),
     ]
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
