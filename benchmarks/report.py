@@ -11,8 +11,7 @@ from statistics import median
 
 import psutil
 
-from feedline.bench.machine import cpu_model
-from feedline.system import usable_cores
+from feedline.system import cpu_model, usable_cores
 
 __all__ = ["machine", "save", "spread", "table", "versions"]
 

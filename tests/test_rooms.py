@@ -16,9 +16,8 @@ PACKAGE = Path(feedline.__file__).parent
 # From the top floor down: a room may import those after it, and itself.
 ROOMS = (
     "cli",
-    "report",
-    "diagnose",
     "train",
+    "watching",
     "bench",
     "frameworks",
     "cache",
@@ -33,6 +32,8 @@ ROOMS = (
     "randomness",
     "request",
     "plan",
+    "report",
+    "diagnose",
     "trace",
     "system",
     "errors",

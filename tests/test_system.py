@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,12 @@ import pytest
 
 from feedline import system
 from feedline.system import (
+    CoreLimits,
+    MemoryLimits,
     available_memory_bytes,
+    core_limits,
     local_processes,
+    memory_limits,
     rank_and_world,
     usable_cores,
 )
@@ -32,7 +37,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     def read(path: Path) -> str | None:
         inside = tmp_path / path.relative_to("/")
-        return inside.read_text().strip() if inside.is_file() else None
+        return os.fsdecode(inside.read_bytes()).strip() if inside.is_file() else None
 
     monkeypatch.setattr(system, "_read", read)
 
@@ -42,8 +47,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         for path, text in (files or {}).items():
             inside = tmp_path / path.lstrip("/")
             inside.parent.mkdir(parents=True, exist_ok=True)
-            inside.write_text(text + "\n")
-        memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=free_bytes))
+            inside.write_bytes(os.fsencode(text + "\n"))
+        found = SimpleNamespace(available=free_bytes, total=128 * GIB)
+        memory = SimpleNamespace(virtual_memory=lambda: found)
         monkeypatch.setattr(system, "psutil", memory)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
 
@@ -73,6 +79,10 @@ def test_without_limits_all_cores_of_the_affinity_may_be_used(machine: Machine) 
         ("9900000 100000", 16),
         ("max", 16),
         ("", 16),
+        ("200000 0", 16),
+        ("200000 many", 16),
+        ("200000 100000 7", 16),
+        ("\udcff 100000", 16),
     ],
 )
 def test_a_quota_of_cgroup_v2_counts_in_whole_cores(
@@ -104,6 +114,14 @@ def test_in_a_container_the_mounts_root_counts_where_the_hosts_path_leads_nowher
         }
     )
     assert usable_cores() == 4
+
+
+@pytest.mark.parametrize("groups", ["nothing", "0:", "::", "\udcff", ":cpu", "0::/\n4"])
+def test_a_list_of_groups_that_is_broken_leaves_the_mounts_root(
+    machine: Machine, groups: str
+) -> None:
+    machine({"/proc/self/cgroup": groups, f"{V2}/cpu.max": "500000 100000"})
+    assert usable_cores() == 5
 
 
 def test_a_path_that_climbs_out_of_the_mount_is_no_trouble(machine: Machine) -> None:
@@ -140,6 +158,19 @@ def test_no_quota_of_cgroup_v1_is_minus_one(machine: Machine) -> None:
 def test_the_affinity_wins_where_it_is_stricter_than_the_quota(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "800000 100000"}, cores=3)
     assert usable_cores() == 3
+
+
+def test_the_limits_of_cores_are_told_apart(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "350000 100000"}, cores=4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    none = CoreLimits(machine=8, affinity=4, quota=3.5, allotted=None, processes=1)
+    assert core_limits() == none
+    assert none.usable == 3
+    shared = {"SLURM_CPUS_PER_TASK": "2", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}
+    assert core_limits(environ=shared) == replace(none, allotted=2, processes=2)
+    assert core_limits(environ=shared).usable == 1
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"])
@@ -210,6 +241,16 @@ def test_without_limits_memory_is_what_the_machine_has_free(machine: Machine) ->
             },
             5 * GIB,
         ),
+        ({"memory.max": "much", "memory.current": str(GIB)}, 64 * GIB),
+        ({"memory.max": str(8 * GIB), "memory.current": "-"}, 64 * GIB),
+        (
+            {
+                "memory.max": str(8 * GIB),
+                "memory.current": str(7 * GIB),
+                "memory.stat": "inactive_file\n\nnothing",
+            },
+            GIB,
+        ),
     ],
 )
 def test_a_memory_limit_of_cgroup_v2_leaves_what_is_not_used_or_only_cache(
@@ -235,6 +276,31 @@ def test_a_memory_limit_of_cgroup_v1_leaves_what_is_not_used(
     )
     # The group's own share of the cache comes first in the file; the total is with its children.
     assert available_memory_bytes() == left
+
+
+def test_the_limits_of_memory_are_told_apart(machine: Machine) -> None:
+    job = f"{V2}/job"
+    machine(
+        {
+            "/proc/self/cgroup": "0::/job/step",
+            f"{job}/step/memory.max": str(8 * GIB),
+            f"{job}/step/memory.current": str(GIB),
+            f"{job}/memory.max": str(9 * GIB),
+            f"{job}/memory.current": str(6 * GIB),
+        }
+    )
+    assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=8 * GIB, available=3 * GIB)
+
+
+def test_a_limit_above_the_machines_memory_is_none(machine: Machine) -> None:
+    machine(
+        {
+            "/proc/self/cgroup": "0::/",
+            f"{V2}/memory.max": str(1 << 60),
+            f"{V2}/memory.current": str(GIB),
+        }
+    )
+    assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=None, available=64 * GIB)
 
 
 def test_the_machines_own_free_memory_wins_where_it_is_less(machine: Machine) -> None:
@@ -264,6 +330,7 @@ def test_the_machines_own_free_memory_wins_where_it_is_less(machine: Machine) ->
         ({"LOCAL_WORLD_SIZE": "-2"}, 1),
         ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 1),
         ({"LOCAL_WORLD_SIZE": "\u00b2"}, 1),
+        ({"LOCAL_WORLD_SIZE": "9" * 5000}, 1),
     ],
 )
 def test_the_number_of_local_processes_is_what_the_launcher_says(

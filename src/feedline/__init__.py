@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.watching.watched import watch
 
 __all__ = [
     "DataLoader",
@@ -34,6 +35,7 @@ __all__ = [
     "image_size",
     "per_size",
     "plan_cache",
+    "watch",
 ]
 
 __version__ = "0.1.0"
@@ -52,6 +54,7 @@ _HOMES = {
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
+    "watch": "feedline.watching.watched",
 }
 
 

@@ -1,7 +1,8 @@
 """What this process may use: cores, memory.
 
 Guarantees: the strictest limit wins: CPU affinity, the cgroup's CPU quota and memory limit (v1
-and v2), a batch system's share, divided among the training processes of this machine.
+and v2), a batch system's share, divided among the training processes of this machine. A limit that
+cannot be read, or is no number, counts as none.
 Relies on: /proc and /sys/fs/cgroup where they exist; elsewhere on what psutil says.
 """
 
@@ -9,38 +10,96 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 __all__ = [
+    "CoreLimits",
+    "MemoryLimits",
     "available_memory_bytes",
     "cacheable_memory_bytes",
+    "core_limits",
+    "cpu_model",
     "local_processes",
+    "memory_limits",
     "rank_and_world",
     "usable_cores",
 ]
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 _FOR_FILES = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreLimits:
+    """What decides how many cores this process may use.
+
+    Args:
+        machine: logical cores of the machine.
+        affinity: those that this process may run on.
+        quota: the smallest CPU quota of the enclosing cgroups, in cores; infinite for none.
+        allotted: what SLURM allots to a task; None outside of one.
+        processes: training processes that share all this.
+    """
+
+    machine: int
+    affinity: int
+    quota: float
+    allotted: int | None
+    processes: int
+
+    @property
+    def usable(self) -> int:
+        """Cores for this process, at least 1: a quota of 3.5 keeps 3 workers busy, not 4."""
+        most = min(self.affinity, self.quota, math.inf if self.allotted is None else self.allotted)
+        return max(1, int(most / self.processes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimits:
+    """What decides how much memory there is, in bytes.
+
+    Args:
+        machine: of the machine.
+        limit: the smallest of the enclosing cgroups; None where none is below the machine's.
+        available: what can be had before this machine or a cgroup runs out.
+    """
+
+    machine: int
+    limit: int | None
+    available: int
 
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return os.fsdecode(path.read_bytes()).strip()
     except OSError:
         return None
 
 
+def _number(text: str | None) -> int | None:
+    """A whole number of at least 0; None for "max", "-1" and anything else."""
+    try:
+        value = int(text or "")
+    except ValueError:
+        return None
+    return value if value >= 0 else None
+
+
 def _cgroup_folders(controller: str, root: Path) -> Iterator[Path]:
     """This process's cgroup folders for a controller, innermost first, v2 and v1 layouts."""
-    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
-        _, controllers, where = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+    groups = root / "sys/fs/cgroup"
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, where = rest.partition(":")
+        if not colon or (controllers and controller not in controllers.split(",")):
             continue
-        base = root / controllers if controllers else root
+        base = groups / controllers if controllers else groups
         folder = base / where.lstrip("/")
         # Inside a container the path may name the host's tree: the mount's own root then counts.
         while True:
@@ -48,30 +107,27 @@ def _cgroup_folders(controller: str, root: Path) -> Iterator[Path]:
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent
-    yield root
-    yield root / controller
+    yield groups
+    yield groups / controller
 
 
-def _cpu_quota(root: Path = _CGROUP_ROOT) -> float:
+def _cpu_quota(root: Path = _ROOT) -> float:
     """The smallest CPU quota of the enclosing cgroups, in cores; infinite where none is set."""
     least = math.inf
     for folder in _cgroup_folders("cpu", root):
         v2 = (_read(folder / "cpu.max") or "").split()
-        if len(v2) == 2 and v2[0] != "max":
-            least = min(least, int(v2[0]) / int(v2[1]))
-        quota = _read(folder / "cpu.cfs_quota_us")
-        period = _read(folder / "cpu.cfs_period_us")
-        if quota and period and int(quota) > 0:
-            least = min(least, int(quota) / int(period))
+        v1 = (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+        for pair in (v2, v1):
+            if len(pair) == 2 and (quota := _number(pair[0])) and (period := _number(pair[1])):
+                least = min(least, quota / period)
     return least
 
 
 def local_processes(environ: Mapping[str, str] = os.environ) -> int:
     """How many training processes share this machine, as torchrun or SLURM says; else 1."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
-        value = environ.get(name, "")
-        if value.isdecimal() and int(value) > 0:
-            return int(value)
+        if count := _number(environ.get(name)):
+            return count
     return 1
 
 
@@ -87,39 +143,68 @@ def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
 
 
+def core_limits(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> CoreLimits:
+    """What decides how many cores this process may use.
+
+    Args:
+        root: the folder that holds /proc and /sys.
+        environ: the environment, where a launcher or a batch system says its share.
+    """
+    cores = os.cpu_count() or 1
+    allotted = _number(environ.get("SLURM_CPUS_PER_TASK")) or None
+    # A task is one training process, unless it is torchrun, which starts several.
+    alone = allotted is not None and "TORCHELASTIC_RUN_ID" not in environ
+    return CoreLimits(
+        machine=cores,
+        affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        quota=_cpu_quota(root),
+        allotted=allotted,
+        processes=1 if alone else local_processes(environ),
+    )
+
+
 def usable_cores() -> int:
     """Cores that this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    most = min(cores, _cpu_quota())
-    allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if allotted.isdecimal() and int(allotted) > 0:
-        # A task is one training process, unless it is torchrun, which starts several.
-        several = local_processes() if "TORCHELASTIC_RUN_ID" in os.environ else 1
-        share = min(most, int(allotted)) / several
-    else:
-        share = most / local_processes()
-    # A quota of 3.5 cores keeps three workers busy, not four.
-    return max(1, int(share))
+    return core_limits().usable
 
 
-def available_memory_bytes() -> int:
-    """Bytes that can be had before this machine or cgroup runs out of memory."""
-    available = int(psutil.virtual_memory().available)
-    for folder in _cgroup_folders("memory", _CGROUP_ROOT):
+def cpu_model(root: Path = _ROOT) -> str:
+    """What the processor is called, as far as the machine says."""
+    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def memory_limits(root: Path = _ROOT) -> MemoryLimits:
+    """What decides how much memory there is.
+
+    Args:
+        root: the folder that holds /proc and /sys; the machine's own memory psutil says.
+
+    Raises:
+        OSError: the machine does not say how much memory it has.
+    """
+    machine = psutil.virtual_memory()
+    total, least, available = int(machine.total), math.inf, int(machine.available)
+    for folder in _cgroup_folders("memory", root):
         pairs = (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         )
         for limit_name, used_name in pairs:
-            limit, used = _read(folder / limit_name), _read(folder / used_name)
-            if limit and used and limit.isdigit() and used.isdigit():
+            limit, used = _number(_read(folder / limit_name)), _number(_read(folder / used_name))
+            if limit is not None and used is not None:
                 # Page cache counts as used but is given back: what is inactive can be had.
-                cached = _inactive_file_bytes(folder)
-                available = min(available, int(limit) - int(used) + cached)
-    return max(0, available)
+                available = min(available, limit - used + _inactive_file_bytes(folder))
+                least = min(least, limit)
+    return MemoryLimits(
+        machine=total, limit=int(least) if least < total else None, available=max(0, available)
+    )
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be had before this machine or cgroup runs out of memory."""
+    return memory_limits().available
 
 
 def cacheable_memory_bytes() -> int:
@@ -131,10 +216,7 @@ def cacheable_memory_bytes() -> int:
 
 
 def _inactive_file_bytes(folder: Path) -> int:
-    stat = dict(
-        line.split(maxsplit=1)
-        for line in (_read(folder / "memory.stat") or "").splitlines()
-        if "inactive_file" in line
-    )
+    lines = (_read(folder / "memory.stat") or "").splitlines()
+    stat = dict(line.partition(" ")[::2] for line in lines)
     # v1 has both: usage counts the groups inside this one too, and so does the total.
-    return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+    return _number(stat.get("total_inactive_file")) or _number(stat.get("inactive_file")) or 0

@@ -16,7 +16,8 @@ from command_line import Command
 
 from feedline.diagnose.finding import Finding, PhaseSplit, Verdict
 from feedline.report.open_run import facts_at
-from feedline.trace.recorder import Batch, Recorder
+from feedline.trace.look import Batch
+from feedline.trace.recorder import Recorder
 from feedline.trace.run import Loader, Machine, Run
 from feedline.trace.run_file import RUN_FILE, write_run
 
@@ -36,16 +37,16 @@ Judge = Callable[..., None]
 
 def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
     """A run whose steps take as long as this rate says, by a clock that is told and not read."""
-    recorder = Recorder(MACHINE)
+    recorder = Recorder()
     recorder.loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
-    recorder.begin(0, 0)
     now = time.monotonic_ns()
+    recorder.begin(0, 0, now)
     step = round(8e9 / rate)
     for _ in range(steps):
         recorder.handed_out(Batch(image_size=64, samples=8), now, now + step // 2)
         now += step
     recorder.end("exhausted")
-    return recorder.run()
+    return replace(recorder.run(), machine=MACHINE)
 
 
 @pytest.fixture

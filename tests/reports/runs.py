@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from feedline.diagnose.finding import Ceiling, Finding, Gain, PhaseSplit, Verdict
-from feedline.trace.recorder import Batch, Recorder, Workers
+from feedline.trace.look import Batch
+from feedline.trace.recorder import Recorder, Workers
 from feedline.trace.run import Event, Excerpt, Loader, Machine, Point, Run, SlowSample, StageTime
 from feedline.trace.stage_page import PAGE_WORDS, StagePage, read_page
 
@@ -41,7 +43,7 @@ def recorded(
 ) -> Run:
     """A loop that two workers feed, as it was recorded: threads that sleep make its batches."""
     pages = [np.zeros(PAGE_WORDS, np.int64) for _ in range(2)]
-    recorder = Recorder(MACHINE)
+    recorder = Recorder()
     recorder.loader(
         LOADER,
         Workers(
@@ -71,11 +73,11 @@ def recorded(
                 page.task(begun, done)
                 page.note("decode", (done - begun) * 3 // 4)
                 page.note("transform: Resize", (done - begun) // 4)
-                page.sample(number, done - begun)
+                page.keep(number, done - begun)
                 made.put(number)
 
         workers = [threading.Thread(target=work, args=(StagePage(page),)) for page in pages]
-        recorder.begin(0, epoch)
+        recorder.begin(0, epoch, time.monotonic_ns())
         for worker in workers:
             worker.start()
         for _ in range(steps):
@@ -88,7 +90,7 @@ def recorded(
             worker.join()
         recorder.end("exhausted")
     recorder.note("how busy the GPU was: there is none")
-    return recorder.run()
+    return replace(recorder.run(), machine=MACHINE)
 
 
 PHASE = PhaseSplit(

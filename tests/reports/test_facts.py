@@ -12,7 +12,8 @@ from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdi
 
 from feedline.report.course import course_of, reduced
 from feedline.report.facts import facts_of
-from feedline.trace.recorder import Batch, Recorder
+from feedline.trace.look import Batch
+from feedline.trace.recorder import Recorder
 from feedline.trace.run import Point, Run
 
 
@@ -43,11 +44,11 @@ def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:
 
 
 def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
-    recorder = Recorder(MACHINE)
+    recorder = Recorder()
     recorder.loader(LOADER)
     now, step = time.monotonic_ns(), 2_000_000_000
     steps = 10 * 3600 // 2
-    recorder.begin(0, 0)
+    recorder.begin(0, 0, now)
     for number in range(steps):
         batch = Batch(image_size=128 if number < steps // 2 else 160, samples=64)
         recorder.handed_out(batch, now, now + step // 5)

@@ -5,26 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from feedline import __version__
-from feedline.system import usable_cores
+from feedline.system import cpu_model, usable_cores
 
-__all__ = ["cpu_model", "machine", "versions"]
-
-
-def cpu_model() -> str:
-    """What the processor is called, as far as the machine says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+__all__ = ["machine", "versions"]
 
 
 def machine() -> dict[str, Any]:

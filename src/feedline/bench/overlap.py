@@ -23,67 +23,14 @@ from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
+from feedline.report.overlap import Overlap, OverlapSettings, Side
 from feedline.trace.run import Event, Excerpt
 
-__all__ = ["Overlap", "OverlapSettings", "Side", "measure_overlap"]
+__all__ = ["measure_overlap"]
 
 _WARM = 3  # first steps that count for nothing: workers start, caches fill
 _DRAWN = 10  # steps that are drawn
 _MOST_STEPS = 2000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlapSettings:
-    """What is compared.
-
-    Args:
-        size_px: side of the images.
-        batch_size: images in a batch.
-        workers: processes of the second loop, at least one.
-        step_ms: how long a step computes; None for as long as one process loads a batch.
-        seconds: how long each loop is measured; some steps at least.
-    """
-
-    size_px: int = 224
-    batch_size: int = 32
-    workers: int = 2
-    step_ms: float | None = None
-    seconds: float = 3.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """A loop that was measured.
-
-    Args:
-        workers: processes that loaded; 0 where the loop itself did.
-        steps: that were counted.
-        images_per_s: over these.
-        step_ms: the mean step, waiting included.
-        wait_ms: of which it waited for its batch.
-        compute_ms: of which it computed.
-        load_ms: the mean time that whoever loaded took for a batch.
-        excerpt: some of the steps.
-    """
-
-    workers: int
-    steps: int
-    images_per_s: float
-    step_ms: float
-    wait_ms: float
-    compute_ms: float
-    load_ms: float
-    excerpt: Excerpt
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
-    """What was compared, and both loops."""
-
-    settings: OverlapSettings
-    step_ms: float
-    images: int
-    sides: list[Side]
 
 
 @dataclass(slots=True)

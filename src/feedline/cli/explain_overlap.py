@@ -58,7 +58,7 @@ def explain_overlap(
 
     from rich.progress import TimeElapsedColumn
 
-    from feedline.bench.overlap import OverlapSettings, measure_overlap  # loads torch
+    from feedline.bench.overlap import measure_overlap  # loads torch
     from feedline.bench.scratch import temporary_folder
     from feedline.bench.settings import Settings
     from feedline.cli.bench_progress import BenchProgress
@@ -66,6 +66,7 @@ def explain_overlap(
     from feedline.images.folder import ImageFolder
     from feedline.loader.checks import worker_count
     from feedline.report.glyphs import glyphs_for
+    from feedline.report.overlap import OverlapSettings
     from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
     from feedline.train.demo_set import DemoSet, write_demo_set
     from feedline.train.splits import find_splits

@@ -24,6 +24,7 @@ from feedline.dataset.notes import blame, explain, note
 from feedline.dataset.outline import outline
 from feedline.dataset.pack import lay
 from feedline.dataset.samples import One, Samples, by_samples, check
+from feedline.dataset.timed_steps import time_steps
 from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.dataset.worker_init import WorkerInit
 from feedline.engine.messages import BatchTask, said
@@ -31,6 +32,7 @@ from feedline.engine.space import Space
 from feedline.plan.batches import Batch
 from feedline.randomness import fingerprint, seed_all, seeded
 from feedline.request import Request
+from feedline.trace.laps import lap, sample
 
 __all__ = ["DatasetFetcher", "Told"]
 
@@ -77,6 +79,7 @@ class DatasetFetcher:
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker
+        time_steps()
         self._beginning.become(worker, workers)
         before = fingerprint()
         try:
@@ -158,6 +161,7 @@ class DatasetFetcher:
             if self._batched:
                 samples, keys = self._samples(keys, one, skipped, at)
                 batch = self._collated(samples, keys, space)
+                lap("collate")
             else:
                 if at is not None:
                     at(0)
@@ -184,7 +188,9 @@ class DatasetFetcher:
             return self._those_that_can_be_made(keys, one, skipped, at)
         together = getattr(self.dataset, "__getitems__", None)
         if together and one is None:
-            return together(keys), keys
+            samples = together(keys)
+            lap("dataset")
+            return samples, keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
             if at is None and one is None:  # the quickest loop there is: tiny samples feel it
@@ -194,6 +200,7 @@ class DatasetFetcher:
                 if at is not None:
                     at(k)
                 samples.append(dataset[key] if one is None else one(k, key))
+                _sampled(key)
             return samples, keys
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
@@ -211,6 +218,7 @@ class DatasetFetcher:
                 try:
                     samples.append(self._sample(one, k, key))
                     made.append(key)
+                    _sampled(key)
                 except Exception as error:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
@@ -228,3 +236,9 @@ class DatasetFetcher:
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, key)
             raise
+
+
+def _sampled(key: Any) -> None:
+    """Note the time of a sample that is made."""
+    lap("dataset")
+    sample(key if type(key) is int else -1)

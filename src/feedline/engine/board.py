@@ -2,6 +2,7 @@
 
 Each worker writes its own cache line and the trainer reads it: which piece it holds and which
 row it is on. So when a worker dies or hangs, the trainer knows what it held and at which sample.
+Behind the lines lies a page for each worker, of what it has spent its time on.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BOARD_BYTES", "MAX_SEATS", "board_of"]
+from feedline.trace.stage_page import PAGE_BYTES, PAGE_WORDS
+
+__all__ = ["BOARD_BYTES", "MAX_SEATS", "board_of", "pages_of"]
 
 MAX_SEATS = 512
 _WORDS = 8  # one cache line of 64 bytes each: no worker slows another down
-BOARD_BYTES = MAX_SEATS * _WORDS * 8
+_LINES_BYTES = MAX_SEATS * _WORDS * 8
+BOARD_BYTES = _LINES_BYTES + MAX_SEATS * PAGE_BYTES
+"""The head of a block; slots lie behind it."""
 
 PIECE, ROW = 0, 1
 """Columns: the piece held, 0 for none; the row of it being made, counted from 0."""
@@ -21,4 +26,9 @@ PIECE, ROW = 0, 1
 
 def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The board at the head of a block: shape (MAX_SEATS, 8), int64."""
-    return block[:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, _WORDS)
+    return block[:_LINES_BYTES].view(np.int64).reshape(MAX_SEATS, _WORDS)
+
+
+def pages_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The workers' pages: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_page`."""
+    return block[_LINES_BYTES:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, PAGE_WORDS)

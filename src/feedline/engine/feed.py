@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
+from feedline.engine.board import pages_of
 from feedline.engine.crew import Crew, Death
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
@@ -26,7 +27,7 @@ from feedline.engine.patience import CHECK_S, Patience
 from feedline.engine.tasks import Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
-from feedline.trace.instrument import Instrument
+from feedline.trace.stage_page import Spent, read_pages
 
 __all__ = ["Feed"]
 
@@ -46,7 +47,6 @@ class Feed:
         timeout_s: how long a worker may stay on one row before it is taken for hung.
         deadline_s: how long `take` may wait for one batch.
         in_order: batches come in the order they were planned; else as soon as they are made.
-        instrument: told of each task of each batch that is taken; None for no one.
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class Feed:
         timeout_s: float,
         deadline_s: float = inf,
         in_order: bool = True,
-        instrument: Instrument | None = None,
     ) -> None:
-        self._instrument = instrument
         self._in_order = in_order
         self._tasks = tasks
         self._deadline_s = deadline_s
@@ -83,6 +81,11 @@ class Feed:
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
         return self._crew.pids
+
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by seat."""
+        block = self._crew.block
+        return read_pages(pages_of(block)) if len(block) else {}
 
     def start(self, batches: Iterator[Batch]) -> None:
         """Go on with other batches: what was under way is cancelled and never handed out."""
@@ -160,9 +163,6 @@ class Feed:
                     "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
                 )
         self._flights.remove(flight)
-        if self._instrument is not None:
-            for trace in flight.traces(time.monotonic_ns()):
-                self._instrument.task(trace)
         self._pump()
         return flight
 
@@ -237,8 +237,6 @@ class Feed:
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
         flight.failures += report.failures
-        if self._instrument is not None:
-            flight.reports.append((*span, report))
         self._tasks.done(flight, report)
         self._forget(report.id)  # only now: it frees the slot of a batch that is cancelled
 

@@ -18,6 +18,8 @@ from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
+from feedline.trace import laps
+from feedline.trace.stage_page import StagePage
 
 __all__ = ["fill"]
 
@@ -28,6 +30,7 @@ def fill(
     block: NDArray[np.uint8],
     line: NDArray[np.int64],
     seat: int,
+    page: StagePage | None = None,
 ) -> Report:
     """Make the rows of `piece` in `block`.
 
@@ -37,11 +40,24 @@ def fill(
         block: the shared memory, shape (bytes,).
         line: this worker's line of the board; its row is kept up to date.
         seat: this worker's number, for the report.
+        page: where it notes what its time goes to; None where nobody asks.
     """
+    with laps.task(page):
+        return _filled(piece, source, block, line, seat)
+
+
+def _filled(
+    piece: Piece,
+    source: Source,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    seat: int,
+) -> Report:
     samples = piece.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
         with contextlib.suppress(Exception):
             prepare(samples, piece.image_size)
+        laps.lap("fetch")
     # To wait for another machine is no work: pieces that wait long must not become shorter for it.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
@@ -59,4 +75,5 @@ def fill(
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
+        laps.sample(sample)
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

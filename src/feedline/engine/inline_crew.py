@@ -7,11 +7,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.board import BOARD_BYTES, board_of
+from feedline.engine.board import BOARD_BYTES, board_of, pages_of
 from feedline.engine.crew import Death
 from feedline.engine.fill import fill
 from feedline.engine.messages import Piece, Report, Task
 from feedline.engine.source import Source
+from feedline.trace.stage_page import StagePage
 
 __all__ = ["InlineCrew"]
 
@@ -29,6 +30,7 @@ class InlineCrew:
     def __init__(self, source: Source, slots_bytes: int) -> None:
         self._source = source
         self.block: NDArray[np.uint8] = np.zeros(BOARD_BYTES + slots_bytes, np.uint8)
+        self._page = StagePage(pages_of(self.block)[0])
         self._queue: deque[Piece] = deque()
 
     @property
@@ -50,7 +52,8 @@ class InlineCrew:
         if not self._queue or timeout_s == 0:
             return []
         piece = self._queue.popleft()
-        return [fill(piece, self._source, self.block, board_of(self.block)[0], 0)]
+        line = board_of(self.block)[0]
+        return [fill(piece, self._source, self.block, line, 0, self._page)]
 
     def recall(self) -> list[int]:
         """Take back all queued pieces."""

@@ -19,6 +19,8 @@ from feedline.engine.memory import Memfd
 from feedline.engine.messages import BatchTask, Failure, Report
 from feedline.engine.source import BatchSource
 from feedline.engine.space import Space
+from feedline.trace import laps
+from feedline.trace.stage_page import StagePage
 
 __all__ = ["MappedMemory", "PrivateMemory", "SlotMemory", "make_batch"]
 
@@ -86,7 +88,12 @@ SlotMemory: TypeAlias = MappedMemory | PrivateMemory
 
 
 def make_batch(
-    task: BatchTask, source: BatchSource, memory: SlotMemory, line: NDArray[np.int64], seat: int
+    task: BatchTask,
+    source: BatchSource,
+    memory: SlotMemory,
+    line: NDArray[np.int64],
+    seat: int,
+    page: StagePage | None = None,
 ) -> Report:
     """Make the batch of a task.
 
@@ -96,8 +103,15 @@ def make_batch(
         memory: where the batch goes.
         line: this worker's line of the board; its row is kept up to date.
         seat: this worker's number, for the report.
+        page: where it notes what its time goes to; None where nobody asks.
     """
+    with laps.task(page):
+        return _made(task, source, memory, line, seat)
 
+
+def _made(
+    task: BatchTask, source: BatchSource, memory: SlotMemory, line: NDArray[np.int64], seat: int
+) -> Report:
     def at(row: int) -> None:
         line[ROW] = row
 
@@ -107,6 +121,7 @@ def make_batch(
         keys = task.keys or there[: task.kept].tobytes()
         space = Space(there)
         shell = source.pack(keys, task, space, at)
+        laps.lap("pack")
         if not space.fits:
             space.move(partial(memory.larger, task.slot))
         report.used, report.shell = space.used, shell

@@ -8,10 +8,12 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.board import pages_of
 from feedline.engine.fill import fill
 from feedline.engine.make_batch import SlotMemory, make_batch
 from feedline.engine.messages import BatchTask, Piece, Report
 from feedline.engine.source import AnySource, BatchSource, Source, packs
+from feedline.trace.stage_page import StagePage
 
 __all__ = ["Work", "work_for"]
 
@@ -31,17 +33,20 @@ def work_for(
 
     Args:
         source: makes what is asked for.
-        block: the crew's memory, shape (bytes,): where rows go.
+        block: the crew's memory, shape (bytes,): where rows go, and what its time goes to is noted.
         line: this worker's line of the board.
         memory: where whole batches go.
         seat: this worker's number.
         workers: how many there are to be.
     """
+    page = StagePage(pages_of(block)[seat])
     if not packs(source):
         rows = cast(Source, source)
         if (begin := getattr(rows, "open", None)) is not None:
             begin(seat, workers)
-        return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat)
+        return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat, page)
     whole = cast(BatchSource, source)
     whole.open(seat, workers)
-    return lambda message, fd: make_batch(BatchTask.unpack(message, fd), whole, memory, line, seat)
+    return lambda message, fd: make_batch(
+        BatchTask.unpack(message, fd), whole, memory, line, seat, page
+    )

@@ -25,6 +25,7 @@ from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
+from feedline.trace.laps import lap
 
 Store = TypeVar("Store", bound=SampleStore)
 
@@ -151,6 +152,7 @@ class RowPipeline(Generic[Store]):
         image, placement = self._part(item)
         fill(row[0], image, placement)
         row[1][()] = self.store.label(item.sample)
+        lap("resize")
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """The part of the image that is shown, valid until the next one, and where it goes."""
@@ -159,6 +161,7 @@ class RowPipeline(Generic[Store]):
         try:
             wanted = wanted_side(self.transform, item.side)
             image = self.store.read(item.sample, wanted)
+            lap("read")
             if not isinstance(image, np.ndarray):
                 try:
                     return self._decoded(image, item)
@@ -182,7 +185,9 @@ class RowPipeline(Generic[Store]):
         if self._scaled and decoder.reducible:
             by = placement.shrink(height, width, item.side)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
-        return decoder.read(by, placement.part), placement
+        part = decoder.read(by, placement.part)
+        lap("decode")
+        return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:
         """Which part of what was read, (height, width) pixels, is shown, and where it goes."""

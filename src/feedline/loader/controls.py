@@ -22,6 +22,8 @@ from feedline.plan.batches import Batch, Plan
 from feedline.plan.schedule import Phase
 from feedline.plan.state import is_count
 from feedline.sampling.samplers import share_of
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Run
 from feedline.trace.split import Timing
 
 __all__ = ["Controls"]
@@ -220,6 +222,16 @@ class Controls:
     def timing(self) -> Timing:
         """Where the time of the steps goes."""
         return self._session.timing
+
+    @property
+    def run(self) -> Run:
+        """Where the time of this loader's steps has gone so far; see `feedline.trace.run`."""
+        return self.recorder.run()
+
+    @property
+    def recorder(self) -> Recorder:
+        """Writes that down."""
+        return self._session.recording.recorder
 
     def explain(self, *, measure: bool = False) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now.

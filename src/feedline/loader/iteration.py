@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader.backends.backend import Backend
+from feedline.loader.recording import Recording
 
 __all__ = ["Iteration"]
 
@@ -25,6 +26,9 @@ class _Session(Protocol):
 
     @property
     def cursor(self) -> Any: ...
+
+    @property
+    def recording(self) -> Recording: ...
 
     def ensure_usable(self) -> None: ...
 
@@ -69,15 +73,20 @@ class Iteration(_BaseDataLoaderIter):
                 "this iteration belongs to the process that began it; begin one here, by iter()"
             )
         self.session.ensure_usable()
+        asked_ns = time.monotonic_ns()
         try:
-            if self.session is self._own:
-                return self.session.next(self)
-            return self.session.step()
+            if self.session is not self._own:
+                return self.session.step()
+            batch = self.session.next(self)
         except StopIteration:
             self.ended = True
-            if self.session is not self._own:
+            if self.session is self._own:
+                self.session.recording.end("exhausted")
+            else:
                 self.session.close()
             raise
+        self.session.recording.handed_out(batch, asked_ns)
+        return batch
 
     def at_end(self) -> bool:
         """Whether no batch is left, of an iteration whose order feedline makes or draws."""

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,12 +28,14 @@ from feedline.loader.decide import Decision, decide, decided_by, workers_live_on
 from feedline.loader.filling import Filling
 from feedline.loader.identity import compare_made_by, fingerprint_of, identity_of, made_by, warn_of
 from feedline.loader.iteration import Iteration
+from feedline.loader.recording import Recording
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.state import check_state, is_size
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.trace.split import Timing
+from feedline.trace.stage_page import Spent, joined
 
 __all__ = ["Session"]
 
@@ -66,6 +69,8 @@ class Session:
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
         self.filling = Filling(settings.asked.cache)
+        self._spent: dict[int, Spent] = {}  # by workers that have ended
+        self.recording = Recording(self)
 
     # Decision
 
@@ -97,6 +102,7 @@ class Session:
 
     def begin(self, iteration: Iteration, settings: Settings) -> None:
         """An iteration begins; the one before it goes on by itself from here."""
+        began_ns = time.monotonic_ns()
         self._detach()
         self.adopt(settings)
         if not (engine := isinstance(self.cursor, TorchBackend)):
@@ -111,6 +117,7 @@ class Session:
         elif not engine:
             self.backend.begin(restart)
         self.filling.check()
+        self.recording.begin(began_ns)
         self._current = weakref.ref(iteration)
         self._iterations += 1
         # As torch's workers end with their iterator.
@@ -276,7 +283,12 @@ class Session:
         """How each worker died that had to be replaced."""
         return [*self._deaths, *self.backend.deaths]
 
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by seat."""
+        return joined(self._spent, self.backend.spent())
+
     def _end_workers(self) -> None:
+        self._spent = self.spent()
         old, self.backend = self.backend, IDLE
         self._skipped += old.skipped
         self._deaths += old.deaths

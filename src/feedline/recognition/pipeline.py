@@ -28,6 +28,7 @@ from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 from feedline.stores.store import Pixels
+from feedline.trace.laps import lap
 
 __all__ = ["ImagePipeline"]
 
@@ -124,6 +125,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         image, placement = self._part(item)
         pixels = np.empty((item.side, item.side, 3), np.uint8)
         fill_as(self.recognised.resize_mode, pixels, image, placement)
+        lap("resize")
         return pixels, self.store.label(item.sample)
 
     def _rescued(self, data: bytes) -> Pixels | None:

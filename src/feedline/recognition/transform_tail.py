@@ -24,6 +24,7 @@ from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
 from feedline.recognition.steps import is_torchvisions, said, well_behaved, words
 from feedline.stores.store import Pixels
+from feedline.trace.laps import lap, timing
 
 __all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
 
@@ -68,6 +69,7 @@ class TransformTail:
         """
         if self.table is not None and not self.steps:
             apply_lut(pixels, self.table, row)
+            lap("to values")
             return
         output = self.run(pixels, seed, row)
         if wrong := unfit(output) or _differs(output, row):
@@ -80,15 +82,19 @@ class TransformTail:
             values.strides != row.strides
         ):
             np.copyto(row, values)
+            lap("to values")
 
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the pipeline gives: in memory of its own, or in `row` if that is possible."""
         value = self._begun(pixels, row)
+        lap("to values")
         if not self.steps:
             return value
         with seeded(seed, torch_only=self.well_behaved):
             for step in self.steps:
                 value = step(value)
+                if timing():
+                    lap(f"transform: {type(step).__name__}")
         return value
 
     def _begun(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:

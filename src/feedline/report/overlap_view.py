@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from feedline.bench.overlap import Overlap, Side
 from feedline.report.figures import as_ms, as_percent, as_rate, as_times
 from feedline.report.glyphs import Glyphs
 from feedline.report.json_form import plain
+from feedline.report.overlap import Overlap, Side
 from feedline.report.page import picture, template, used
 from feedline.report.tables import Table
 from feedline.report.terminal import table_view

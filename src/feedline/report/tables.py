@@ -131,7 +131,7 @@ def loader_table(facts: Facts, number: int) -> Table:
         "start method": printable(loader.start_method),
         "collate": printable(loader.collate) or "torch's default",
         "made by": printable(loader.made_by),
-        "copies read": ", ".join(f"{level} px" for level in loader.levels),
+        "copies read": printable(loader.copies),
     }
     title = "Loader" if len(facts.loaders) == 1 else f"Loader {number}"
     return Table(title=title, rows=[[name, said] for name, said in rows.items() if said])

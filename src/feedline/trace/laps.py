@@ -1,54 +1,82 @@
-"""Where the time of making a sample goes, told by the code that makes it.
+"""Where the time of making samples goes, told by the code that makes them.
 
-Code on the way of a sample calls `lap("decode")` when its part is done; the time since the lap
-before it is that stage's. In a process that is not being timed a lap is a call of an empty
-function, about 50 ns. A worker times some of its tasks (`TIMED`), not all, so that what is timed
-is the same sort of work and the rest of it costs nothing.
+Code on the way of a sample calls `lap("decode")` when its part is done: the time since the lap
+before it was that stage's. Whoever makes a task wraps it in `task(page)`, and says after each
+sample `sample(number)`. Some of the tasks are timed stage by stage, the others only as a whole and
+sample by sample, so that a lap mostly is a call that returns at once, some 50 ns.
 
-Relies on: being used from one thread of a process, which is a worker's.
+Guarantees: nothing of what is made changes; outside of a task nothing is noted.
+A thread that the code of a sample starts notes nothing.
+Relies on: one thread of a process making tasks.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
-__all__ = ["TIMED", "Note", "lap", "timed"]
+from feedline.trace.stage_page import StagePage
 
-Note: TypeAlias = Callable[[str, int], None]
-"""Takes a stage's name and how long it took, in ns."""
+__all__ = ["lap", "sample", "task", "timing"]
 
-TIMED = 8
-"""Every eighth task of a worker is timed stage by stage."""
+_EVERY = 8
+"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up."""
 
-_note: Note | None = None
-_last_ns = 0
+_page: StagePage | None = None
+_timed = False
+_thread = 0
+_lap_ns = 0
+_sample_ns = 0
+
+
+def timing() -> bool:
+    """Whether this thread is at a task that is timed stage by stage."""
+    return _timed and threading.get_ident() == _thread
 
 
 def lap(stage: str) -> None:
-    """The stage ends that began with the lap before it, or with `timed`."""
-    if _note is not None:
-        _lap(_note, stage)
+    """The stage ends that began with the lap before it, or with its task."""
+    global _lap_ns
+    if timing() and _page is not None:
+        now_ns = time.monotonic_ns()
+        _page.note(stage, now_ns - _lap_ns)
+        _lap_ns = now_ns
 
 
-def _lap(note: Note, stage: str) -> None:
-    global _last_ns
+def sample(number: int) -> None:
+    """A sample is made; it began when the one before it was, or with its task."""
+    global _sample_ns
+    if _page is None:
+        return
     now_ns = time.monotonic_ns()
-    note(stage, now_ns - _last_ns)
-    _last_ns = now_ns
+    took_ns, _sample_ns = now_ns - _sample_ns, now_ns
+    if took_ns > _page.slow_ns:
+        _page.keep(number, took_ns)
+    if _timed:
+        _page.sample(took_ns)
 
 
 @contextmanager
-def timed(note: Note | None) -> Iterator[None]:
-    """Within a `with`: laps are told to `note`. None leaves all as it is."""
-    global _note, _last_ns
-    if note is None:
+def task(page: StagePage | None) -> Iterator[None]:
+    """A task, within a `with`: what is noted goes to `page`; None notes nothing.
+
+    Tasks do not nest: one within another is a part of it.
+    """
+    global _page, _timed, _thread, _lap_ns, _sample_ns
+    if page is None or _page is not None:
         yield
         return
-    before, _note, _last_ns = _note, note, time.monotonic_ns()
+    _page, _timed = page, page.tasks % _EVERY == _EVERY // 2 - 1
+    _thread = threading.get_ident()
+    begun_cpu_ns = time.thread_time_ns() if _timed else 0
+    begun_ns = _lap_ns = _sample_ns = time.monotonic_ns()
     try:
         yield
     finally:
-        _note = before
+        done_ns = time.monotonic_ns()
+        page.task(begun_ns, done_ns)
+        if _timed:
+            page.timed(done_ns - begun_ns, time.thread_time_ns() - begun_cpu_ns)
+        _page, _timed = None, False

@@ -30,6 +30,10 @@ class _Count:
     queued_s: float | None
     read_bytes: int | None
     major_faults: int | None
+    age_s: float | None = None
+
+
+_NOTHING = _Count(0.0, 0.0, 0, 0)
 
 
 def _count(pid: int, proc: Path) -> _Count | None:
@@ -80,6 +84,7 @@ class ProcessWatch:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
+        self._begun_s = time.monotonic()
         self._watched: dict[int, _Watched] = {}
         self.worker_starts = 0
         self.look([])
@@ -95,11 +100,17 @@ class ProcessWatch:
             known = self._watched.get(pid)
             if known is None or count.cpu_s < known.last.cpu_s:  # new, or the number came again
                 self.worker_starts += role == "worker"
-                self._watched[pid] = _Watched(role, now_s, now_s, count, count)
+                self._watched[pid] = self._begun(role, now_s, count)
             else:
                 known.seen_s, known.last = now_s, count
         if len(self._watched) > 2 * _MOST:
             self._watched = {process.pid: self._watched[process.pid] for process in self.found()}
+
+    def _begun(self, role: str, now_s: float, count: _Count) -> _Watched:
+        age_s = count.age_s
+        if role == "worker" and age_s is not None and now_s - age_s >= self._begun_s:
+            return _Watched(role, now_s - age_s, now_s, _NOTHING, count)  # all of its life
+        return _Watched(role, now_s, now_s, count, count)
 
     def found(self) -> list[Process]:
         """The trainer first, then those workers that were watched longest, at most 64."""

@@ -17,40 +17,24 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from feedline.system import rank_and_world
 from feedline.trace.course import Course
 from feedline.trace.histogram import Histogram
+from feedline.trace.look import Batch
 from feedline.trace.passes import Passes
 from feedline.trace.processes import ProcessWatch
-from feedline.trace.run import Event, Excerpt, Loader, Machine, Pass, Run, SlowSample, StageTime
+from feedline.trace.run import Event, Excerpt, Loader, Pass, Run, SlowSample, StageTime
 from feedline.trace.stage_page import Spent
+from feedline.trace.this_machine import UNKNOWN, this_machine
 
-__all__ = ["Batch", "Recorder", "Workers"]
+__all__ = ["Recorder", "Workers"]
 
-LOOK_S = 1.0
-"""Processes are looked at no more often than that."""
+_LOOK_S = 0.25
+_LOOK_AT_ONE_S = 0.05  # to look at a process takes some 50 us: a thousandth of that
 
 _FIRST_STEPS = 8
 _EXCERPT_STEPS = 32
 _WORSE = 1.5  # a longer wait is worth an excerpt where it is that many times the longest so far
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What is seen of a batch that is handed out.
-
-    Args:
-        image_size: side of its images in pixels; None where it has none, or of several sizes.
-        samples: how many; None where that cannot be told.
-        bytes: of all its tensors.
-        float_bytes: of those that are images as floats.
-        pinned: whether they lie in pinned memory; None where that does not matter.
-    """
-
-    image_size: int | None = None
-    samples: int | None = None
-    bytes: int = 0
-    float_bytes: int = 0
-    pinned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +68,31 @@ class Recorder:
     """Records the run of one process.
 
     Args:
-        machine: where it runs.
         settings: what a recipe was set to.
-        rank: of the process, and of how many.
-        world_size: how many.
     """
 
     def __init__(
         self,
-        machine: Machine,
         settings: dict[str, str] | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         self._begun_ns = time.monotonic_ns()
         self._run = Run(
             started=time.time(),
-            machine=machine,
+            machine=UNKNOWN,
             settings=settings or {},
-            rank=rank,
-            world_size=world_size,
         )
         self._workers: list[Workers] = []
         self._course = Course()
         self.processes = ProcessWatch()
-        self._looked_s = 0.0
+        self._look_at_s = 0.0
         self._passes = Passes()
         self._ready_ns = 0  # when the latest batch of the pass was handed out; 0 before the first
+        self._opening_ms = 0.0
         self._number = 0
         self._cycles: deque[_Cycle] = deque(maxlen=_EXCERPT_STEPS)
         self._longest_ms = 0.0
         self._longest: Excerpt | None = None
-        self.device_clock = False
+        self.timed_elsewhere = False
 
     def _now_s(self) -> float:
         return (time.monotonic_ns() - self._begun_ns) / 1e9
@@ -129,12 +105,14 @@ class Recorder:
         self._workers.append(workers or Workers())
         return len(self._run.loaders) - 1
 
-    def begin(self, loader: int, epoch: int) -> None:
-        """The first batch of a pass over a loader is asked for."""
-        now_s = self._now_s()
-        self._passes.begin(loader, epoch, now_s)
-        self._course.begin(now_s)
+    def begin(self, loader: int, epoch: int, began_ns: int) -> None:
+        """A pass over a loader has begun, at `began_ns`, and its first batch can be asked for."""
+        begun_s = (began_ns - self._begun_ns) / 1e9
+        self._opening_ms = (time.monotonic_ns() - began_ns) / 1e6
+        self._passes.begin(loader, epoch, begun_s)
+        self._course.begin(begun_s)
         self._ready_ns = 0
+        self._look_at_s = 0.0
 
     def handed_out(self, batch: Batch, asked_ns: int, got_ns: int) -> None:
         """A batch is handed out.
@@ -147,10 +125,10 @@ class Recorder:
         now = self._passes.of_size(batch.image_size)
         wait_ms = (got_ns - asked_ns) / 1e6
         if not self._ready_ns:
-            now.start_ms.add(wait_ms)
+            now.start_ms.add(self._opening_ms + wait_ms)
         else:
             compute_ms = (asked_ns - self._ready_ns) / 1e6
-            if not self.device_clock:
+            if not self.timed_elsewhere:
                 _add(now, wait_ms, None, compute_ms)
             self._cycles.append(_Cycle(self._number, self._ready_ns, asked_ns, got_ns))
             if wait_ms > max(1.0, _WORSE * self._longest_ms):
@@ -168,13 +146,13 @@ class Recorder:
             now.batch_size = max(now.batch_size or 0, batch.samples)
         now.ended_s = (got_ns - self._begun_ns) / 1e9
         self._course.add(now.ended_s, batch.samples, wait_ms, batch.image_size)
-        if now.ended_s - self._looked_s > LOOK_S:
+        if now.ended_s >= self._look_at_s:
             self._look(now)
 
     def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         """A step was timed by who knows better: the device, or a loader that knows its copies.
 
-        For those who set `device_clock`. It may come some steps later.
+        For those who set `timed_elsewhere`. It may come some steps later.
         """
         if self._passes.now is not None:
             _add(self._passes.now, wait_ms, copy_ms, compute_ms)
@@ -191,15 +169,17 @@ class Recorder:
             self._run.notes.append(said)
 
     def _look(self, now: Pass) -> None:
-        self._looked_s = self._now_s()
-        workers = self._workers[now.loader]
-        self.processes.look(workers.pids())
+        pids = self._workers[now.loader].pids()
+        self.processes.look(pids)
+        self._look_at_s = self._now_s() + _LOOK_S + _LOOK_AT_ONE_S * len(pids)
 
     # Told to those who ask
 
     def run(self) -> Run:
         """The run so far. What it holds is not touched later, except passes that go on."""
         run = self._run
+        run.machine = this_machine()
+        run.rank, run.world_size = rank_and_world()
         run.seconds = self._now_s()
         run.course = self._course.points()
         run.passes = list(self._passes.entries)
@@ -222,7 +202,8 @@ class Recorder:
             slowest += [SlowSample(name=workers.name(k), ms=ms) for ms, k in own.slowest]
             total += own
         run.tasks, run.tasks_ms = total.tasks, total.tasks_ms
-        run.samples_timed, run.samples_ms = total.samples, total.samples_ms
+        run.timed, run.timed_ms, run.timed_cpu_ms = total.timed, total.timed_ms, total.timed_cpu_ms
+        run.sample_sizes = total.sizes
         run.stages = sorted(
             (
                 StageTime(

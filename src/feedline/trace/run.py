@@ -75,7 +75,7 @@ class Loader:
         start_method: "fork", "spawn" or "forkserver".
         collate: the name of what makes a batch of samples, "" for torch's default.
         made_by: whose code makes the batches, in feedline's words; "" where it is not feedline.
-        levels: sides of a cache's copies that are read, in pixels; empty for originals.
+        copies: where the copies lie that are read in the place of originals, "" for none.
     """
 
     kind: Literal["feedline", "torch", "other"]
@@ -90,7 +90,7 @@ class Loader:
     start_method: str = ""
     collate: str = ""
     made_by: str = ""
-    levels: tuple[int, ...] = ()
+    copies: str = ""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -290,8 +290,13 @@ class Run:
         passes: in the order in which they came; the oldest are summed up where they are many.
         course: throughput over time, at most some hundred points.
         stages: of the workers, most expensive first.
-        tasks: pieces or batches that workers made, and how long these took.
-        samples_timed: samples whose own time was taken, and how long these took in all.
+        tasks: pieces or batches that workers made,
+        tasks_ms: and how long these took.
+        timed: of them, those that were timed stage by stage,
+        timed_ms: how long these took,
+        timed_cpu_ms: and for how long of that their workers were on a core.
+        sample_sizes: of these, samples by how long they took: to k, how many took from 2**k ns to
+            less than twice that, and how long they took together, in ms.
         slowest: samples.
         use: of the machine.
         excerpts: for a picture of what overlaps.
@@ -310,8 +315,10 @@ class Run:
     stages: list[StageTime] = field(default_factory=list)
     tasks: int = 0
     tasks_ms: float = 0.0
-    samples_timed: int = 0
-    samples_ms: float = 0.0
+    timed: int = 0
+    timed_ms: float = 0.0
+    timed_cpu_ms: float = 0.0
+    sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[SlowSample] = field(default_factory=list)
     use: Use = field(default_factory=Use)
     excerpts: list[Excerpt] = field(default_factory=list)

@@ -8,6 +8,7 @@ so any number of readers can each take the difference of two readings.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Split", "Timing", "Totals"]
@@ -69,10 +70,14 @@ class Timing:
 
     def __init__(self) -> None:
         self._totals = Totals()
+        self.listener: Callable[[float, float, float], None] | None = None
+        """Is told of each step: wait, copy, compute, in milliseconds."""
 
     def add(self, *, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
         """Add one step, in milliseconds."""
         self.go_on_from(Totals(steps=1, wait_ms=wait_ms, copy_ms=copy_ms, compute_ms=compute_ms))
+        if self.listener is not None:
+            self.listener(wait_ms, copy_ms, compute_ms)
 
     def go_on_from(self, totals: Totals) -> None:
         """Count steps that were summed up elsewhere."""

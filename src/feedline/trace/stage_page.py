@@ -12,22 +12,33 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAGE_BYTES", "PAGE_WORDS", "Spent", "Stage", "StagePage", "read_page"]
+__all__ = [
+    "PAGE_BYTES",
+    "PAGE_WORDS",
+    "Spent",
+    "Stage",
+    "StagePage",
+    "joined",
+    "read_page",
+    "read_pages",
+]
 
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
 
-MOST_STAGES = 32
+MOST_STAGES = 30
 """Stages a page has room for; what comes beyond them is counted as the last one, "more"."""
 
 _NAME_WORDS = 6
 _SLOWEST = 12
 _LATEST = 32
+_OCTAVES = 40  # up to 18 minutes
 
 # Where what lies, in words.
-_STAGES, _TASKS, _TASKS_NS, _SAMPLES, _SAMPLES_NS, _LEAST_SLOW_NS = range(6)
+_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS = range(6)
 _SLOW = 8  # pairs: ns, sample
-_TOTALS = _SLOW + 2 * _SLOWEST  # triples: count, ns, longest ns
+_SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
+_TOTALS = _SIZES + 2 * _OCTAVES  # triples: count, ns, longest ns
 _NAMES = _TOTALS + 3 * MOST_STAGES
 _RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
 assert _RING + 2 * _LATEST <= PAGE_WORDS
@@ -55,9 +66,12 @@ class Spent:
     Args:
         tasks: pieces or batches they have made.
         tasks_ms: how long these took.
-        samples: samples whose time was taken, 0 where it was not taken one by one.
-        samples_ms: how long these took.
-        stages: by name, in the order in which they were first passed; a share of the tasks.
+        timed: how many of them were timed stage by stage,
+        timed_ms: how long those took,
+        timed_cpu_ms: and for how long of it the worker was on a core.
+        stages: of these, by name, in the order in which they were first passed.
+        sizes: of these, samples by how long they took: k, how many took from 2**k ns to less than
+            twice that, and how long they took together in ms.
         slowest: the slowest samples, longest first: milliseconds, number.
         latest: the latest tasks, oldest first: when each began and was done, in ns on the
             monotonic clock.
@@ -65,28 +79,34 @@ class Spent:
 
     tasks: int = 0
     tasks_ms: float = 0.0
-    samples: int = 0
-    samples_ms: float = 0.0
+    timed: int = 0
+    timed_ms: float = 0.0
+    timed_cpu_ms: float = 0.0
     stages: dict[str, Stage] = field(default_factory=dict)
+    sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[tuple[float, int]] = field(default_factory=list)
     latest: list[tuple[int, int]] = field(default_factory=list)
 
     def __iadd__(self, other: Spent) -> Spent:
         self.tasks += other.tasks
         self.tasks_ms += other.tasks_ms
-        self.samples += other.samples
-        self.samples_ms += other.samples_ms
+        self.timed += other.timed
+        self.timed_ms += other.timed_ms
+        self.timed_cpu_ms += other.timed_cpu_ms
         for name, stage in other.stages.items():
             own = self.stages.setdefault(name, Stage())
             own.count += stage.count
             own.total_ms += stage.total_ms
             own.longest_ms = max(own.longest_ms, stage.longest_ms)
+        for k, (count, ms) in other.sizes.items():
+            had, had_ms = self.sizes.get(k, (0, 0.0))
+            self.sizes[k] = had + count, had_ms + ms
         longest: dict[int, float] = {}
         for ms, sample in (*self.slowest, *other.slowest):
             longest[sample] = max(ms, longest.get(sample, 0.0))
         slowest = sorted(((ms, sample) for sample, ms in longest.items()), reverse=True)
         self.slowest = slowest[:_SLOWEST]
-        self.latest = sorted((*self.latest, *other.latest))
+        self.latest = sorted((*self.latest, *other.latest))[-_LATEST:]
         return self
 
 
@@ -100,7 +120,13 @@ class StagePage:
     def __init__(self, memory: NDArray[np.int64]) -> None:
         self._bytes = memory.view(np.uint8)
         self._words = memory.data  # an item of it is twice as quick as an array's
+        self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
+
+    @property
+    def tasks(self) -> int:
+        """How many are done."""
+        return self._words[_TASKS]
 
     def task(self, begun_ns: int, done_ns: int) -> None:
         """A task is done."""
@@ -121,22 +147,29 @@ class StagePage:
         if ns > words[place + 2]:
             words[place + 2] = ns
 
-    def sample(self, number: int, ns: int) -> None:
-        """A sample is made."""
+    def sample(self, ns: int) -> None:
+        """A sample of a timed task is made."""
         words = self._words
-        words[_SAMPLES] += 1
-        words[_SAMPLES_NS] += ns
-        if ns > words[_LEAST_SLOW_NS]:
-            self._keep(number, ns)
+        place = _SIZES + 2 * min(ns.bit_length() - 1 if ns > 0 else 0, _OCTAVES - 1)
+        words[place] += 1
+        words[place + 1] += ns
 
-    def _keep(self, number: int, ns: int) -> None:
+    def timed(self, ns: int, cpu_ns: int) -> None:
+        """A task was timed: how long it took, and for how long of it on a core."""
+        words = self._words
+        words[_TIMED] += 1
+        words[_TIMED_NS] += ns
+        words[_TIMED_CPU_NS] += cpu_ns
+
+    def keep(self, number: int, ns: int) -> None:
+        """A sample took longer than `slow_ns`: it may be among the slowest."""
         words = self._words
         slow = [(words[_SLOW + 2 * k], words[_SLOW + 2 * k + 1]) for k in range(_SLOWEST)]
         same = [k for k, (had, sample) in enumerate(slow) if had and sample == number]
         k = same[0] if same else min(range(_SLOWEST), key=lambda k: slow[k][0])
         if ns > slow[k][0]:
             words[_SLOW + 2 * k + 1], words[_SLOW + 2 * k] = number, ns
-            words[_LEAST_SLOW_NS] = min(words[_SLOW + 2 * k] for k in range(_SLOWEST))
+        self.slow_ns = min(words[_SLOW + 2 * k] for k in range(_SLOWEST))
 
     def _new(self, stage: str) -> int:
         known = len(self._places)
@@ -158,17 +191,36 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
     for k, name in enumerate(_names(words)):
         count, total, longest = words[_place(k) : _place(k) + 3].tolist()
         stages[name] = Stage(count, total / 1e6, longest / 1e6)
+    sizes = words[_SIZES : _SIZES + 2 * _OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
     ring = words[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
     return Spent(
         tasks=int(words[_TASKS]),
         tasks_ms=int(words[_TASKS_NS]) / 1e6,
-        samples=int(words[_SAMPLES]),
-        samples_ms=int(words[_SAMPLES_NS]) / 1e6,
+        timed=int(words[_TIMED]),
+        timed_ms=int(words[_TIMED_NS]) / 1e6,
+        timed_cpu_ms=int(words[_TIMED_CPU_NS]) / 1e6,
         stages=stages,
+        sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
         slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
         latest=sorted((begun, done) for begun, done in ring if begun),
     )
+
+
+def read_pages(pages: NDArray[np.int64]) -> dict[int, Spent]:
+    """What is noted in pages, (seats, PAGE_WORDS) int64, by seat, where anything is."""
+    return {int(seat): read_page(pages[seat]) for seat in np.flatnonzero(pages[:, _TASKS])}
+
+
+def joined(first: dict[int, Spent], second: dict[int, Spent]) -> dict[int, Spent]:
+    """The sum of both, by seat."""
+    both = {}
+    for seat in sorted({*first, *second}):
+        both[seat] = Spent()
+        for spent in (first.get(seat), second.get(seat)):
+            if spent is not None:
+                both[seat] += spent
+    return both
 
 
 def _place(k: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from feedline.loader.backends.worker_handle import WorkerHandle
 from feedline.plan.batches import Batch
+from feedline.trace.stage_page import Spent
 
 __all__ = ["IDLE", "Backend", "Skipped"]
 
@@ -53,6 +54,10 @@ class Backend:
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
         return []
+
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by seat, as far as it is noted."""
+        return {}
 
     def begin(self, restart: bool) -> object:
         """An iteration has begun at the cursor. `restart`: other batches come than were ahead."""

@@ -11,11 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
+from feedline.trace import laps
 from feedline.trace.split import Timing
+from feedline.trace.stage_page import PAGE_WORDS, Spent, StagePage, read_page
 
 __all__ = ["InProcessBackend"]
 
@@ -35,6 +39,12 @@ class InProcessBackend(Backend):
         self._cursor = cursor
         self._timing = timing
         self._handed_out_s = 0.0
+        self._memory = np.zeros(PAGE_WORDS, np.int64)
+        self._page = StagePage(self._memory)
+
+    def spent(self) -> dict[int, Spent]:
+        """What this process has spent its time on, as if it were a worker."""
+        return {0: read_page(self._memory)}
 
     def begin(self, restart: bool) -> None:
         """An iteration has begun at the cursor."""
@@ -49,7 +59,8 @@ class InProcessBackend(Backend):
             raise StopIteration
         self.batch = batch = next(self._cursor.ahead())
         try:
-            made = self._make(batch)
+            with laps.task(self._page):
+                made = self._make(batch)
         except StopIteration as error:
             self._cursor.delivered(batch)
             notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]

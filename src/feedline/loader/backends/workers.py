@@ -22,6 +22,7 @@ from feedline.errors import SampleError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
+from feedline.trace.stage_page import Spent
 
 __all__ = ["WorkerBackend"]
 
@@ -74,6 +75,10 @@ class WorkerBackend(Backend):
     def memory_bytes(self) -> int:
         """What is allocated for batches."""
         return self.feed.slots.memory_bytes
+
+    def spent(self) -> dict[int, Spent]:
+        """What the workers have spent their time on, by seat."""
+        return self.feed.spent()
 
     def begin(self, restart: bool) -> None:
         """An iteration has begun at the cursor."""

@@ -1,0 +1,88 @@
+"""Laps between the steps of a user's transform, for a worker process.
+
+Guarantees: what is made does not change. The code of the libraries runs as it is: in a task that is
+timed, a step is called through a function that calls it and then notes the time. In another task
+nothing is different but a look whether it is timed.
+Relies on: a process that is a worker's own; in the training process nothing is touched. Libraries
+that are not loaded when a worker begins are not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from feedline.trace.laps import lap, timing
+
+__all__ = ["time_steps"]
+
+
+def time_steps() -> None:
+    """Note the time of steps of torchvision's and albumentations' Compose, and Pillow's decoding.
+
+    To be called once in a process.
+    """
+    if "PIL.Image" in sys.modules:  # which loads the other with the first image
+        importlib.import_module("PIL.ImageFile")
+    _around("torchvision.transforms", "Compose", "__call__", _composed)
+    _around("torchvision.transforms.v2", "Compose", "forward", _composed)
+    _around("albumentations.core.transforms_interface", "BasicTransform", "__call__", _step)
+    _around("PIL.ImageFile", "ImageFile", "load", _loaded)
+
+
+def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
+    """Put `how` around a method of a class, if its module is loaded and has it."""
+    found = getattr(sys.modules.get(module), kind, None)
+    original = vars(found).get(method) if isinstance(found, type) else None
+    if not callable(original):
+        return
+
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not timing():
+            return original(self, *args, **kwargs)
+        return how(original, self, *args, **kwargs)
+
+    setattr(found, method, called)
+
+
+def _composed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    steps = self.transforms
+    if type(steps) is not list:
+        return original(self, *args, **kwargs)
+    lap("before the transform")
+    self.transforms = [_noted(step) for step in steps]
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        self.transforms = steps
+
+
+def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
+    name = getattr(step, "__qualname__", None) or type(step).__qualname__
+
+    def call(*args: Any) -> Any:
+        made = step(*args)
+        lap(f"transform: {name}")
+        return made
+
+    return call
+
+
+def _step(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    lap("before the transform")
+    made = original(self, *args, **kwargs)
+    lap(f"transform: {type(self).__qualname__}")
+    return made
+
+
+def _loaded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(self, "tile", None):  # it is loaded already
+        return original(self, *args, **kwargs)
+    lap("open")
+    made = original(self, *args, **kwargs)
+    lap("read and decode")
+    return made
