@@ -324,3 +324,27 @@ def test_a_terminal_gets_colours_unless_it_wants_none(run: Path, no_color: bool)
     process.wait(timeout=60)
     assert process.returncode in (0, 1, 3), text
     assert (b"\x1b[32m" in text) is not no_color  # green, as a step that computes is
+
+
+def test_a_watched_loop_is_reported_with_its_workers(
+    feedline: Command, judged: Judge, tmp_path: Path
+) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from feedline import watch
+
+    loader = DataLoader(TensorDataset(torch.zeros(400, 3, 32, 32)), batch_size=4, num_workers=2)
+    for number, _ in enumerate(watch(loader, run=tmp_path / "run", name=str(tmp_path))):
+        time.sleep(0.002)
+        if number == 60:
+            break
+    judged("highly input-bound", 30.0)
+    target = tmp_path / "r.json"
+    ended = feedline("report", tmp_path / "run", "--json", target, "--html", tmp_path / "r.html")
+    assert (ended.status, ended.err) == (1, "")
+    found = json.loads(target.read_text())
+    lanes = {lane["name"]: lane["spans"] for lane in found["timelines"][0]["lanes"]}
+    assert any(span["stage"] == "make" for span in lanes["worker 0"] + lanes["worker 1"])
+    assert [loader["workers"] for loader in found["loaders"]] == [2]
+    assert found["machine"]["cores"] > 0
