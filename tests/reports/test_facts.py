@@ -14,7 +14,7 @@ from feedline.report.course import course_of, reduced
 from feedline.report.facts import facts_of
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
-from feedline.trace.run import Point, Run
+from feedline.trace.run import Point, Run, SlowSample
 
 
 def test_a_recorded_run_has_all_its_facts() -> None:
@@ -72,6 +72,15 @@ def test_images_per_s_are_those_of_all_phases_by_the_time_they_took() -> None:
     assert facts.images_per_s == pytest.approx((1600 + 800) / (1.6 + 3.2))
     phases[1] = replace(phases[1], images_per_s=None)
     assert facts_of(Run(machine=MACHINE), verdict(phases=phases)).images_per_s is None
+
+
+def test_what_comes_again_stands_once() -> None:
+    slow = [SlowSample(name="a", ms=3.0), SlowSample(name="b", ms=2.0), SlowSample(name="a", ms=5)]
+    other = replace(LOADER, workers=4)
+    run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
+    facts = facts_of(run, UNKNOWN)
+    assert [(each.name, each.ms) for each in facts.slowest] == [("a", 5.0), ("b", 2.0)]
+    assert facts.loaders == [LOADER, other]
 
 
 def test_names_that_are_no_text_are_spelt() -> None:

@@ -61,7 +61,7 @@ class Facts:
         course: throughput over time.
         stages: of making samples, most expensive first.
         slowest: samples, slowest first.
-        loaders: what made the batches.
+        loaders: what made the batches, each sort once.
         settings: of the recipe, by name; empty for a loop of the user's own.
         machine: where the run was.
         use: what it used of the machine.
@@ -124,8 +124,8 @@ def facts_of(run: Run, verdict: Verdict) -> Facts:
         timelines=timelines,
         course=course_of(run.course),
         stages=_stages(run.stages),
-        slowest=[SlowSample(name=encodable(each.name), ms=each.ms) for each in run.slowest],
-        loaders=run.loaders,
+        slowest=_slowest(run.slowest),
+        loaders=list(dict.fromkeys(run.loaders)),
         settings={encodable(name): encodable(said) for name, said in run.settings.items()},
         machine=run.machine,
         use=run.use,
@@ -154,6 +154,16 @@ def _images_per_s(phases: Sequence[PhaseSplit]) -> float | None:
             images += phase.steps * phase.batch_size
             seconds += phase.steps * phase.batch_size / phase.images_per_s
     return finite(images / seconds) if seconds > 0 else None
+
+
+def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
+    """Each sample once, slowest first."""
+    longest: dict[str, float] = {}
+    for each in samples:
+        name = encodable(each.name)
+        longest[name] = max(each.ms, longest.get(name, 0.0))
+    ordered = sorted(longest.items(), key=lambda item: -item[1])
+    return [SlowSample(name=name, ms=ms) for name, ms in ordered]
 
 
 def _stages(stages: Sequence[StageTime]) -> list[Stage]:
