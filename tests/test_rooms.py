@@ -34,6 +34,7 @@ ROOMS = (
     "randomness",
     "request",
     "plan",
+    "report",
     "diagnose",
     "trace",
     "system",

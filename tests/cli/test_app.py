@@ -36,6 +36,9 @@ def test_the_version_is_printed(feedline: Command) -> None:
         (),
         ("train",),
         ("bench",),
+        ("report",),
+        ("check",),
+        ("explain-overlap",),
         ("demo-data",),
         ("doctor",),
         ("cache",),
@@ -54,6 +57,8 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
         "from feedline.cli.app import main\n"
         "with contextlib.suppress(SystemExit):\n"
         "    main(['cache', 'build', '--help'])\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(['report', '--help'])\n"
         "try:\n"
         "    main(['train', '--help'])\n"
         "finally:\n"

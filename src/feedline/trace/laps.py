@@ -3,8 +3,9 @@
 Code on the way of a sample calls `lap("decode")` when its part is done: the time since the lap
 before it was that stage's. Whoever makes a task calls `begin(page)` before and `done()` after, and
 `sample(number)` after each sample, if `laps.each`. Some of the tasks are timed stage by stage, the
-others only as a whole, and sample by sample where samples are not tiny. Code that is passed for every row asks `laps.timed` first, as in
-`if laps.timed: laps.lap("decode")`, which costs some ns where a call costs 50.
+others only as a whole, and sample by sample where samples are not tiny. Code that is passed for
+every row asks `laps.timed` first, as in `if laps.timed: laps.lap("decode")`, which costs some ns
+where a call costs 50.
 
 Guarantees: nothing of what is made changes; outside of a task nothing is noted.
 A thread that the code of a sample starts notes nothing.
