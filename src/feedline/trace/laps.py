@@ -3,8 +3,9 @@
 Code on the way of a sample calls `lap("decode")` when its part is done: the time since the lap
 before it was that stage's. Whoever makes a task calls `begin(page)` before and `done()` after, and
 `sample(number)` after each sample, if `laps.each`. Some of the tasks are timed stage by stage, the
-others only as a whole, and sample by sample where samples are not tiny. Code that is passed for every row asks `laps.timed` first, as in
-`if laps.timed: laps.lap("decode")`, which costs some ns where a call costs 50.
+others only as a whole, and sample by sample where samples are not tiny. Code that is passed for
+every row asks `laps.timed` first, as in `if laps.timed: laps.lap("decode")`, which costs some ns
+where a call costs 50.
 
 Guarantees: nothing of what is made changes; outside of a task nothing is noted.
 A thread that the code of a sample starts notes nothing.
@@ -22,8 +23,9 @@ from feedline.trace.stage_page import StagePage
 
 __all__ = ["begin", "done", "lap", "sample", "sample_took", "timing"]
 
-_EVERY = 8
-"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up."""
+_EVERY, _EVERY_TINY = 8, 64
+"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up. Where
+samples are tiny, this is so for the first ones only, and later for every 64th."""
 
 each = False
 """Whether `sample` is to be called, of the task under way. To be read only.
@@ -112,8 +114,10 @@ def begin(page: StagePage | None) -> bool:
     if page is None or _page is not None:
         return False
     _page, _slow_ns = page, page.slow_ns
-    timed = page.tasks % _EVERY == _EVERY // 2 - 1
-    each = timed or page.sample_ns > _LONG_NS
+    tasks, tiny = page.tasks, page.sample_ns <= _LONG_NS
+    every = _EVERY_TINY if tiny and tasks >= _EVERY_TINY else _EVERY
+    timed = tasks % every == _EVERY // 2 - 1
+    each = timed or not tiny
     _thread = threading.get_ident()
     if timed:
         _begun_cpu_ns = time.thread_time_ns()
