@@ -160,6 +160,7 @@ def main() -> None:
             turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for number in range(options.rounds):
                 for on in (True, False) if number % 2 else (False, True):
+                    os.environ[SWITCH] = "1" if on else "0"  # for workers of a new pass
                     turns[on].append(pulls[on].rates(options.seconds))
             ratios = [
                 [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]

@@ -123,12 +123,13 @@ class Recording:
             return
         try:
             got_ns = time.monotonic_ns()
-            if record.resting:  # no more
+            rested = record.resting
+            if rested:
                 self._session.timing.listener = self._measured
             record.handed_out(self._looker.look_at(batch), asked_ns, got_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-            if took_ns > _QUICK_NS:
-                self._quick = 0
+            if not rested and took_ns > _QUICK_NS:
+                self._quick = max(0, self._quick - _QUICK_STEPS // 4)
             elif self._may_rest:
                 self._quick += 1
                 if self._quick >= _QUICK_STEPS:
