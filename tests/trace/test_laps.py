@@ -146,6 +146,20 @@ def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: N
     laps.done()
 
 
+def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
+    timed = []
+    for _ in range(300):
+        laps.begin(noted.page)
+        timed.append(laps.timed)
+        clock.ns += 20_000
+        if laps.each:
+            laps.sample(1)
+        laps.done()
+    assert [k for k, each in enumerate(timed) if each] == [3, 11, 19, 27, 35, 43, 51, 59] + [
+        3 + 64 * k for k in range(1, 5)
+    ]
+
+
 def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock) -> None:
     told = []
     for ns in [10_000] * 16 + [200_000] * 24:

@@ -196,9 +196,8 @@ class DatasetFetcher:
         dataset, upcoming = self.dataset, iter(keys)
         try:
             each = laps.each
-            if (
-                at is None and one is None and not each
-            ):  # the quickest loop there is: tiny samples feel it
+            if at is None and one is None and not each:
+                # The quickest loop there is: tiny samples feel it.
                 return [dataset[key] for key in upcoming], keys
             samples = []
             for k, key in enumerate(upcoming):

@@ -23,8 +23,9 @@ from feedline.trace.stage_page import StagePage
 
 __all__ = ["begin", "decoded", "done", "lap", "sample", "sample_took", "timing"]
 
-_EVERY = 8
-"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up."""
+_EVERY, _EVERY_TINY = 8, 64
+"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up. Where
+samples are tiny, this is so for the first ones only, and later for every 64th."""
 
 each = False
 """Whether `sample` is to be called, of the task under way. To be read only.
@@ -131,8 +132,10 @@ def begin(page: StagePage | None) -> bool:
     if page is None or _page is not None:
         return False
     _page, _slow_ns = page, page.slow_ns
-    timed = page.tasks % _EVERY == _EVERY // 2 - 1
-    each = timed or page.sample_ns > _NOT_TINY_NS
+    tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
+    every = _EVERY_TINY if tiny and tasks >= _EVERY_TINY else _EVERY
+    timed = tasks % every == _EVERY // 2 - 1
+    each = timed or not tiny
     _thread = threading.get_ident()
     if timed:
         _begun_queued_ns = _sample_queued_ns = _queued_ns()
