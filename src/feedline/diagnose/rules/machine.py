@@ -52,7 +52,7 @@ def cpu_quota(facts: Facts) -> Finding | None:
         + (f"; {used:.1f} cores were in use" if used is not None else "")
         + (f"; processes were held up for {throttled:.1f} s" if throttled else ""),
         fix=f"Ask for {count(cores, 'core')} (docker --cpus, a pod's CPU limit, SLURM's "
-        "--cpus-per-task). More workers on the same cores would not help."
+        "--cpus-per-task), and have a worker for each. More workers on the same cores would not help."
         if gain
         else "Ask for a larger CPU quota. More workers within it would not help.",
         gain=gain,
@@ -61,7 +61,7 @@ def cpu_quota(facts: Facts) -> Finding | None:
 
 def _with(cores: int) -> Change:
     def change(load: Load) -> Load:
-        return replace(load, cores=float(cores))
+        return replace(load, cores=float(cores), workers=max(load.workers, cores))
 
     return change
 
