@@ -2,8 +2,8 @@
 
     python laboratory/pages.py FILE        of `laboratory/run.py --json FILE`
 
-The table of docs/rules/README.md and the line "In the laboratory" of each rule's page are made anew;
-all else in these pages is written by hand.
+The table of docs/rules/README.md and the line "In the laboratory" of each rule's page are made
+anew; all else in these pages is written by hand.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _first(what: str) -> str:
 
 
 def _gain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

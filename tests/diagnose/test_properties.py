@@ -72,8 +72,20 @@ loaders = st.builds(
 stages = st.builds(
     StageTime,
     name=st.sampled_from(
-        ["dataset", "read", "open", "read and decode", "decode", "collate", "pack", "mix: MixUp"]
-        + ["transform: ColorJitter", "transform: ToTensor", "transform: Own", "fetch"]
+        [
+            "dataset",
+            "read",
+            "open",
+            "read and decode",
+            "decode",
+            "collate",
+            "pack",
+            "fetch",
+            "mix: MixUp",
+            "transform: ColorJitter",
+            "transform: ToTensor",
+            "transform: Own",
+        ]
     ),
     count=few,
     total_ms=ms,

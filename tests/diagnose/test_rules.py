@@ -320,6 +320,13 @@ def test_threads_in_the_trainer_are_told_of() -> None:
     assert "noisy-threads" not in rules_of(run)
 
 
+def test_cores_that_programs_of_others_take_are_told_of() -> None:
+    run = a_run(SLOW, work=320.0, machine=CORES, cpu=0.3, timed_queued_ms=12 * 320 * 0.7)
+    assert "busy-machine" in rules_of(run)
+    assert "slow-storage" not in rules_of(run)
+    assert "busy-machine" not in rules_of(a_run(SLOW, work=320.0, machine=CORES))
+
+
 def test_a_loop_that_waits_for_nothing_is_bound_by_its_step_or_healthy() -> None:
     assert rules_of(a_run(one_pass())) == ["compute-bound"]
     assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["healthy"]
