@@ -64,12 +64,17 @@ def main() -> int:
         images.use(where)
         if not (where / "photos").exists():
             images.make(where)
-        rows = []
+        rows, broken = [], 0
         for each in chosen:
             if not each.needs():
                 print(f"{each.name:28} not planted: this machine does not allow it", flush=True)
                 continue
-            rows.append(row(each, args.rounds, args.named_only, args.verbose))
+            try:
+                rows.append(row(each, args.rounds, args.named_only, args.verbose))
+            except RuntimeError as error:
+                print(f"{each.name:28} broke off: {error}", flush=True)
+                broken += 1
+                continue
             print(line(rows[-1]), flush=True)
     if args.json:
         table = {
@@ -78,8 +83,8 @@ def main() -> int:
         }
         args.json.write_text(json.dumps(table, indent=1) + "\n")
     wrong = [each for each in rows if not (each["right"] and each["near"])]
-    print(f"{len(rows) - len(wrong)} of {len(rows)} as planted")
-    return 1 if wrong else 0
+    print(f"{len(rows) - len(wrong)} of {len(rows) + broken} as planted")
+    return 1 if wrong or broken else 0
 
 
 def row(each: Situation, rounds: int, named_only: bool, verbose: bool) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class _Boxes(Dataset):
         self.parts = parts
 
     def __len__(self) -> int:
-        return 3200
+        return 1920
 
     def __getitem__(self, number: int) -> Any:
         return [torch.zeros(4) for _ in range(self.parts)]
@@ -52,8 +52,8 @@ def stacked(samples: Any) -> Any:
 
 @situation("hand-over", "torch")
 def many_small_tensors(fixed: bool) -> Outcome:
-    """A batch of 160 tensors, each with a file of its own; fix: of one tensor."""
-    data = _Boxes(10)
+    """A batch of 96 tensors, each with a file of its own; fix: of one tensor."""
+    data = _Boxes(6)
     loader = DataLoader(data, 16, num_workers=CORES, collate_fn=stacked if fixed else unstacked)
     return train(loader, paced(5))
 

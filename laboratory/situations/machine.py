@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import feedline
 from datasets import Arrays, Computed
-from situation import CORES, Outcome, paced, situation, train
+from situation import CORES, Outcome, burn, paced, situation, train
 
 
 def _pinned() -> None:
@@ -73,3 +74,24 @@ def threads_in_the_trainer(fixed: bool) -> Outcome:
             layer(batch[0].to(torch.float32))
 
     return train(DataLoader(Computed(16 * 150, 1.0), 16, num_workers=CORES), step)
+
+
+def _others() -> None:
+    while True:
+        burn(100)
+
+
+@situation("busy-machine", "torch")
+def programs_of_others(fixed: bool) -> Outcome:
+    """Three programs for each core compute beside; fix: they do not."""
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=_others, daemon=True) for _ in range(3 * CORES)]
+    if not fixed:
+        for each in others:
+            each.start()
+    try:
+        data = Computed(16 * (220 if fixed else 100), 1.0)
+        return train(DataLoader(data, 16, num_workers=CORES), paced(16))
+    finally:
+        for each in others if not fixed else ():
+            each.kill()

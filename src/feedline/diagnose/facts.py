@@ -176,6 +176,11 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
     if cores.trainer_cpu is not None:
         cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
         queued_ms = cpu_ms * cores.trainer_queued
+    lanes = lanes_of(run, loader, step_ms, cores)
+    # A trainer that sleeps and wakes waits for a core more often than it uses one for long.
+    crowding = cores.others(cores.trainer_queued)
+    if lanes is not None and loader.workers:
+        crowding = min(crowding, lanes.crowding)
     return Facts(
         machine=run.machine,
         loader=loader,
@@ -189,14 +194,14 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         restarts=restarts,
         rebuilt_ms=rebuilt_ms,
         rebuilds=rebuilds,
-        lanes=lanes_of(run, loader, step_ms, cores),
+        lanes=lanes,
         stalls=stalls_of(run),
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
         hand_cpu_ms=hand,
         compute_cpu_ms=_sum(run.passes, "compute_cpu_ms", steps),
         cores_used=cores.used,
-        crowding=cores.others(cores.trainer_queued),
+        crowding=crowding,
         device=run.machine.gpu is not None or any(each.device_clock for each in run.passes),
         spread=_spread(run.passes, step_ms, steps),
         decoded_px=run.decoded_px,

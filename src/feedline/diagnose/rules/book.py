@@ -18,7 +18,7 @@ from feedline.diagnose.rules.handing import (
     shared_memory,
     small_batch,
 )
-from feedline.diagnose.rules.machine import cpu_quota, noisy_threads
+from feedline.diagnose.rules.machine import busy_machine, cpu_quota, noisy_threads
 from feedline.diagnose.rules.making import (
     cpu_mix,
     decode_bound,
@@ -62,10 +62,12 @@ MENDING: tuple[Rule, ...] = (
     host_bound,
     unpinned_copy,
     decode_bound,
+    busy_machine,
 )
 """What finds something to mend, plain defects first and the nature of the work last."""
 
 RULE_IDS = (
+    "busy-machine",
     "collate",
     "cold-cache",
     "compute-bound",
@@ -97,7 +99,9 @@ _ENOUGH = 1 / 3
 """A finding comes before later ones where it gains this part of what the best of them does."""
 
 _NATURE = 0.3
-"""What counts of the gain where other data is asked for: settings go first."""
+"""What counts of the gain where other data or another machine is asked for: settings go first."""
+
+_OF_NATURE = (decode_bound, busy_machine)
 
 _DEFECTS = ("shared-memory", "noisy-threads", "workers-restarted")
 """What is told first although no gain is predicted; other findings without a gain come last."""
@@ -114,7 +118,7 @@ def mended(facts: Facts) -> list[Finding]:
             continue
         if found.gain is not None:
             left.append(
-                (found, (found.gain.predicted - 1) * (_NATURE if rule is decode_bound else 1.0))
+                (found, (found.gain.predicted - 1) * (_NATURE if rule in _OF_NATURE else 1.0))
             )
         else:
             (defects if found.rule in _DEFECTS else others).append(found)

@@ -56,7 +56,7 @@ def hand_over(facts: Facts) -> Finding | None:
         return None
     beside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
     idle = lanes.busy < _AT_LEISURE and facts.stalls.waited > _EVERY_STEP
-    if not idle and hand * facts.crowding < 0.5 * facts.wait_ms:
+    if not idle and hand < 0.5 * facts.wait_ms:
         return None
 
     def change(load: Load) -> Load:

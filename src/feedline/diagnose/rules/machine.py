@@ -9,12 +9,13 @@ from feedline.diagnose.finding import Finding
 from feedline.diagnose.model import Change, Load, gain_of
 from feedline.diagnose.words import count, ms
 
-__all__ = ["cpu_quota", "noisy_threads"]
+__all__ = ["busy_machine", "cpu_quota", "noisy_threads"]
 
 _USED_UP = 0.8  # of the cores
 _THROTTLED = 0.05  # of the time
 _MORE_CPU = 1.5  # of all threads of a worker to its main one
 _OWN_THREADS = 3  # torch's workers have their own, one that sends, and one that hands files over
+_BUSY_MACHINE = 1.5  # times as long as alone
 _CROWDED = 0.5  # seconds without a core, for each on one
 
 
@@ -52,7 +53,7 @@ def cpu_quota(facts: Facts) -> Finding | None:
         + (f"; {used:.1f} cores were in use" if used is not None else "")
         + (f"; processes were held up for {throttled:.1f} s" if throttled else ""),
         fix=f"Ask for {count(cores, 'core')} (docker --cpus, a pod's CPU limit, SLURM's "
-        "--cpus-per-task). More workers on the same cores would not help."
+        "--cpus-per-task), and have a worker for each. More workers on the same ones do not help."
         if gain
         else "Ask for a larger CPU quota. More workers within it would not help.",
         gain=gain,
@@ -61,9 +62,39 @@ def cpu_quota(facts: Facts) -> Finding | None:
 
 def _with(cores: int) -> Change:
     def change(load: Load) -> Load:
-        return replace(load, cores=float(cores))
+        return replace(load, cores=float(cores), workers=max(load.workers, cores))
 
     return change
+
+
+def busy_machine(facts: Facts) -> Finding | None:
+    """Programs of others take the cores that workers are ready to use."""
+    lanes = facts.lanes
+    if lanes is None or not facts.waits or lanes.crowding < _BUSY_MACHINE:
+        return None
+
+    def alone(load: Load) -> Load:
+        return replace(
+            load,
+            work_cpu_ms=load.work_cpu_ms / lanes.crowding,
+            beside_cpu_ms=load.beside_cpu_ms / lanes.crowding,
+            hand_ms=load.hand_ms / facts.crowding,
+            step_cpu_ms=load.step_cpu_ms / facts.crowding,
+        )
+
+    gain = gain_of(facts, alone)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    used = f"; {facts.cores_used:.1f} of them are this run's" if facts.cores_used else ""
+    return Finding(
+        rule="busy-machine",
+        cause="Programs of others use the cores that this run's workers are ready for.",
+        evidence=f"workers take {lanes.crowding:.1f} times as long as their work does on a core; "
+        f"{count(facts.cores, 'core')} can be used{used}",
+        fix="End the other programs, or run where the cores are this run's alone. Figures of a "
+        "crowded machine say little of a quiet one.",
+        gain=gain,
+    )
 
 
 def noisy_threads(facts: Facts) -> Finding | None:

@@ -75,8 +75,8 @@ def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
         )
         smaller = f"; images are decoded at {facts.decoded_px:.0f} px and shown at {largest} px"
         if gain.predicted < facts.thresholds.worth:
-            gain = None
-    if facts.loader.copies and gain is None:
+            return None
+    elif facts.loader.kind == "feedline":
         return None
     return Finding(
         rule="decode-bound",

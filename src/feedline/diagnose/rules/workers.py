@@ -99,7 +99,8 @@ def too_many_workers(facts: Facts) -> Finding | None:
         f"{ms(facts.step_ms)}"
         + (
             f"; an epoch takes {ms(facts.starts_ms / facts.restarts)} to start"
-            * bool(facts.restarts)
+            if facts.restarts
+            else ""
         )
         + (
             f"; for {percent(lanes.queued_ms / lanes.work_ms)} of a task's time its worker is "

@@ -1,0 +1,33 @@
+"""Each rule has a page, and each page a rule."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from feedline.diagnose.rules.book import MENDING, RULE_IDS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_each_rule_has_a_page_and_each_page_a_rule() -> None:
+    pages = {page.stem for page in (DOCS / "rules").glob("*.md")} - {"README"}
+    assert pages == set(RULE_IDS)
+
+
+def test_the_index_and_the_symptoms_link_to_pages_that_exist() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+)\.md\)", (DOCS / "rules" / "README.md").read_text()))
+    assert linked == set(RULE_IDS)
+    symptoms = re.findall(r"\]\(rules/([\w-]+)\.md\)", (DOCS / "SYMPTOMS.md").read_text())
+    assert set(symptoms) - {"README"} <= set(RULE_IDS)
+
+
+def test_the_code_names_no_rule_without_an_id() -> None:
+    rules = Path(__file__).parents[2] / "src" / "feedline" / "diagnose"
+    named = {
+        name
+        for file in rules.rglob("*.py")
+        for name in re.findall(r'rule="([\w-]+)"', file.read_text())
+    }
+    assert named == set(RULE_IDS)
+    assert len(MENDING) == len(set(MENDING))

@@ -1,0 +1,396 @@
+"""Each rule names what it is for, and is silent where its neighbour should speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diagnose.runs import LOADER, a_run, finding_of, one_pass, rules_of, times
+from feedline.diagnose.diagnose import diagnose
+from feedline.diagnose.finding import Thresholds
+from feedline.trace.run import Event, Excerpt, Pass, Run, SlowSample
+
+# 4 workers, 320 ms of work for a batch: one each 80 ms, and the step computes for 50 ms.
+SLOW = one_pass(wait=30.0)
+
+
+def first_of(run: Run) -> str:
+    return rules_of(run)[0]
+
+
+def test_workers_that_are_at_work_all_the_time_are_too_few() -> None:
+    found = finding_of(a_run(SLOW, work=320.0), "too-few-workers")
+    assert first_of(a_run(SLOW, work=320.0)) == "too-few-workers"
+    assert found.gain is not None
+    assert found.gain.predicted == pytest.approx(80 / 53, rel=0.1)
+    assert "num_workers=7" in found.fix
+
+
+def test_more_workers_are_no_advice_where_all_cores_are_in_use() -> None:
+    run = a_run(SLOW, work=320.0, machine={"cores": 4, "usable_cores": 4})
+    assert "too-few-workers" not in rules_of(run)
+
+
+def test_more_workers_are_no_advice_where_those_there_are_mostly_idle() -> None:
+    assert "too-few-workers" not in rules_of(a_run(SLOW, work=40.0))
+
+
+def test_no_workers_at_all_are_too_few() -> None:
+    run = a_run(one_pass(wait=60.0), work=60.0, loader={"workers": 0})
+    found = finding_of(run, "too-few-workers")
+    assert found.gain is not None
+    assert found.gain.predicted == pytest.approx(110 / 50, rel=0.1)
+
+
+def test_no_workers_are_right_where_batches_cost_next_to_nothing() -> None:
+    run = a_run(one_pass(wait=0.5, compute=2.0), work=0.4, loader={"workers": 0})
+    assert "too-few-workers" not in rules_of(run)
+
+
+def test_many_workers_beyond_the_cores_are_too_many() -> None:
+    run = a_run(one_pass(), loader={"workers": 20})
+    assert first_of(run) == "too-many-workers"
+    assert "too-many-workers" not in rules_of(a_run(one_pass(), loader={"workers": 10}))
+
+
+def test_workers_beyond_the_cores_that_make_starts_slow_are_too_many() -> None:
+    passes = [one_pass(steps=10, start=500.0, epoch=k) for k in range(6)]
+    run = a_run(*passes, work=100.0, loader={"workers": 12})
+    assert first_of(run) == "too-many-workers"
+
+
+def test_many_workers_that_wait_for_a_network_are_not_too_many() -> None:
+    run = a_run(one_pass(), cpu=0.1, loader={"workers": 20})
+    assert "too-many-workers" not in rules_of(run)
+
+
+def test_workers_of_each_epoch_are_restarted() -> None:
+    passes = [one_pass(steps=20, start=600.0, epoch=k) for k in range(6)]
+    run = a_run(*passes, loader={"persistent_workers": False})
+    assert first_of(run) == "workers-restarted"
+    found = finding_of(run, "workers-restarted")
+    assert found.gain is not None
+    # Of 6 epochs of a second each, 5 begin with 0.6 s of which a batch takes 40 ms.
+    assert found.gain.predicted == pytest.approx(9.0 / 6.2, rel=0.03)
+    assert "workers-restarted" not in rules_of(a_run(*passes))
+
+
+def test_workers_that_died_are_told_of_first() -> None:
+    run = a_run(SLOW, work=320.0, use={"worker_deaths": 3})
+    assert first_of(run) == "workers-restarted"
+
+
+def test_a_loader_for_each_epoch_is_rebuilt_and_not_restarted() -> None:
+    passes = [one_pass(steps=20, start=600.0, epoch=k, built=k + 1) for k in range(6)]
+    run = a_run(*passes, loader={"persistent_workers": False})
+    assert first_of(run) == "loader-rebuilt"
+    assert "workers-restarted" not in rules_of(run)
+
+
+def test_two_loaders_in_turns_are_not_rebuilt() -> None:
+    passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k % 2, built=1) for k in range(6)]
+    run = a_run(*passes, loaders=[LOADER, replace(LOADER, dataset="here.Others")])
+    assert finding_rate(run, "loader-rebuilt") < 1.2
+
+
+def finding_rate(run: Run, rule: str) -> float:
+    gains = [each.gain for each in diagnose(run).findings if each.rule == rule]
+    return gains[0].predicted if gains and gains[0] else 1.0
+
+
+QUOTA = {"cores": 16, "usable_cores": 4, "quota_cores": 4.0}
+
+
+def test_a_quota_that_is_used_up_is_told_of_and_no_more_workers_are_advised() -> None:
+    run = a_run(SLOW, work=310.0, machine=QUOTA)
+    assert first_of(run) == "cpu-quota"
+    assert "too-few-workers" not in rules_of(run)
+
+
+def test_a_quota_that_is_not_used_up_is_no_matter() -> None:
+    assert "cpu-quota" not in rules_of(a_run(one_pass(), machine=QUOTA))
+    other_ranks = {"cores": 16, "usable_cores": 4, "shared_by": 4}
+    assert "cpu-quota" not in rules_of(a_run(SLOW, work=310.0, machine=other_ranks))
+
+
+FAR = {"dataset": 0.1, "read and decode": 0.8, "collate": 0.1}
+
+
+def test_workers_that_are_blocked_where_they_read_have_a_slow_storage() -> None:
+    run = a_run(SLOW, work=320.0, cpu=0.2, stages=FAR)
+    assert first_of(run) == "slow-storage"
+    assert "decode-bound" not in rules_of(run)
+
+
+def test_workers_that_are_blocked_and_read_nothing_have_no_slow_storage() -> None:
+    run = a_run(SLOW, work=320.0, cpu=0.2, stages={"dataset": 1.0})
+    assert "slow-storage" not in rules_of(run)
+
+
+def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
+    cold = one_pass(wait=50.0, disk_bytes=10**9)
+    warm = one_pass(wait=0.0, epoch=1, disk_bytes=0)
+    run = a_run(cold, warm, work=320.0, cpu=0.2, stages=FAR)
+    assert first_of(run) == "cold-cache"
+    assert "slow-storage" not in rules_of(run)
+
+
+def test_epochs_that_all_read_from_the_disk_have_a_slow_storage() -> None:
+    passes = [one_pass(wait=50.0, epoch=k, disk_bytes=10**9) for k in range(2)]
+    assert first_of(a_run(*passes, work=400.0, cpu=0.2, stages=FAR)) == "slow-storage"
+
+
+CORES = {"cores": 4, "usable_cores": 4}
+DECODE = {"read and decode": 0.7, "transform: RandomResizedCrop": 0.1, "collate": 0.1}
+
+
+def test_workers_that_decode_large_images_on_all_cores_are_decode_bound() -> None:
+    run = a_run(SLOW, work=320.0, stages=DECODE, machine=CORES, decoded=800, decoded_px=512.0)
+    assert first_of(run) == "decode-bound"
+    found = finding_of(run, "decode-bound")
+    assert found.gain is not None
+    assert found.gain.predicted == pytest.approx(80 / 50, rel=0.1)
+
+
+def test_images_that_are_as_small_as_they_are_shown_gain_nothing_by_copies() -> None:
+    run = a_run(SLOW, work=320.0, stages=DECODE, machine=CORES, decoded=800, decoded_px=64.0)
+    assert finding_rate(run, "decode-bound") == 1.0
+
+
+def test_a_step_that_takes_most_of_the_time_is_named() -> None:
+    stages = {"read and decode": 0.2, "transform: Sharpened": 0.6, "collate": 0.1}
+    run = a_run(SLOW, work=320.0, stages=stages, machine=CORES)
+    assert first_of(run) == "slow-transform"
+    assert "Sharpened" in finding_of(run, "slow-transform").cause
+
+
+def test_a_dataset_in_which_nothing_can_be_told_apart_is_named_where_nothing_else_is() -> None:
+    run = a_run(SLOW, work=320.0, stages={"dataset": 0.95}, machine=CORES)
+    assert "Photos" in finding_of(run, "slow-transform").cause
+    assert first_of(a_run(SLOW, work=320.0, stages={"dataset": 0.95})) == "too-few-workers"
+
+
+def test_a_few_slow_samples_are_named() -> None:
+    # 12 timed tasks of 32 samples: 380 of 1 ms, 4 of 500 ms.
+    sizes = {20: (380, 500.0), 28: (4, 2000.0)}
+    slowest = [SlowSample(name="cats/huge.jpg", ms=520.0)]
+    run = a_run(SLOW, work=320.0, stages={"dataset": 0.95}, sample_sizes=sizes, slowest=slowest)
+    assert first_of(run) == "slow-samples"
+    assert "cats/huge.jpg" in finding_of(run, "slow-samples").evidence
+
+
+def test_samples_that_are_all_alike_are_not_slow() -> None:
+    run = a_run(SLOW, work=320.0, sample_sizes={20: (200, 200.0), 21: (184, 370.0)})
+    assert "slow-samples" not in rules_of(run)
+
+
+def test_a_collate_of_a_users_own_that_takes_long_is_named() -> None:
+    stages = {"dataset": 0.2, "collate": 0.7}
+    run = a_run(SLOW, work=320.0, stages=stages, machine=CORES, loader={"collate": "listed"})
+    assert first_of(run) == "collate"
+    assert "listed" in finding_of(run, "collate").cause
+
+
+@pytest.mark.parametrize(
+    ("stages", "collate"),
+    [
+        ({"dataset": 0.3, "mix: MixUp": 0.5, "collate": 0.1}, "joined"),
+        ({"dataset": 0.3, "collate": 0.6}, "mixup_collate"),
+        ({"transform: ColorJitter": 0.3, "transform: RandomRotation": 0.3, "dataset": 0.3}, ""),
+    ],
+)
+def test_mixing_and_augmenting_on_the_cpu(stages: dict[str, float], collate: str) -> None:
+    run = a_run(SLOW, work=320.0, stages=stages, machine=CORES, loader={"collate": collate})
+    assert first_of(run) == "cpu-mix"
+
+
+def test_idle_workers_and_a_wait_in_each_step_is_the_handing_over() -> None:
+    passed = one_pass(wait=30.0, wait_cpu_ms=25.0 * 100, bytes=40 << 20)
+    run = a_run(passed, work=20.0)
+    assert first_of(run) == "hand-over"
+    assert "shallow-prefetch" not in rules_of(run)
+
+
+def uneven(steps: int = 100) -> Pass:
+    """Nine steps of ten do not wait; the tenth waits long."""
+    passed = one_pass(steps=steps)
+    passed.wait = times(0.0, steps * 9 // 10)
+    passed.wait += times(300.0, steps // 10)
+    return passed
+
+
+def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching() -> None:
+    events = [
+        Event(
+            lane="step",
+            stage="wait",
+            begun_ms=100.0 * k,
+            ended_ms=100.0 * k + (90 if k % 8 == 0 else 0),
+            batch=k,
+        )
+        for k in range(32)
+    ]
+    run = a_run(
+        uneven(),
+        work=150.0,
+        excerpts=[Excerpt(why="latest", begun_s=0.0, events=events)],
+        stages={"dataset": 0.9},
+    )
+    assert first_of(run) == "shallow-prefetch"
+    assert "every 8th step" in finding_of(run, "shallow-prefetch").evidence
+
+
+def test_deep_prefetching_is_not_made_deeper() -> None:
+    run = a_run(uneven(), work=150.0, stages={"dataset": 0.9}, loader={"prefetch_factor": 8})
+    assert "shallow-prefetch" not in rules_of(run)
+
+
+def test_batches_that_fill_shared_memory_are_told_of() -> None:
+    large = one_pass(bytes=101 * (60 << 20))
+    run = a_run(large, use={"shared_memory_bytes": 512 << 20})
+    assert first_of(run) == "shared-memory"
+    fits = a_run(large, use={"shared_memory_bytes": 8 << 30})
+    assert "shared-memory" not in rules_of(fits)
+    other = a_run(large, use={"shared_memory_bytes": 512 << 20}, loader={"kind": "feedline"})
+    assert "shared-memory" not in rules_of(other)
+
+
+def test_tiny_batches_are_told_of_and_not_their_collating() -> None:
+    tiny = one_pass(
+        wait=0.8, compute=0.1, steps=1000, samples=2002, batch_size=2, bytes=1001 * 6000
+    )
+    run = a_run(tiny, work=0.3, stages={"dataset": 0.2, "collate": 0.7})
+    assert first_of(run) == "small-batch"
+    assert "collate" not in rules_of(run)
+
+
+FLOATS = {"transform: ToTensor": 0.3, "transform: Normalize": 0.3, "collate": 0.3}
+
+
+def test_floats_are_told_of_where_their_bytes_cost_time() -> None:
+    floats = one_pass(wait=30.0, bytes=101 * (19 << 20), float_bytes=101 * (19 << 20))
+    run = a_run(floats, work=320.0, stages=FLOATS, machine=CORES)
+    assert first_of(run) == "float-copy"
+    idle = a_run(replace(floats, wait=times(0.0, 100)), stages=FLOATS)
+    assert "float-copy" not in rules_of(idle)
+
+
+def test_memory_that_is_not_pinned_is_told_of_where_there_is_a_device() -> None:
+    passed = one_pass(bytes=101 * (19 << 20), pinned=False, copy=times(10.0, 100))
+    run = a_run(passed, machine={"gpu": "a device"})
+    assert first_of(run) == "unpinned-copy"
+    assert finding_rate(run, "unpinned-copy") == pytest.approx(60 / 50, rel=0.05)
+    assert "unpinned-copy" not in rules_of(a_run(passed))
+
+
+def test_slow_first_steps_at_another_size_are_told_of() -> None:
+    first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
+    second = one_pass(image_size=96, epoch=1, first_steps_ms=[900.0] * 3 + [50.0] * 5)
+    assert first_of(a_run(first, second)) == "new-shape"
+    assert "new-shape" not in rules_of(a_run(first, one_pass(epoch=1)))
+
+
+def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:
+    passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
+    run = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": 0.4})
+    assert first_of(run) == "host-bound"
+    busy = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": 0.95})
+    assert "host-bound" not in rules_of(busy)
+    assert "host-bound" not in rules_of(a_run(replace(passed, device_clock=False)))
+
+
+def test_threads_in_workers_are_told_of() -> None:
+    run = a_run(SLOW, work=320.0, machine=CORES, use={"worker_threads": 10})
+    processes = [
+        each if each.role == "trainer" else replace(each, cpu_s=3 * each.cpu_s)
+        for each in run.use.processes
+    ]
+    noisy = replace(run, use=replace(run.use, processes=processes))
+    assert first_of(noisy) == "noisy-threads"
+    assert "noisy-threads" not in rules_of(run)
+
+
+def test_threads_in_the_trainer_are_told_of() -> None:
+    run = a_run(one_pass(), use={"threads": 32})
+    trainer, *workers = run.use.processes
+    trainer = replace(trainer, cpu_s=3 * trainer.seconds, queued_s=4 * trainer.seconds)
+    crowded = replace(run, use=replace(run.use, processes=[trainer, *workers]))
+    assert first_of(crowded) == "noisy-threads"
+    assert "noisy-threads" not in rules_of(run)
+
+
+def test_cores_that_programs_of_others_take_are_told_of() -> None:
+    run = a_run(SLOW, work=320.0, machine=CORES, cpu=0.3, timed_queued_ms=12 * 320 * 0.7)
+    assert "busy-machine" in rules_of(run)
+    assert "slow-storage" not in rules_of(run)
+    assert "busy-machine" not in rules_of(a_run(SLOW, work=320.0, machine=CORES))
+
+
+def test_a_loop_that_waits_for_nothing_is_bound_by_its_step_or_healthy() -> None:
+    assert rules_of(a_run(one_pass())) == ["compute-bound"]
+    assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "word"),
+    [
+        ([], "No batch"),
+        ([Pass(loader=0, epoch=0, ended="exhausted")], "no batch"),
+        ([Pass(loader=0, epoch=0, ended="raised")], "raised"),
+        ([one_pass(steps=5, ended="left")], "broke off"),
+    ],
+)
+def test_too_little_to_say_anything(passes: list[Pass], word: str) -> None:
+    verdict = diagnose(a_run(*passes))
+    assert verdict.bound == "inconclusive"
+    (only,) = verdict.findings
+    assert only.rule == "inconclusive"
+    assert word.lower() in (only.cause + only.evidence).lower()
+    assert only.fix
+
+
+def test_a_loader_that_cannot_be_looked_into_waits_for_a_cause_that_is_not_known() -> None:
+    run = a_run(
+        SLOW, loader={"kind": "other", "workers": None}, tasks=0, tasks_ms=0.0, timed=0, stages={}
+    )
+    verdict = diagnose(run)
+    assert verdict.bound == "highly input-bound"
+    assert verdict.findings[0].rule == "inconclusive"
+
+
+def test_the_split_says_none_for_what_was_not_measured() -> None:
+    verdict = diagnose(a_run(one_pass(wait=30.0), work=320.0))
+    assert verdict.split_ms == {
+        "wait": pytest.approx(30.0),
+        "copy": None,
+        "compute": pytest.approx(50.0),
+    }
+    (phase,) = verdict.phases
+    assert phase.copy_ms is None
+    assert phase.wait_ms is not None
+    assert phase.wait_ms[0] == pytest.approx(30.0, rel=0.05)
+    assert phase.hidden_ms == pytest.approx(50.0)
+    unknown = diagnose(a_run(SLOW, tasks=0, tasks_ms=0.0)).phases[0]
+    assert unknown.hidden_ms is None
+
+
+def test_the_ceiling_is_what_the_steps_do_without_waiting() -> None:
+    ceiling = diagnose(a_run(one_pass(wait=30.0), work=320.0)).ceiling
+    assert ceiling is not None
+    assert ceiling.free_images_per_s == pytest.approx(32 / 0.05)
+    assert ceiling.now_images_per_s == pytest.approx(32 / 0.08)
+
+
+@pytest.mark.parametrize(
+    ("wait", "bound"),
+    [
+        (1.0, "not input-bound"),
+        (5.0, "moderately input-bound"),
+        (20.0, "highly input-bound"),
+    ],
+)
+def test_how_far_a_run_is_bound_by_its_input(wait: float, bound: str) -> None:
+    run = a_run(one_pass(wait=wait), work=300.0)
+    assert diagnose(run).bound == bound
+    assert diagnose(run, Thresholds(moderate_pct=90, high_pct=95)).bound == "not input-bound"
