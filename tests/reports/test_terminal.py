@@ -14,7 +14,7 @@ from feedline.report.glyphs import ASCII, BLOCKS, glyphs_for
 from feedline.report.terminal import report_view
 from feedline.report.terminal_timeline import course_lines, lane_lines, legend
 from feedline.report.timeline import timeline_of
-from feedline.trace.run import Event, Excerpt, Run
+from feedline.trace.run import Event, Excerpt, Run, StageTime
 
 
 def printed(view: RenderableType, width: int = 100) -> str:
@@ -143,3 +143,11 @@ def test_phases_are_marked_under_the_throughput() -> None:
     assert bars == "images/s   ▄▄▄▄▄▄▄▄▄▄██████████"
     assert marks == "           ┬64 px    ┬128 px   "
     assert said.endswith("highest 100 images/s, over 20.0 s")
+
+
+def test_a_table_that_is_too_long_is_cut_and_says_so() -> None:
+    stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
+    run = Run(machine=MACHINE, stages=stages)
+    text = printed(report_view(facts_of(run, UNKNOWN), "x", BLOCKS, 100))
+    assert len(text.splitlines()) < 200
+    assert "4900 more rows are in the JSON." in " ".join(text.split())

@@ -11,8 +11,9 @@ from runs import recorded
 
 from feedline.report.chart import in_words, lane_shapes
 from feedline.report.glyphs import ASCII, BLOCKS
+from feedline.report.lanes import Span, Timeline
 from feedline.report.terminal_timeline import lane_lines
-from feedline.report.timeline import Span, Timeline, timeline_of, worst_step
+from feedline.report.timeline import timeline_of, worst_step
 from feedline.trace.run import Event, Excerpt
 
 LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from feedline.report.course import Course, Stretch
 from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds
+from feedline.report.lanes import CAUSES, Lane
 from feedline.report.sentences import Part
-from feedline.report.timeline import CAUSES, Lane
 
 __all__ = [
     "CourseChart",

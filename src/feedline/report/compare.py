@@ -12,14 +12,11 @@ from typing import Any
 
 from feedline.diagnose.finding import Bound, PhaseSplit
 from feedline.errors import UsageError
+from feedline.report.comparable import PhaseKey, differences, phases_of
 from feedline.report.facts import Facts
 from feedline.report.spread import relative_spread
 
 __all__ = ["Comparison", "PhasePair", "Ratio", "compare"]
-
-_SAME_MEMORY = 0.05  # what a cgroup leaves of it varies a little
-
-_Key = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,13 +92,13 @@ def compare(first: Facts, second: Facts) -> Comparison:
     Raises:
         UsageError: they cannot be compared; says all that differs.
     """
-    differs = _differences(first, second)
+    differs = differences(first, second)
     if differs:
         raise UsageError(
             "these runs cannot be compared: " + "; ".join(differs) + ". Compare runs of the same "
             "data, batches and image sizes on the same machine"
         )
-    before, after = _phases(first), _phases(second)
+    before, after = phases_of(first), phases_of(second)
     pairs = [_pair(before[key], after[key], first, second) for key in before]
     return Comparison(
         bound=(first.bound, second.bound),
@@ -113,60 +110,6 @@ def compare(first: Facts, second: Facts) -> Comparison:
         changed=_changed(first, second),
         notes=_notes(first, second),
     )
-
-
-def _differences(first: Facts, second: Facts) -> list[str]:
-    """What makes two runs incomparable."""
-    one, two = first.machine, second.machine
-    pairs: list[tuple[str, Any, Any]] = [
-        ("processor", one.cpu, two.cpu),
-        ("logical cores", one.cores, two.cores),
-        ("usable cores", one.usable_cores, two.usable_cores),
-        ("CPU quota", one.quota_cores, two.quota_cores),
-        ("GPU", one.gpu, two.gpu),
-        ("processes of the training", first.world_size, second.world_size),
-    ]
-    if not math.isclose(one.memory_bytes, two.memory_bytes, rel_tol=_SAME_MEMORY):
-        pairs.append(("memory", one.memory_bytes, two.memory_bytes))
-    if len(first.loaders) != len(second.loaders):
-        pairs.append(("number of loaders", len(first.loaders), len(second.loaders)))
-    for old, new in zip(first.loaders, second.loaders, strict=False):
-        if old.dataset and new.dataset:
-            pairs.append(("dataset", old.dataset, new.dataset))
-        for name, a, b in (
-            ("samples", old.samples, new.samples),
-            ("batch size", old.batch_size, new.batch_size),
-        ):
-            if a is not None and b is not None:
-                pairs.append((name, a, b))
-    found = [f"{name} {_said(a)} and {_said(b)}" for name, a, b in pairs if a != b]
-    before, after = _phases(first).keys(), _phases(second).keys()
-    if before != after:
-        found.append(f"phases {_listed(before)} and {_listed(after)}")
-    return list(dict.fromkeys(found))
-
-
-def _said(value: object) -> str:
-    return "none" if value is None else repr(value) if isinstance(value, str) else str(value)
-
-
-def _listed(keys: Any) -> str:
-    return ", ".join(phase_label(*key) for key in keys) or "none"
-
-
-def phase_label(image_size: int | None, batch_size: int | None) -> str:
-    """What a phase is called where epochs do not matter."""
-    size = "no image size" if image_size is None else f"{image_size} px"
-    return size if batch_size is None else f"{size} @{batch_size}"
-
-
-def _phases(facts: Facts) -> dict[_Key, list[PhaseSplit]]:
-    """The phases that have steps, by image size and batch size, in order."""
-    found: dict[_Key, list[PhaseSplit]] = {}
-    for phase in facts.phases:
-        if phase.steps:
-            found.setdefault((phase.image_size, phase.batch_size), []).append(phase)
-    return found
 
 
 def _rate(phases: list[PhaseSplit]) -> float | None:
@@ -224,7 +167,7 @@ def _images(phases: list[PhaseSplit]) -> float:
 
 
 def _rates(
-    before: dict[_Key, list[PhaseSplit]], after: dict[_Key, list[PhaseSplit]]
+    before: dict[PhaseKey, list[PhaseSplit]], after: dict[PhaseKey, list[PhaseSplit]]
 ) -> tuple[float | None, float | None]:
     """Images/s of both, for as many images of each phase as the first run had."""
     found: list[float | None] = []
@@ -238,7 +181,7 @@ def _rates(
     return found[0], found[1]
 
 
-def _overall(pairs: list[PhasePair], before: dict[_Key, list[PhaseSplit]]) -> Ratio | None:
+def _overall(pairs: list[PhasePair], before: dict[PhaseKey, list[PhaseSplit]]) -> Ratio | None:
     """The ratio over all phases: the sum of their times, with the spreads of each."""
     one = two = variance = 0.0
     known = True

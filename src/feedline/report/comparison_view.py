@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from feedline.report.compare import Comparison, PhasePair, Ratio, phase_label
+from feedline.report.comparable import phase_label
+from feedline.report.compare import Comparison, PhasePair, Ratio
 from feedline.report.figures import UNKNOWN, as_ms, as_percent, as_rate, printable
 from feedline.report.tables import Table
 from feedline.report.terminal import table_view

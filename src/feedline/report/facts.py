@@ -14,13 +14,14 @@ from feedline import __version__
 from feedline.diagnose.finding import Bound, Ceiling, Finding, PhaseSplit, Verdict
 from feedline.report.course import Course, course_of
 from feedline.report.figures import encodable, finite
-from feedline.report.timeline import Timeline, timeline_of, too_large, worst_step
+from feedline.report.lanes import Timeline
+from feedline.report.timeline import timeline_of, too_large, worst_step
 from feedline.trace.run import Excerpt, Loader, Machine, Run, SlowSample, StageTime, Use
 
 __all__ = ["Facts", "Stage", "facts_of"]
 
 
-_EXCERPTS = 4
+_EXCERPTS, _NOTES = 4, 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,7 @@ def facts_of(run: Run, verdict: Verdict) -> Facts:
     drawn = [each for each in run.excerpts[:_EXCERPTS] if not too_large(each)]
     timelines = [found for each in drawn if (found := _timeline(each)) is not None]
     outside = sum(timeline.left_out for timeline in timelines)
-    notes = list(run.notes)
+    notes = list(run.notes[:_NOTES])
     if len(drawn) < len(run.excerpts):
         notes.append("excerpts of the run with more events than can be drawn are left out")
     if outside:

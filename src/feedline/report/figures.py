@@ -100,13 +100,13 @@ def as_bytes(size: int | None) -> str:
 
 
 def as_date(seconds: float) -> str:
-    """A moment in UTC, from seconds since 1970; "at an unknown time" where no date has them."""
+    """A moment in UTC, from seconds since 1970; "an unknown time" where no date has them."""
     if finite(seconds) is None or seconds <= 0:
-        return "at an unknown time"
+        return "an unknown time"
     try:
         moment = datetime.fromtimestamp(seconds, timezone.utc)
     except (OverflowError, ValueError, OSError):
-        return "at an unknown time"
+        return "an unknown time"
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import IO
 
-from feedline.report.timeline import Cause
+from feedline.report.lanes import Cause
 
 __all__ = ["ASCII", "BLOCKS", "COLOURS", "Glyphs", "glyphs_for"]
 

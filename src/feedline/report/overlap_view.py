@@ -12,12 +12,13 @@ from rich.text import Text
 from feedline.report.figures import as_ms, as_percent, as_rate, as_times
 from feedline.report.glyphs import Glyphs
 from feedline.report.json_form import plain
+from feedline.report.lanes import Timeline
 from feedline.report.overlap import Overlap, Side
 from feedline.report.page import picture, template, used
 from feedline.report.tables import Table
 from feedline.report.terminal import table_view
 from feedline.report.terminal_timeline import NAME_COLUMNS, lane_lines, legend
-from feedline.report.timeline import Timeline, timeline_of
+from feedline.report.timeline import timeline_of
 
 __all__ = ["overlap_json", "overlap_svg", "overlap_view"]
 

@@ -24,10 +24,9 @@ from feedline.report.chart import (
 from feedline.report.course import reduced
 from feedline.report.facts import Facts
 from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
+from feedline.report.lanes import CAUSES, Timeline, shown_lanes
 from feedline.report.sentences import Judged, about, ceiling, headline, parts
 from feedline.report.tables import tables
-from feedline.report.terminal_timeline import shown_lanes
-from feedline.report.timeline import CAUSES, Timeline
 
 __all__ = ["page", "picture", "template", "used", "verdict_html"]
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from feedline.diagnose.finding import Ceiling, Verdict
 from feedline.report.facts import Facts
 from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds, as_times, finite
-from feedline.report.timeline import Timeline
+from feedline.report.lanes import Timeline
 
 __all__ = ["Judged", "Part", "about", "ceiling", "headline", "parts"]
 

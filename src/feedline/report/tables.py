@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedline.report.facts import Facts
 from feedline.report.figures import (
@@ -19,7 +19,7 @@ from feedline.trace.run import Process
 
 __all__ = ["Table", "loader_table", "machine_table", "tables"]
 
-_SLOWEST, _LOADERS = 12, 8
+_SLOWEST, _LOADERS, _MOST_ROWS = 12, 8, 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,15 @@ def tables(facts: Facts) -> list[Table]:
         use_table(facts),
         machine_table(facts),
     ]
-    return [table for table in made if table.rows]
+    return [_cut(table) for table in made if table.rows]
+
+
+def _cut(table: Table) -> Table:
+    """A table of no more rows than can be read."""
+    if len(table.rows) <= _MOST_ROWS:
+        return table
+    note = f"{table.note} {len(table.rows) - _MOST_ROWS} more rows are in the JSON.".strip()
+    return replace(table, rows=table.rows[:_MOST_ROWS], note=note)
 
 
 def _three(figures: tuple[float, float, float] | None) -> str:

@@ -13,12 +13,9 @@ from rich.text import Text
 from feedline.report.course import Course, Stretch
 from feedline.report.figures import as_ms, as_rate, as_seconds, printable
 from feedline.report.glyphs import COLOURS, Glyphs
-from feedline.report.timeline import CAUSES, Lane, Timeline
+from feedline.report.lanes import CAUSES, Lane, Timeline, shown_lanes
 
-__all__ = ["MOST_WORKERS", "NAME_COLUMNS", "course_lines", "lane_lines", "legend"]
-
-MOST_WORKERS = 16
-"""Lanes of workers that are drawn."""
+__all__ = ["NAME_COLUMNS", "course_lines", "lane_lines", "legend"]
 
 NAME_COLUMNS = 11
 """In front of each lane."""
@@ -45,13 +42,6 @@ def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Tex
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
     return lines, used
-
-
-def shown_lanes(timeline: Timeline) -> tuple[list[Lane], int]:
-    """The lanes that a picture has room for, and how many workers it leaves out."""
-    others = [lane for lane in timeline.lanes if lane.name in ("ready", "copy", "step")]
-    workers = [lane for lane in timeline.lanes if lane not in others]
-    return [*workers[:MOST_WORKERS], *others], max(0, len(workers) - MOST_WORKERS)
 
 
 def _cells(lane: Lane, length_ms: float, glyphs: Glyphs, columns: int) -> list[tuple[str, str]]:

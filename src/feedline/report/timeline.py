@@ -1,108 +1,23 @@
-"""What overlapped with what: an excerpt's events as lanes that are busy or idle at each moment.
+"""What overlapped with what: the timelines of an excerpt.
 
-Guarantees: pure; the spans of a lane cover the timeline once, in order, without gaps; idle time
-has a cause, which follows from what the other lanes did at that moment. Events that lie outside
-the steps, as those of a process with another clock do, are left out and counted.
+Guarantees: pure; idle time has a cause, which follows from what the other lanes did at that
+moment. Events that lie outside the steps, as those of a process with another clock do, are left
+out and counted.
 """
 
 from __future__ import annotations
 
-import bisect
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import Literal
 
+from feedline.report.idleness import NOISE_MS, Idleness, covered, makes
+from feedline.report.lanes import Lane, Span, Timeline
 from feedline.trace.run import Event, Excerpt
 
-__all__ = ["CAUSES", "Cause", "Lane", "Span", "Timeline", "timeline_of", "too_large", "worst_step"]
+__all__ = ["timeline_of", "too_large", "worst_step"]
 
-Cause = Literal["", "making", "copying", "nobody", "unknown", "others", "between", "behind"]
-"""Why a lane is idle; "" where it is busy."""
-
-CAUSES: dict[Cause, str] = {
-    "making": "the step waits: its batch is being made",
-    "copying": "the step waits: its batch is being copied",
-    "nobody": "the step waits, and no worker makes a batch",
-    "unknown": "the step waits; what for was not recorded",
-    "others": "idle, while the step waits for another worker",
-    "between": "between two passes over the data",
-    "behind": "idle behind a computing step, which costs nothing",
-}
-"""What each cause means, worst first."""
-
-_NOISE_MS = 0.001
 _LONG_MS = 1e12
 _MOST_EVENTS, _MOST_LANES = 20_000, 200
 _LANES = ("loading", "worker", "ready", "copy", "step")
-_Interval = tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """A stretch of a lane, in ms from the timeline's beginning.
-
-    Args:
-        begun_ms: when it begins.
-        ended_ms: when it ends.
-        stage: "make", "copy", "compute" or "queued"; "idle" between them; "unknown" where nothing
-            was recorded of it.
-        cause: of the idleness.
-        depth: how many batches are ready, in the lane "ready"; elsewhere 1 or 0.
-        batch: counted from the run's beginning; None where that was not recorded.
-    """
-
-    begun_ms: float
-    ended_ms: float
-    stage: str
-    cause: Cause = ""
-    depth: int = 0
-    batch: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
-    """Who, and what it did; without any spans where that was not recorded."""
-
-    name: str
-    spans: list[Span]
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The share of the time of each busy stage and of each cause of idleness, 0 to 1.
-
-        "unknown" is waiting for what was not recorded, "blank" what was not recorded at all.
-        """
-        length = sum(span.ended_ms - span.begun_ms for span in self.spans)
-        found: dict[str, float] = {}
-        for span in self.spans:
-            key = "blank" if span.stage == "unknown" else span.cause or span.stage
-            found[key] = found.get(key, 0.0) + (span.ended_ms - span.begun_ms) / length
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    """Some steps, lane by lane.
-
-    Args:
-        title: which steps they are.
-        begun_s: when they began, from the run's beginning.
-        length_ms: from the first moment to the last.
-        steps: how many there are.
-        wait_ms: how long they waited, in sum.
-        lanes: workers first, then the ready queue, the copy and the step.
-        left_out: events that do not lie within the steps.
-    """
-
-    title: str
-    begun_s: float
-    length_ms: float
-    steps: int
-    wait_ms: float
-    lanes: list[Lane]
-    left_out: int
 
 
 def timeline_of(excerpt: Excerpt, title: str) -> Timeline | None:
@@ -120,7 +35,7 @@ def worst_step(excerpt: Excerpt, before: int = 2) -> Timeline | None:
         (event for event in excerpt.events if event.lane == "step" and _sound(event)),
         key=lambda event: event.begun_ms,
     )
-    waits = [event for event in steps if event.stage == "wait" and _length(event) > _NOISE_MS]
+    waits = [event for event in steps if event.stage == "wait" and _length(event) > NOISE_MS]
     if not waits:
         return None
     worst = max(waits, key=_length)
@@ -148,13 +63,13 @@ def _length(event: Event) -> float:
 
 def _drawn(excerpt: Excerpt, title: str, begun: float, ended: float) -> Timeline | None:
     """What of an excerpt lies between two moments."""
-    if not ended - begun > _NOISE_MS:
+    if not ended - begun > NOISE_MS:
         return None
     steps = [event for event in excerpt.events if event.lane == "step" and _sound(event)]
     first, last = min(e.begun_ms for e in steps), max(e.ended_ms for e in steps)
     foreign = last - first  # so far from the steps nothing is recorded by the same clock
     lanes: dict[str, list[Span]] = {event.lane: [] for event in excerpt.events}
-    known: dict[str, _Interval] = {}
+    known: dict[str, tuple[float, float]] = {}
     left_out = 0
     for event in excerpt.events:
         if not _sound(event) or (
@@ -177,9 +92,9 @@ def _drawn(excerpt: Excerpt, title: str, begun: float, ended: float) -> Timeline
     seen = {
         name: (max(0.0, low - begun), min(length, high - begun))
         for name, (low, high) in known.items()
-        if _makes(name)
+        if makes(name)
     }
-    why = _Why(busy, [s for s in lanes.get("step", []) if s.stage == "wait"], seen)
+    why = Idleness(busy, [s for s in lanes.get("step", []) if s.stage == "wait"], seen)
     names = sorted(lanes.keys() | {"ready", "copy"}, key=_place)
     return Timeline(
         title=title,
@@ -188,16 +103,11 @@ def _drawn(excerpt: Excerpt, title: str, begun: float, ended: float) -> Timeline
         steps=sum(s.stage == "compute" and s.ended_ms > s.begun_ms for s in lanes["step"]),
         wait_ms=sum(high - low for low, high in why.waits),
         lanes=[
-            Lane(name=name, spans=_covered(name, busy[name], length, why) if name in known else [])
+            Lane(name=name, spans=covered(name, busy[name], length, why) if name in known else [])
             for name in names
         ],
         left_out=left_out,
     )
-
-
-def _makes(lane: str) -> bool:
-    """Whether a lane makes batches: a worker's, or that of loading without workers."""
-    return lane not in ("ready", "copy", "step")
 
 
 def _place(name: str) -> tuple[int, int, str]:
@@ -206,116 +116,3 @@ def _place(name: str) -> tuple[int, int, str]:
     number = re.search(r"\d{1,9}", name)
     place = _LANES.index(kind) if kind in _LANES else 1
     return place, int(number[0]) if number else 0, name
-
-
-class _Why:
-    """Tells why a lane is idle at a moment, from what the others do.
-
-    Args:
-        busy: the busy spans of each lane.
-        waits: of the step.
-        seen: from when to when the tasks of a worker were recorded: the latest ones that it has
-            done, and not those that it had begun.
-    """
-
-    def __init__(
-        self, busy: dict[str, list[Span]], waits: list[Span], seen: dict[str, _Interval]
-    ) -> None:
-        self.waits = _union(waits)
-        self.seen = seen
-        self._steps = _union([*waits, *busy.get("step", [])])
-        self._copies = _union(busy.get("copy", []))
-        self._makes = _union(s for name, spans in busy.items() if _makes(name) for s in spans)
-        edges = {
-            edge
-            for part in (self.waits, self._steps, self._copies, self._makes, seen.values())
-            for interval in part
-            for edge in interval
-        }
-        self._edges = sorted(edges)
-
-    def idle(self, lane: str, begun: float, ended: float) -> Iterator[Span]:
-        """Idle time of a lane, cut where its cause changes."""
-        inner = self._edges[
-            bisect.bisect_right(self._edges, begun) : bisect.bisect_left(self._edges, ended)
-        ]
-        parts = pairwise([begun, *inner, ended])
-        for (stage, cause), group in groupby(
-            parts, lambda part: self._cause((part[0] + part[1]) / 2, lane)
-        ):
-            same = list(group)
-            yield Span(begun_ms=same[0][0], ended_ms=same[-1][1], stage=stage, cause=cause)
-
-    def _cause(self, at: float, lane: str) -> tuple[str, Cause]:
-        low, high = self.seen.get(lane, (at, at))
-        if not low <= at <= high:
-            return "unknown", ""
-        if not _within(self._steps, at):
-            return "idle", "between"
-        if not _within(self.waits, at):
-            return "idle", "behind"
-        if _within(self._copies, at):
-            return "idle", "copying"
-        if _within(self._makes, at):
-            return "idle", "others" if _makes(lane) else "making"
-        known = self.seen and all(low <= at <= high for low, high in self.seen.values())
-        return "idle", "nobody" if known else "unknown"
-
-
-def _covered(name: str, busy: Sequence[Span], length: float, why: _Why) -> list[Span]:
-    """The spans of a lane, and between them its idle ones."""
-    spans = _stacked(busy) if name == "ready" else _one_by_one(busy)
-    found: list[Span] = []
-    at = 0.0
-    for span in [*spans, Span(begun_ms=length, ended_ms=length, stage="")]:
-        if span.begun_ms - at > _NOISE_MS:
-            found += why.idle(name, at, span.begun_ms)
-        if span.stage:
-            found.append(span)
-        at = max(at, span.ended_ms)
-    return found
-
-
-def _one_by_one(spans: Iterable[Span]) -> Iterator[Span]:
-    """In order; where two overlap, as they cannot in one lane, the later one begins later."""
-    at = 0.0
-    for span in sorted(spans, key=lambda span: (span.begun_ms, span.ended_ms)):
-        begun = max(at, span.begun_ms)
-        if span.ended_ms > begun:
-            yield Span(
-                begun_ms=begun,
-                ended_ms=span.ended_ms,
-                stage=span.stage,
-                depth=1,
-                batch=span.batch,
-            )
-            at = span.ended_ms
-
-
-def _stacked(spans: Sequence[Span]) -> Iterator[Span]:
-    """Spans that overlap, as one after another with the depth that they have."""
-    changes: dict[float, int] = {}
-    for span in spans:
-        changes[span.begun_ms] = changes.get(span.begun_ms, 0) + 1
-        changes[span.ended_ms] = changes.get(span.ended_ms, 0) - 1
-    depth = 0
-    for low, high in pairwise(sorted(changes)):
-        depth += changes[low]
-        if depth > 0:
-            yield Span(begun_ms=low, ended_ms=high, stage="queued", depth=depth)
-
-
-def _union(spans: Iterable[Span]) -> list[_Interval]:
-    """The stretches in which at least one of the spans goes on."""
-    found: list[_Interval] = []
-    for span in sorted(spans, key=lambda span: span.begun_ms):
-        if found and span.begun_ms <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], span.ended_ms)
-        elif span.ended_ms > span.begun_ms:
-            found.append((span.begun_ms, span.ended_ms))
-    return found
-
-
-def _within(intervals: Sequence[_Interval], at: float) -> bool:
-    k = bisect.bisect_right(intervals, (at, float("inf"))) - 1
-    return k >= 0 and intervals[k][1] > at
