@@ -40,12 +40,12 @@ def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
     recorder = Recorder()
     recorder.loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
     now = time.monotonic_ns()
-    recorder.begin(0, 0, now)
+    record = recorder.begin(0, 0, now)
     step = round(8e9 / rate)
     for _ in range(steps):
-        recorder.handed_out(Batch(image_size=64, samples=8), now, now + step // 2)
+        record.handed_out(Batch(image_size=64, samples=8), now, now + step // 2)
         now += step
-    recorder.end("exhausted")
+    recorder.end(record, "exhausted")
     return replace(recorder.run(), machine=MACHINE)
 
 

@@ -77,18 +77,18 @@ def recorded(
                 made.put(number)
 
         workers = [threading.Thread(target=work, args=(StagePage(page),)) for page in pages]
-        recorder.begin(0, epoch, time.monotonic_ns())
+        record = recorder.begin(0, epoch, time.monotonic_ns())
         for worker in workers:
             worker.start()
         for _ in range(steps):
             asked = time.monotonic_ns()
             made.get(timeout=60)
             batch = Batch(image_size=size, samples=8, bytes=8 * 3 * size * size)
-            recorder.handed_out(batch, asked, time.monotonic_ns())
+            record.handed_out(batch, asked, time.monotonic_ns())
             time.sleep(step_s)
         for worker in workers:
             worker.join()
-        recorder.end("exhausted")
+        recorder.end(record, "exhausted")
     recorder.note("how busy the GPU was: there is none")
     return replace(recorder.run(), machine=MACHINE)
 

@@ -48,12 +48,12 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     recorder.loader(LOADER)
     now, step = time.monotonic_ns(), 2_000_000_000
     steps = 10 * 3600 // 2
-    recorder.begin(0, 0, now)
+    record = recorder.begin(0, 0, now)
     for number in range(steps):
         batch = Batch(image_size=128 if number < steps // 2 else 160, samples=64)
-        recorder.handed_out(batch, now, now + step // 5)
+        record.handed_out(batch, now, now + step // 5)
         now += step
-    recorder.end("exhausted")
+    recorder.end(record, "exhausted")
     facts = facts_of(recorder.run(), verdict())
     course = facts.course
     assert len(course.stretches) <= 400
