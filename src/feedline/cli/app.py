@@ -23,6 +23,7 @@ from feedline import __version__
 from feedline.cli.bench import bench
 from feedline.cli.cache import cache
 from feedline.cli.demo_data import demo_data
+from feedline.cli.doctor import doctor
 from feedline.cli.output import complain
 from feedline.cli.train import train
 from feedline.errors import FeedlineError, ResourceError, UsageError
@@ -70,6 +71,7 @@ app = typer.Typer(
 app.command("train", no_args_is_help=True)(train)
 app.command("bench", no_args_is_help=True)(bench)
 app.command("demo-data", no_args_is_help=True)(demo_data)
+app.command("doctor")(doctor)
 app.add_typer(cache, name="cache")
 
 
