@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from feedline.trace.stage_page import StagePage
 
-__all__ = ["lap", "sample", "task", "timing"]
+__all__ = ["decoded", "lap", "sample", "task", "timing"]
 
 _EVERY = 8
 """Every eighth task of a worker is timed stage by stage, the fourth first: others warm up."""
@@ -28,6 +28,7 @@ _page: StagePage | None = None
 _timed = False
 _thread = 0
 _lap_ns = 0
+_lap_cpu_ns = 0
 _sample_ns = 0
 
 
@@ -38,11 +39,17 @@ def timing() -> bool:
 
 def lap(stage: str) -> None:
     """The stage ends that began with the lap before it, or with its task."""
-    global _lap_ns
+    global _lap_ns, _lap_cpu_ns
     if timing() and _page is not None:
-        now_ns = time.monotonic_ns()
-        _page.note(stage, now_ns - _lap_ns)
-        _lap_ns = now_ns
+        now_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        _page.note(stage, now_ns - _lap_ns, cpu_ns - _lap_cpu_ns)
+        _lap_ns, _lap_cpu_ns = now_ns, cpu_ns
+
+
+def decoded(height: int, width: int) -> None:
+    """An image of so many pixels was decoded, or the part of it that is wanted."""
+    if timing() and _page is not None:
+        _page.decoded(min(height, width))
 
 
 def sample(number: int) -> None:
@@ -64,13 +71,13 @@ def task(page: StagePage | None) -> Iterator[None]:
 
     Tasks do not nest: one within another is a part of it.
     """
-    global _page, _timed, _thread, _lap_ns, _sample_ns
+    global _page, _timed, _thread, _lap_ns, _lap_cpu_ns, _sample_ns
     if page is None or _page is not None:
         yield
         return
     _page, _timed = page, page.tasks % _EVERY == _EVERY // 2 - 1
     _thread = threading.get_ident()
-    begun_cpu_ns = time.thread_time_ns() if _timed else 0
+    begun_cpu_ns = _lap_cpu_ns = time.thread_time_ns() if _timed else 0
     begun_ns = _lap_ns = _sample_ns = time.monotonic_ns()
     try:
         yield

@@ -36,8 +36,6 @@ def described(iterable: Iterable[Any]) -> Loader:
         persistent_workers=iterable.persistent_workers,
         pin_memory=iterable.pin_memory,
         batch_size=iterable.batch_size,
-        start_method=context.get_start_method()
-        if iterable.num_workers
-        else "",
+        start_method=context.get_start_method() if iterable.num_workers else "",
         collate="" if default else getattr(collate, "__qualname__", type(collate).__qualname__),
     )
