@@ -79,7 +79,9 @@ class FarFolder(ImageFolder):
 
     def __getitem__(self, number: int) -> Any:
         path, label = self.samples[number]
-        file: Any = Throttled(path, 0.004, 20e6) if self._far else io.BytesIO(Path(path).read_bytes())
+        file: Any = (
+            Throttled(path, 0.004, 20e6) if self._far else io.BytesIO(Path(path).read_bytes())
+        )
         return self.transform(Image.open(file).convert("RGB")), label
 
 

@@ -4,9 +4,10 @@
     python laboratory/run.py --only slow-disk     those whose name begins like this
     python laboratory/run.py --json FILE          the table as JSON, for docs/rules
 
-Method: each run is a process of its own, forked from one that has torch loaded. As planted and with
-the fix applied take turns, so that a machine that becomes slower slows both; with --rounds N they do
-so N times, and the gain is that of the medians. The gain that is compared is the first finding's.
+Method: each run is a process of its own, forked from one that has torch loaded. As planted and
+with the fix applied take turns, so that a machine that becomes slower slows both; with --rounds N
+they do so N times, and the gain is that of the medians. The gain that is compared is the first
+finding's.
 Caveats: the step is mostly a pause, as a device's would be, so that a machine without a GPU can do
 this; what a GPU alone shows (host-bound, unpinned-copy) is planted nowhere. Beside other programs
 workers have fewer cores than they think: figures are of a machine that does nothing else.
@@ -15,9 +16,11 @@ workers have fewer cores than they think: figures are of a machine that does not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -28,15 +31,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import images
 import torch
 import torchvision  # noqa: F401  # loaded once, for all that are forked
-from situation import CORES, SITUATIONS, Situation
-from situations import handing, healthy, machine, making, step, storage, workers  # noqa: F401
 
+import images
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Finding
 from feedline.system import cpu_model
+from situation import CORES, SITUATIONS, Situation
+from situations import handing, healthy, machine, making, step, storage, workers  # noqa: F401
 
 _LIMIT_S = 60.0
 FINE = ("healthy", "compute-bound")
@@ -124,26 +127,28 @@ def line(row: dict[str, Any]) -> str:
 
 def apart(each: Situation, fixed: bool) -> dict[str, Any]:
     """One run, in a process of its own."""
+    said: dict[str, Any] = {"error": f"took longer than {_LIMIT_S:.0f} s"}
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_run, args=(each, fixed, there))
     process.start()
     there.close()
     try:
-        if not here.poll(_LIMIT_S):
-            raise TimeoutError(f"{each.name} took longer than {_LIMIT_S:.0f} s")
-        said: dict[str, Any] = here.recv()
+        if here.poll(_LIMIT_S):
+            said = here.recv()
     except EOFError:
         said = {"error": "the process ended without a word"}
     finally:
-        process.join(5)
-        if process.is_alive():
-            process.kill()
+        process.join(5 if "error" not in said else 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has left behind
+        process.join()
     if "error" in said:
         raise RuntimeError(f"{each.name}, {'mended' if fixed else 'as planted'}: {said['error']}")
     return said
 
 
 def _run(each: Situation, fixed: bool, there: Any) -> None:
+    os.setpgid(0, 0)
     os.environ.pop("OMP_NUM_THREADS", None)
     torch.manual_seed(0)
     try:

@@ -1,8 +1,8 @@
-"""A situation: a training loop with one thing wrong, or nothing, and the same loop with that mended.
+"""A situation: a training loop with one thing wrong, or nothing, and the same with that mended.
 
 The loop is the same in all of them: it asks a watched loader for batches and does a step for each.
-What is measured is the time for a sample from the first batch on, by a clock of the laboratory's own;
-the start of the first pass is left out, as a diagnosis leaves it out.
+What is measured is the time for a sample from the first batch on, by a clock of the laboratory's
+own; the start of the first pass is left out, as a diagnosis leaves it out.
 """
 
 from __future__ import annotations

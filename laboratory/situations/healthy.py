@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 import feedline
 import images
-import torch
 from datasets import Arrays, Computed, Repeated, folder, usual
 from situation import CORES, Outcome, paced, situation, train
-from torch.utils.data import DataLoader, TensorDataset
 
 
 @situation("healthy", "torch")

@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 import torch
-from datasets import Arrays, Computed
-from situation import CORES, Outcome, paced, situation, train
 from torch.utils.data import DataLoader
 
 import feedline
+from datasets import Arrays, Computed
+from situation import CORES, Outcome, paced, situation, train
 
 
 def _pinned() -> None:
@@ -73,5 +73,3 @@ def threads_in_the_trainer(fixed: bool) -> Outcome:
             layer(batch[0].to(torch.float32))
 
     return train(DataLoader(Computed(16 * 150, 1.0), 16, num_workers=CORES), step)
-
-

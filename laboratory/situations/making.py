@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import feedline
-import images
 import torch
-from datasets import Arrays, Computed, Repeated, folder, usual
-from situation import CORES, Outcome, paced, situation, train
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms
 from torchvision.transforms import v2
+
+import feedline
+import images
+from datasets import Arrays, Computed, Repeated, folder, usual
+from situation import CORES, Outcome, paced, situation, train
 
 
 @situation("decode-bound", "torch")
@@ -19,7 +20,7 @@ def large_images(fixed: bool) -> Outcome:
     """JPEGs of 1600 x 1200 px for rows of 128 px; fix: copies of 128 px."""
     data = folder(images.small() if fixed else images.large(), usual(128))
     return train(
-        DataLoader(Repeated(data, 2000 if fixed else 320), 16, num_workers=CORES), paced(20)
+        DataLoader(Repeated(data, 2000 if fixed else 640), 16, num_workers=CORES), paced(20)
     )
 
 

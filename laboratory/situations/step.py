@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from datasets import Computed
-from situation import CORES, Outcome, paced, situation, train
 from torch.utils.data import DataLoader
 
 import feedline
+from datasets import Computed
+from situation import CORES, Outcome, paced, situation, train
 
 
 @situation("compute-bound", "torch")
@@ -71,5 +71,3 @@ def raising(fixed: bool) -> Outcome:
     except ValueError:
         pass
     return Outcome(watched.run, 0.0, 0)
-
-

@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import images
 import numpy as np
 import torch
-from datasets import FarFolder, Repeated, usual
-from situation import CORES, Outcome, paced, situation, train
 from torch.utils.data import DataLoader, Dataset
 
 import feedline
+import images
+from datasets import FarFolder, Repeated, usual
+from situation import CORES, Outcome, paced, situation, train
 
 _FILES = 160
 _FILE_BYTES = 4 << 20

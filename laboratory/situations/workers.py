@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import images
-from datasets import Computed, Repeated, folder, usual
-from situation import CORES, Outcome, paced, situation, train
 from torch.utils.data import DataLoader
 
 import feedline
+import images
+from datasets import Computed, Repeated, folder, usual
+from situation import CORES, Outcome, paced, situation, train
 
 
 @situation("too-few-workers", "torch")
@@ -33,9 +33,7 @@ def no_workers(fixed: bool) -> Outcome:
 @situation("too-few-workers", "feedline")
 def one_worker_of_feedline(fixed: bool) -> Outcome:
     """One worker for a step that takes 15 ms; fix: as many as there are cores."""
-    loader = feedline.DataLoader(
-        Computed(6000, 1.5), 24, seed=0, num_workers=CORES if fixed else 1
-    )
+    loader = feedline.DataLoader(Computed(6000, 1.5), 24, seed=0, num_workers=CORES if fixed else 1)
     return train(loader, paced(15), at_most=250 if fixed else 150)
 
 

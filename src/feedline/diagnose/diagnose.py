@@ -1,7 +1,7 @@
 """From a run to its verdict: what binds it, by how much, and what to do about it.
 
-Guarantees: pure, and never fails on a run that can be read; there is always at least one finding; no
-advice asks for more workers than there are cores, and none predicts a loss.
+Guarantees: pure, and never fails on a run that can be read; there is always at least one finding;
+no advice asks for more workers than there are cores, and none predicts a loss.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ def _unexplained(facts: Facts) -> Finding:
     """Steps wait, and none of the rules knows why."""
     lanes = facts.lanes
     if lanes is None:
-        why = f"what makes the batches ({facts.loader.name or facts.loader.kind}) cannot be looked into"
+        maker = facts.loader.name or facts.loader.kind
+        why = f"what makes the batches ({maker}) cannot be looked into"
         fix = (
             "Give the data as a map-style dataset to torch's DataLoader or feedline.DataLoader: "
             "their workers tell what they do."
         )
     else:
-        why = f"workers are at work {percent(lanes.busy)} of the time, {ms(lanes.work_ms)} for a batch"
+        why = f"workers are at work {percent(lanes.busy)} of the time; {ms(lanes.own_ms)} a batch"
         fix = "Let it run longer, alone on its machine, and look at the course of a few steps."
     return Finding(
         rule="inconclusive",
@@ -109,7 +110,7 @@ def _rates(facts: Facts, lanes: Lanes | None, samples: float) -> tuple[float | N
     # Where reading and decoding cannot be told apart, what is blocked is reading.
     both = lanes.of("read and decode")
     fetch = fetch - both.ms + both.blocked_ms
-    prepare = lanes.work_ms - fetch
+    prepare = lanes.own_ms - fetch
     return (
         1000 * samples * many / fetch if fetch > 0 else None,
         1000 * samples * many / prepare if prepare > 0 else None,

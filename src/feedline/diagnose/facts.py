@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from feedline.diagnose.cores import cores_of
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.lanes import Lanes, lanes_of
 from feedline.diagnose.phases import Phase, phases_of
@@ -16,8 +17,6 @@ from feedline.diagnose.stalls import Stalls, stalls_of
 from feedline.trace.run import Loader, Machine, Pass, Process, Run, SlowSample, Use
 
 __all__ = ["Facts", "facts_of"]
-
-_LONG_ENOUGH_S = 0.5  # of watching a process, to know what it does in a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +37,13 @@ class Facts:
         lanes: what workers did; None where nobody timed them.
         stalls: how the waiting is spread over the steps.
         step_cpu_ms: of the trainer, all threads, for a batch, without taking batches over.
-        step_queued_ms: for how long the trainer's threads were ready for a batch's step, and no core
-            was free, together.
+        step_queued_ms: for how long the trainer's threads, together, were ready for a batch's step
+            and no core was free.
         hand_cpu_ms: for how long of the waiting the trainer itself was on a core.
         compute_cpu_ms: for how long of the computing the training thread was on a core.
         cores_used: by trainer and workers together, in cores.
+        crowding: how many times as long the step's work on cores takes because programs of others
+            have them.
         device: whether there is one.
         spread: standard error of the mean step, as a share of it.
         decoded_px: mean shorter side of the images that are decoded.
@@ -72,6 +73,7 @@ class Facts:
     hand_cpu_ms: float | None
     compute_cpu_ms: float | None
     cores_used: float | None
+    crowding: float
     device: bool
     spread: float
     decoded_px: float | None
@@ -167,22 +169,13 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
     starts_ms, first_ms, restarts, rebuilt_ms, rebuilds = _starts(run.passes)
     step_ms = sum(phase.step_ms * phase.steps for phase in phases) / steps if steps else 0.0
     hand = _sum(run.passes, "wait_cpu_ms", steps)
-    trainer = next((each for each in run.use.processes if each.role == "trainer"), None)
+    cores = cores_of(run, loader)
+    trainer = [each for each in run.use.processes if each.role == "trainer"][:1]
     workers = [each for each in run.use.processes if each.role == "worker"]
     cpu_ms = queued_ms = None
-    if trainer is not None and trainer.seconds >= _LONG_ENOUGH_S:
-        cpu_ms = step_ms * trainer.cpu_s / trainer.seconds
-        if loader.workers == 0 or hand is not None:
-            cpu_ms = max(0.0, cpu_ms - (hand or 0.0))
-        if trainer.queued_s is not None:
-            queued_ms = step_ms * trainer.queued_s / trainer.seconds
-    busy_s = sum(each.cpu_s for each in workers)
-    watched_s = sum(each.seconds for each in workers)
-    rate = busy_s / watched_s if watched_s >= _LONG_ENOUGH_S else None
-    cores_used = None
-    if trainer is not None and trainer.seconds >= _LONG_ENOUGH_S:
-        lanes_used = 0.0 if rate is None else rate * max(1, min(loader.workers or 1, len(workers)))
-        cores_used = trainer.cpu_s / trainer.seconds + lanes_used
+    if cores.trainer_cpu is not None:
+        cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
+        queued_ms = cpu_ms * cores.trainer_queued
     return Facts(
         machine=run.machine,
         loader=loader,
@@ -196,17 +189,18 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         restarts=restarts,
         rebuilt_ms=rebuilt_ms,
         rebuilds=rebuilds,
-        lanes=lanes_of(run, loader, step_ms),
+        lanes=lanes_of(run, loader, step_ms, cores),
         stalls=stalls_of(run),
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
         hand_cpu_ms=hand,
         compute_cpu_ms=_sum(run.passes, "compute_cpu_ms", steps),
-        cores_used=cores_used,
+        cores_used=cores.used,
+        crowding=cores.others(cores.trainer_queued),
         device=run.machine.gpu is not None or any(each.device_clock for each in run.passes),
         spread=_spread(run.passes, step_ms, steps),
         decoded_px=run.decoded_px,
-        read_bytes=_read(workers or ([trainer] if trainer else []), loader, step_ms),
+        read_bytes=_read(workers or trainer, loader, step_ms),
         slowest=run.slowest,
         seconds=run.seconds,
         thresholds=thresholds,

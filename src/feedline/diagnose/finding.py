@@ -126,7 +126,7 @@ class Verdict:
     Args:
         bound: how far its input is what holds it back.
         split_ms: the mean step, in ms: "wait", "copy", "compute"; None for what was not measured.
-        wait_pct: exposed wait in percent of the time: in steps, and where passes but the first start.
+        wait_pct: exposed wait in percent of the time, in steps and where later passes start.
         phases: the same phase by phase.
         epochs: likewise, pass by pass.
         ceiling: None where nothing can be said.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from feedline.diagnose.cores import Cores
 from feedline.trace.run import Loader, Run, StageTime
 
 __all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
@@ -21,15 +22,18 @@ class Stage:
 
     Args:
         name: as recorded.
-        ms: what it takes of a batch, in one worker.
-        cpu_ms: of that, on a core.
-        blocked_ms: of that, waiting for a disk, a network, a lock, a clock.
+        cpu_ms: on a core, of a batch, in one worker.
+        blocked_ms: waiting for a disk, a network, a lock, a clock.
     """
 
     name: str
-    ms: float
     cpu_ms: float
     blocked_ms: float
+
+    @property
+    def ms(self) -> float:
+        """What it takes of a batch, where a core is free."""
+        return self.cpu_ms + self.blocked_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,8 @@ class Lanes:
         cpu_ms: of that, on a core; likewise
         queued_ms: ready, and no core was free;
         blocked_ms: waiting for something else.
+        crowding: how many times as long the work takes on its core because programs of others have
+            the cores, 1 for not at all; what the run's own processes take is not in it.
         all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
             threads; None where that was not measured.
         busy: share of the time that workers are at a task.
@@ -70,6 +76,7 @@ class Lanes:
     cpu_ms: float
     queued_ms: float
     blocked_ms: float
+    crowding: float
     all_cpu_ms: float | None
     busy: float
     stages: tuple[Stage, ...]
@@ -77,22 +84,31 @@ class Lanes:
     timed: int
 
     @property
+    def own_ms(self) -> float:
+        """A batch's work where a core is free: what stages are parts of."""
+        return self.cpu_ms + self.blocked_ms
+
+    @property
+    def needed_ms(self) -> float:
+        """A batch's work without what the run's own processes take from each other."""
+        return self.cpu_ms * self.crowding + self.blocked_ms
+
+    @property
     def blocked_share(self) -> float:
         """Of the work."""
-        return self.blocked_ms / self.work_ms if self.work_ms > 0 else 0.0
+        return self.blocked_ms / self.own_ms if self.own_ms > 0 else 0.0
 
     def of(self, *prefixes: str) -> Stage:
         """The sum of all stages whose names begin like this."""
         own = [stage for stage in self.stages if stage.name.startswith(prefixes)]
         return Stage(
             name=", ".join(stage.name for stage in own),
-            ms=sum(stage.ms for stage in own),
             cpu_ms=sum(stage.cpu_ms for stage in own),
             blocked_ms=sum(stage.blocked_ms for stage in own),
         )
 
 
-def lanes_of(run: Run, loader: Loader, step_ms: float) -> Lanes | None:
+def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | None:
     """What the workers of a run did; None where nobody timed them."""
     batches = sum(each.batches for each in run.passes)
     if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
@@ -102,26 +118,29 @@ def lanes_of(run: Run, loader: Loader, step_ms: float) -> Lanes | None:
     workers = [each for each in run.use.processes if each.role == "worker"]
     cpu_s = sum(each.cpu_s for each in workers)
     seconds = sum(each.seconds for each in workers)
-    queued = [each.queued_s for each in workers]
-    ratio = 0.0  # ready for a core, for each second on one
-    if cpu_s > 0 and None not in queued:
-        ratio = sum(each or 0.0 for each in queued) / cpu_s
+    ratio = cores.workers_queued if loader.workers else cores.trainer_queued
     if run.timed and run.timed_ms > 0:
         on_core = min(1.0, run.timed_cpu_ms / run.timed_ms)
     elif seconds > 0:
         on_core = min(1.0, cpu_s / seconds)
     else:
         on_core = 1.0
-    waiting = min(1.0 - on_core, on_core * ratio)
+    off_core = 1.0 - on_core
+    waiting = min(off_core, on_core * ratio)
+    if run.timed and run.timed_queued_ms is not None and run.timed_ms > 0:
+        waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
+        ratio = waiting / on_core if on_core > 0 else 0.0
     lanes = max(1, loader.workers or 1)
-    timed_ms = run.timed_ms if run.timed else 0.0
-    scale = work_ms / timed_ms if timed_ms > 0 else 0.0
-    stages = [_stage(each, scale, ratio) for each in run.stages] if scale else []
+    scale = work_ms / run.timed_ms if run.timed and run.timed_ms > 0 else 0.0
+    # Of the time that a stage is on no core, as much is spent blocked as of all such time.
+    blocked = (off_core - waiting) / off_core if off_core > 0 else 0.0
+    stages = [_stage(each, scale, blocked) for each in run.stages] if scale else []
     return Lanes(
         work_ms=work_ms,
         cpu_ms=work_ms * on_core,
         queued_ms=work_ms * waiting,
-        blocked_ms=work_ms * max(0.0, 1.0 - on_core - waiting),
+        blocked_ms=work_ms * max(0.0, off_core - waiting),
+        crowding=cores.others(ratio),
         all_cpu_ms=cpu_s / seconds * lanes * step_ms if seconds >= 0.5 else None,
         busy=min(1.0, work_ms / lanes / step_ms),
         stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
@@ -130,12 +149,10 @@ def lanes_of(run: Run, loader: Loader, step_ms: float) -> Lanes | None:
     )
 
 
-def _stage(each: StageTime, scale: float, ratio: float) -> Stage:
+def _stage(each: StageTime, scale: float, blocked: float) -> Stage:
     ms = each.total_ms * scale
     cpu = ms if each.cpu_ms is None else min(ms, each.cpu_ms * scale)
-    return Stage(
-        name=each.name, ms=ms, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu - min(ms, cpu * ratio))
-    )
+    return Stage(name=each.name, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu) * blocked)
 
 
 def _tail(run: Run, work_ms: float) -> Tail | None:

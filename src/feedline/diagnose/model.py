@@ -91,10 +91,11 @@ def load_of(facts: Facts, phase: Phase) -> Load:
     work = phase.work_ms if phase.work_ms is not None else (lanes.work_ms if lanes else 0.0)
     cpu = blocked = beside = 0.0
     if lanes is not None and lanes.work_ms > 0:
-        cpu = work * lanes.cpu_ms / lanes.work_ms
+        cpu = work * lanes.cpu_ms * lanes.crowding / lanes.work_ms
         blocked = work * lanes.blocked_ms / lanes.work_ms
         if lanes.all_cpu_ms is not None and facts.workers:
-            beside = max(0.0, lanes.all_cpu_ms - lanes.cpu_ms) * work / lanes.work_ms
+            more = max(0.0, lanes.all_cpu_ms - lanes.cpu_ms) * lanes.crowding
+            beside = more * work / lanes.work_ms
     hand_cpu = facts.hand_cpu_ms or 0.0
     if facts.workers == 0:
         # The training thread makes batches itself: what is left of its waiting is the taking over.
@@ -102,7 +103,8 @@ def load_of(facts: Facts, phase: Phase) -> Load:
         hand_cpu = max(0.0, hand_cpu - cpu)
     else:
         hand = min(hand_cpu, phase.wait_ms)
-    step_cpu = min(facts.step_cpu_ms or 0.0, phase.compute_ms * facts.cores)
+    step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
+    step_cpu = min(step_cpu, phase.compute_ms * facts.cores)
     return Load(
         workers=facts.workers,
         cores=float(facts.cores),
@@ -133,12 +135,13 @@ def less_work(facts: Facts, cpu_ms: float, blocked_ms: float) -> Change:
 
 
 def _held_up(facts: Facts, phase: Phase) -> float:
-    """For how long a step's own work had no core, per thread of it that was at work."""
+    """For how long a step had no core because of the workers, per thread of it that was at work."""
     queued, cpu, own = facts.step_queued_ms, facts.step_cpu_ms, facts.compute_cpu_ms
     if not queued or not cpu or not own:
         return 0.0
     threads = max(1.0, cpu / own)
-    return min(queued / threads, max(0.0, phase.compute_ms - own))
+    by_others = cpu * (facts.crowding - 1)
+    return min(max(0.0, queued - by_others) / threads, max(0.0, phase.compute_ms - own))
 
 
 def best_workers(facts: Facts) -> int:

@@ -236,6 +236,7 @@ class Recorder:
             total += own
         run.tasks, run.tasks_ms = total.tasks, total.tasks_ms
         run.timed, run.timed_ms, run.timed_cpu_ms = total.timed, total.timed_ms, total.timed_cpu_ms
+        run.timed_queued_ms = total.timed_queued_ms if total.timed else None
         run.sample_sizes = total.sizes
         run.decoded = total.decoded
         run.decoded_px = total.decoded_px / total.decoded if total.decoded else None

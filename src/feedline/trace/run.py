@@ -314,7 +314,8 @@ class Run:
         tasks_ms: and how long these took.
         timed: of them, those that were timed stage by stage,
         timed_ms: how long these took,
-        timed_cpu_ms: and for how long of that their workers were on a core.
+        timed_cpu_ms: and for how long of that their workers were on a core,
+        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
         decoded: images that were decoded in these,
         decoded_px: and the mean of their shorter sides; None where no decoding was seen.
         sample_sizes: of these, samples by how long they took: to k, how many took from 2**k ns to
@@ -340,6 +341,7 @@ class Run:
     timed: int = 0
     timed_ms: float = 0.0
     timed_cpu_ms: float = 0.0
+    timed_queued_ms: float | None = None
     decoded: int = 0
     decoded_px: float | None = None
     sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)

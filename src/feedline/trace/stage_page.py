@@ -43,7 +43,8 @@ _SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to le
 _TOTALS = _SIZES + 2 * _OCTAVES  # fours: count, ns, longest ns, ns on a core
 _NAMES = _TOTALS + _PER_STAGE * MOST_STAGES
 _RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
-assert _RING + 2 * _LATEST <= PAGE_WORDS
+_TIMED_QUEUED_NS = _RING + 2 * _LATEST
+assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ class Spent:
         tasks_ms: how long these took.
         timed: how many of them were timed stage by stage,
         timed_ms: how long those took,
-        timed_cpu_ms: and for how long of it the worker was on a core.
+        timed_cpu_ms: and for how long of it the worker was on a core,
+        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
         decoded: images that were decoded in these,
         decoded_px: and the sum of their shorter sides, in pixels.
         stages: of these, by name, in the order in which they were first passed.
@@ -88,6 +90,7 @@ class Spent:
     timed: int = 0
     timed_ms: float = 0.0
     timed_cpu_ms: float = 0.0
+    timed_queued_ms: float | None = 0.0
     decoded: int = 0
     decoded_px: int = 0
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -101,6 +104,9 @@ class Spent:
         self.timed += other.timed
         self.timed_ms += other.timed_ms
         self.timed_cpu_ms += other.timed_cpu_ms
+        known = self.timed_queued_ms is not None and other.timed_queued_ms is not None
+        queued_ms = (self.timed_queued_ms or 0.0) + (other.timed_queued_ms or 0.0)
+        self.timed_queued_ms = queued_ms if known else None
         self.decoded += other.decoded
         self.decoded_px += other.decoded_px
         for name, stage in other.stages.items():
@@ -172,12 +178,16 @@ class StagePage:
         words[place] += 1
         words[place + 1] += ns
 
-    def timed(self, ns: int, cpu_ns: int) -> None:
-        """A task was timed: how long it took, and for how long of it on a core."""
+    def timed(self, ns: int, cpu_ns: int, queued_ns: int | None) -> None:
+        """A task was timed: how long it took, on a core, and in wait for one (None: unknown)."""
         words = self._words
         words[_TIMED] += 1
         words[_TIMED_NS] += ns
         words[_TIMED_CPU_NS] += cpu_ns
+        if queued_ns is None or words[_TIMED_QUEUED_NS] < 0:
+            words[_TIMED_QUEUED_NS] = -1
+        else:
+            words[_TIMED_QUEUED_NS] += queued_ns
 
     def keep(self, number: int, ns: int) -> None:
         """A sample took longer than `slow_ns`: it may be among the slowest."""
@@ -218,6 +228,7 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
         timed=int(words[_TIMED]),
         timed_ms=int(words[_TIMED_NS]) / 1e6,
         timed_cpu_ms=int(words[_TIMED_CPU_NS]) / 1e6,
+        timed_queued_ms=queued / 1e6 if (queued := int(words[_TIMED_QUEUED_NS])) >= 0 else None,
         decoded=int(words[_DECODED]),
         decoded_px=int(words[_DECODED_PX]),
         stages=stages,

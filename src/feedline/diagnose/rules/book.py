@@ -1,8 +1,8 @@
 """All rules, and in which order what they find is told.
 
 What is told first is what gains most, with a preference for what is plainly wrong: a defect, or a
-setting, before the nature of the work. So a finding comes before one of a later group where it gains
-at least a part of what that one does.
+setting, before the nature of the work. So a finding comes before those of rules further down where
+it gains at least a part of what they do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feedline.diagnose.rules.machine import cpu_quota, noisy_threads
 from feedline.diagnose.rules.making import (
     cpu_mix,
     decode_bound,
-    slow_dataset,
+    largest_part,
     slow_samples,
     slow_transform,
 )
@@ -62,7 +62,6 @@ MENDING: tuple[Rule, ...] = (
     host_bound,
     unpinned_copy,
     decode_bound,
-    slow_dataset,
 )
 """What finds something to mend, plain defects first and the nature of the work last."""
 
@@ -97,8 +96,8 @@ RULE_IDS = (
 _ENOUGH = 1 / 3
 """A finding comes before later ones where it gains this part of what the best of them does."""
 
-_NATURE = {decode_bound: 0.3, slow_dataset: 0.15}
-"""What counts of the gain of a finding that asks for other data or other code: settings go first."""
+_NATURE = 0.3
+"""What counts of the gain where other data is asked for: settings go first."""
 
 _DEFECTS = ("shared-memory", "noisy-threads", "workers-restarted")
 """What is told first although no gain is predicted; other findings without a gain come last."""
@@ -106,13 +105,17 @@ _DEFECTS = ("shared-memory", "noisy-threads", "workers-restarted")
 
 def mended(facts: Facts) -> list[Finding]:
     """What there is to mend, most important first."""
-    defects, others, left = [], [], []
+    defects: list[Finding] = []
+    others: list[Finding] = []
+    left: list[tuple[Finding, float]] = []
     for rule in MENDING:
         found = rule(facts)
         if found is None:
             continue
         if found.gain is not None:
-            left.append((found, (found.gain.predicted - 1) * _NATURE.get(rule, 1.0)))
+            left.append(
+                (found, (found.gain.predicted - 1) * (_NATURE if rule is decode_bound else 1.0))
+            )
         else:
             (defects if found.rule in _DEFECTS else others).append(found)
     ordered = []
@@ -120,4 +123,8 @@ def mended(facts: Facts) -> list[Finding]:
         best = max(gains for _, gains in left)
         first = next(k for k, (_, gains) in enumerate(left) if gains >= _ENOUGH * best)
         ordered.append(left.pop(first)[0])
-    return defects + ordered + others
+    found_any = defects + ordered + others
+    if found_any:
+        return found_any
+    last = largest_part(facts)
+    return [] if last is None else [last]

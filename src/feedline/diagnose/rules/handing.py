@@ -26,7 +26,7 @@ def collate(facts: Facts) -> Finding | None:
     if lanes is None or not facts.waits:
         return None
     stage = lanes.of("collate", "pack")
-    if stage.ms < _MUCH * lanes.work_ms or _tiny(facts):
+    if stage.ms < _MUCH * lanes.own_ms or _tiny(facts):
         return None
     # To copy a batch's bytes once remains in any case: at the speed at which that goes here.
     gain = gain_of(facts, less_work(facts, stage.cpu_ms, stage.blocked_ms))
@@ -36,8 +36,8 @@ def collate(facts: Facts) -> Finding | None:
     return Finding(
         rule="collate",
         cause=f"{own or 'To stack samples into batches'} takes "
-        f"{percent(stage.ms / lanes.work_ms)} of the workers' time.",
-        evidence=f"{ms(stage.ms)} of {ms(lanes.work_ms)} for a batch of {size(facts.bytes)}",
+        f"{percent(stage.ms / lanes.own_ms)} of the workers' time.",
+        evidence=f"{ms(stage.ms)} of {ms(lanes.own_ms)} for a batch of {size(facts.bytes)}",
         fix=f"Let {own} do less: work on a sample belongs into the dataset, work on a batch onto "
         "the device; stacking alone is what torch's default does."
         if own

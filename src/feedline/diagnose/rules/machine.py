@@ -7,14 +7,14 @@ from dataclasses import replace
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
 from feedline.diagnose.model import Change, Load, gain_of
-from feedline.diagnose.words import count, ms, percent
+from feedline.diagnose.words import count, ms
 
 __all__ = ["cpu_quota", "noisy_threads"]
 
 _USED_UP = 0.8  # of the cores
 _THROTTLED = 0.05  # of the time
-_MORE_CPU = 1.3  # of all threads of a worker to its main one
-_MORE_THREADS = 3  # torch's workers have two: their own, and one that sends
+_MORE_CPU = 1.5  # of all threads of a worker to its main one
+_OWN_THREADS = 3  # torch's workers have their own, one that sends, and one that hands files over
 _CROWDED = 0.5  # seconds without a core, for each on one
 
 
@@ -80,8 +80,8 @@ def _in_workers(facts: Facts) -> Finding | None:
         default=facts.use.worker_threads or 0,
     )
     more = lanes.all_cpu_ms / lanes.cpu_ms if lanes.cpu_ms > 0 else 0.0
-    crowded = workers * (threads - 1) > facts.cores
-    if threads < _MORE_THREADS or more < _MORE_CPU or not crowded:
+    crowded = workers * (threads - _OWN_THREADS + 1) > facts.cores
+    if threads <= _OWN_THREADS or more < _MORE_CPU or not crowded:
         return None
     return Finding(
         rule="noisy-threads",
@@ -104,7 +104,7 @@ def _in_the_trainer(facts: Facts) -> Finding | None:
     return Finding(
         rule="noisy-threads",
         cause="The training process computes with more threads than there are cores.",
-        evidence=f"{threads} threads on {count(facts.cores, 'core')}; for a step they are on a core "
-        f"for {ms(cpu)} and ready without one for {ms(queued)} ({percent(queued / (cpu + queued))})",
+        evidence=f"{threads} threads on {count(facts.cores, 'core')}; for a step they are on a "
+        f"core for {ms(cpu)} and ready without one for {ms(queued)}",
         fix=f"Set torch.set_num_threads({facts.cores}), or OMP_NUM_THREADS={facts.cores}.",
     )

@@ -52,7 +52,7 @@ def host_bound(facts: Facts) -> Finding | None:
     return Finding(
         rule="host-bound",
         cause="The training thread itself is the limit: Python, and the launching of kernels.",
-        evidence=f"the thread is on a core for {percent(host)} of each step's {ms(facts.compute_ms)}"
+        evidence=f"of each step's {ms(facts.compute_ms)} the thread is on a core {percent(host)}"
         + (f"; the device is busy {percent(busy)} of the time" if busy is not None else "")
         + f"; a step waits {ms(facts.wait_ms)} for its batch",
         fix="Launch fewer and larger kernels: a larger batch, torch.compile, CUDA graphs, fused "

@@ -36,7 +36,7 @@ def slow_storage(facts: Facts) -> Finding | None:
     if lanes is None or not facts.waits or _first_epoch_only(facts) is not None:
         return None
     blocked = reading_blocked_ms(facts, lanes)
-    if blocked < _BLOCKED * lanes.work_ms:
+    if blocked < _BLOCKED * lanes.own_ms:
         return None
     gain = gain_of(facts, less_work(facts, 0.0, blocked))
     if gain.predicted < facts.thresholds.worth:
@@ -45,8 +45,8 @@ def slow_storage(facts: Facts) -> Finding | None:
     return Finding(
         rule="slow-storage",
         cause="Workers wait for the storage that holds the samples.",
-        evidence=f"of {ms(lanes.work_ms)} for a batch a worker is blocked for {ms(blocked)} "
-        f"({percent(blocked / lanes.work_ms)}) where it reads{rate}; it is on a core for "
+        evidence=f"of {ms(lanes.own_ms)} for a batch a worker is blocked for {ms(blocked)} "
+        f"({percent(blocked / lanes.own_ms)}) where it reads{rate}; it is on a core for "
         f"{ms(lanes.cpu_ms)}",
         fix="Put the data on a local disk, or read smaller copies of the images, few large files: "
         "`feedline cache build`.",
@@ -66,7 +66,7 @@ def cold_cache(facts: Facts) -> Finding | None:
         cause="The first epoch reads its samples from the disk; memory holds them from then on.",
         evidence=f"the first pass read {size(first.disk_bytes or 0)} from a disk, "
         f"{percent((first.disk_bytes or 0) / max(1, _read_in(facts)))} of what it read; workers "
-        f"were blocked for {ms(reading_blocked_ms(facts, lanes))} of {ms(lanes.work_ms)} a batch",
+        f"were blocked for {ms(reading_blocked_ms(facts, lanes))} of {ms(lanes.own_ms)} a batch",
         fix="Nothing has to be done for a long training. For short ones, read the files once "
         "beforehand (`cat FILES > /dev/null`), or read smaller copies: `feedline cache build`.",
         gain=gain,
@@ -95,7 +95,7 @@ def _first_epoch_only(facts: Facts) -> Gain | None:
         warm_ms = sum(each.wait.total_ms + each.compute.total_ms for each in later) / steps
         first_ms = first.wait.total_ms + first.compute.total_ms
         gain = gain_of_saved(facts, first_ms - warm_ms * first.compute.count)
-    elif facts.waits and reading_blocked_ms(facts, lanes) >= _BLOCKED * lanes.work_ms:
+    elif facts.waits and reading_blocked_ms(facts, lanes) >= _BLOCKED * lanes.own_ms:
         gain = gain_of(facts, less_work(facts, 0.0, reading_blocked_ms(facts, lanes)))
     else:
         return None

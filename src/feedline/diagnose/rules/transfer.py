@@ -58,7 +58,7 @@ def float_copy(facts: Facts) -> Finding | None:
         rule="float-copy",
         cause="Images travel from worker to step as floats, four times the bytes of their pixels.",
         evidence=f"{size(facts.bytes)} a batch, {percent(facts.float_share)} of it images as floats"
-        + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.work_ms)}" if lanes else "")
+        + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
         + (f"; a step waits {ms(copied)} for copies" if copied else ""),
         fix="Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
         "normalise on the device; feedline.DataLoader(device=...) does that.",

@@ -16,7 +16,7 @@ _LEAST_WORK_MS = 1.0  # a batch that takes less costs more to hand from process 
 
 
 def too_few_workers(facts: Facts) -> Finding | None:
-    """More workers would make batches as fast as they are asked for, and there are cores for them."""
+    """More workers would make batches faster, and there are cores for them."""
     lanes, now = facts.lanes, facts.workers
     if not facts.waits:
         return None
@@ -40,7 +40,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
         cause="There are too few workers to make batches as fast as the steps take them."
         if now
         else "No worker process makes batches while the training step runs.",
-        evidence=f"{who}; a batch takes {ms(lanes.work_ms)} of work and a step computes for "
+        evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
         f"{ms(facts.compute_ms)}; {count(facts.cores, 'core')} can be used",
         fix=f"Set num_workers={best}.",
         gain=gain,
@@ -51,7 +51,9 @@ def _none_at_all(facts: Facts) -> Finding | None:
     """An iterable that makes its batches in the training thread."""
     hand = facts.hand_cpu_ms
     processes = [each for each in facts.use.processes if each.role == "worker"]
-    if facts.loader.kind != "other" or processes or hand is None or hand < 0.6 * facts.wait_ms:
+    if facts.loader.kind != "other" or processes or hand is None:
+        return None
+    if hand * facts.crowding < 0.6 * facts.wait_ms:
         return None
     if hand < _LEAST_WORK_MS:
         return None
@@ -67,7 +69,7 @@ def _none_at_all(facts: Facts) -> Finding | None:
         cause="The training thread makes its batches itself, between the steps.",
         evidence=f"of {ms(facts.wait_ms)} that a step waits, this thread is on a core for "
         f"{ms(hand)}, and there is no other process",
-        fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1), or more.",
+        fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
         gain=gain,
     )
 
@@ -81,9 +83,11 @@ def too_many_workers(facts: Facts) -> Finding | None:
     starts = facts.starts_ms
     if facts.restarts:
         # All begin at once: a batch takes so much longer as there are more workers than cores.
-        first = min(lanes.cpu_ms * max(1.0, now / cores), facts.starts_ms / facts.restarts)
+        first = min(
+            lanes.cpu_ms * lanes.crowding * max(1.0, now / cores), facts.starts_ms / facts.restarts
+        )
         own = max(0.0, facts.starts_ms / facts.restarts - first) * best / now
-        starts = min(starts, facts.restarts * (own + lanes.cpu_ms + lanes.blocked_ms))
+        starts = min(starts, facts.restarts * (own + lanes.needed_ms))
     gain = gain_of(facts, lambda load: replace(load, workers=best), starts_ms=starts)
     harmful = gain.predicted >= facts.thresholds.worth
     if not harmful and now <= 2 * cores:
@@ -91,15 +95,15 @@ def too_many_workers(facts: Facts) -> Finding | None:
     return Finding(
         rule="too-many-workers",
         cause=f"There are more workers than cores: {now} on {count(cores, 'core')}.",
-        evidence=f"{best} would be enough: a batch takes {ms(lanes.work_ms)} of work, a step "
+        evidence=f"{best} would be enough: a batch takes {ms(lanes.own_ms)} of work, a step "
         f"{ms(facts.step_ms)}"
         + (
             f"; an epoch takes {ms(facts.starts_ms / facts.restarts)} to start"
             * bool(facts.restarts)
         )
         + (
-            f"; workers were ready for {percent(lanes.queued_ms / lanes.work_ms)} of their work and "
-            "had no core"
+            f"; for {percent(lanes.queued_ms / lanes.work_ms)} of a task's time its worker is "
+            "ready and has no core"
         ),
         fix=f"Set num_workers={best}.",
         gain=gain if harmful else None,
@@ -133,7 +137,7 @@ def workers_restarted(facts: Facts) -> Finding | None:
         cause="Each epoch starts its workers anew, and waits for their first batch.",
         evidence=f"{count(number, 'epoch')} took {ms(starts / number)} each to start, "
         f"{percent(starts / facts.total_ms)} of the time; a batch takes "
-        f"{ms(facts.lanes.work_ms) if facts.lanes else 'a time that was not measured'}",
+        f"{ms(facts.lanes.own_ms) if facts.lanes else 'a time that was not measured'}",
         fix="Set persistent_workers=True.",
         gain=gain,
     )
@@ -170,4 +174,4 @@ def _refill_ms(facts: Facts) -> float:
     """What an epoch's start takes in any case: the first batch has to be made."""
     if facts.lanes is None:
         return 0.0
-    return facts.lanes.cpu_ms + facts.lanes.blocked_ms + (facts.hand_cpu_ms or 0.0)
+    return facts.lanes.needed_ms + (facts.hand_cpu_ms or 0.0)
