@@ -18,8 +18,8 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks conformance examples
-	$(BIN)/ruff format --check src tests benchmarks conformance examples
+	$(BIN)/ruff check src tests benchmarks conformance examples laboratory
+	$(BIN)/ruff format --check src tests benchmarks conformance examples laboratory
 	$(BIN)/mypy
 
 # An environment with what feedline is compared with, apart from feedline's own.

@@ -348,3 +348,16 @@ def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
         f"build_cache({str(photos)!r}, {str(root)!r}, {sizes}, workers=0, progress=stop)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 3
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/autogroup"), reason="sessions are no groups here"
+)
+def test_a_filler_takes_no_core_from_others_by_its_session() -> None:
+    code = (
+        "import os; from feedline.cache.fill import _yield_to_others; _yield_to_others(); "
+        "print(os.sched_getscheduler(0) == os.SCHED_IDLE, open('/proc/self/autogroup').read())"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, start_new_session=True)
+    assert said.startswith("True")
+    assert said.strip().endswith("nice 19")

@@ -19,6 +19,7 @@ ROOMS = (
     "train",
     "watching",
     "bench",
+    "doctor",
     "frameworks",
     "cache",
     "loader",

@@ -144,6 +144,10 @@ def _yield_to_others() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(19)
+    # A session of its own is a group of its own, and groups share the cores whatever their
+    # processes' classes are (man 7 sched, "The autogroup feature").
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+        file.write("19")
     with contextlib.suppress(Exception):  # not every system knows it
         import psutil
 

@@ -25,6 +25,7 @@ from feedline.cli.bench import bench
 from feedline.cli.cache import cache
 from feedline.cli.check import check
 from feedline.cli.demo_data import demo_data
+from feedline.cli.doctor import doctor
 from feedline.cli.explain_overlap import explain_overlap
 from feedline.cli.output import complain
 from feedline.cli.report import report
@@ -77,6 +78,7 @@ app.command("report", no_args_is_help=True)(report)
 app.command("check", no_args_is_help=True)(check)
 app.command("explain-overlap")(explain_overlap)
 app.command("demo-data", no_args_is_help=True)(demo_data)
+app.command("doctor")(doctor)
 app.add_typer(cache, name="cache")
 
 

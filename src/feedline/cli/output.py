@@ -1,7 +1,8 @@
 """What every command says and writes: messages on stderr, and the files of `--json` and the like.
 
-Guarantees: a file is there whole or not at all; where it cannot be written, that is said
-before the work and not after it.
+Guarantees: a file is there whole or not at all; where it cannot be written, that is said before
+the work and not after it. A pipe, a device or a link, as /dev/stdout is, is written to and not
+replaced.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ __all__ = ["HtmlFile", "JsonFile", "SvgFile", "complain", "write_json", "write_t
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is None:
-        return None
+    if path is None or (_is_kept(path) and os.access(path, os.W_OK)):
+        return path
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "it is a folder" if path.is_dir() else f"{folder} is no folder one can write to"
@@ -58,7 +59,7 @@ def complain(message: str, *, label: str = "error: ") -> None:
 
 
 def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
-    """Write `payload` to `path`, replacing it in one step; do nothing for None.
+    """Write `payload` to `path`, replacing a file in one step; do nothing for None.
 
     Raises:
         ValueError: a value is NaN or infinite, which JSON cannot say.
@@ -68,10 +69,19 @@ def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, replacing the file in one step; what is no text in it is spelt."""
+    """Write text as UTF-8, replacing a file in one step; what is no text in it is spelt."""
+    data = text.encode("utf-8", "backslashreplace")
+    if _is_kept(path):
+        path.write_bytes(data)
+        return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        partial.write_bytes(data)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether something is there that is no file of its own: to replace it would do harm."""
+    return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())

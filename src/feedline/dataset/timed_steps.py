@@ -15,13 +15,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from feedline.trace.laps import lap, timing
+from feedline.trace.laps import decoded, lap, timing
 
 __all__ = ["time_steps"]
 
 
+_DECODERS = (
+    ("cv2", "imread"),
+    ("cv2", "imdecode"),
+    ("simplejpeg", "decode_jpeg"),
+    ("torchvision.io", "read_image"),
+    ("torchvision.io", "decode_image"),
+    ("torchvision.io", "decode_jpeg"),
+)
+"""Functions that give pixels: seen where they are called as attributes of their modules."""
+
+
 def time_steps() -> None:
-    """Note the time of steps of torchvision's and albumentations' Compose, and Pillow's decoding.
+    """Note the time of steps of torchvision's and albumentations' Compose, of those that mix
+    batches, and of Pillow's decoding.
 
     To be called once in a process.
     """
@@ -30,7 +42,12 @@ def time_steps() -> None:
     _around("torchvision.transforms", "Compose", "__call__", _composed)
     _around("torchvision.transforms.v2", "Compose", "forward", _composed)
     _around("albumentations.core.transforms_interface", "BasicTransform", "__call__", _step)
+    _around("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", _mixed)
+    for mix in ("Mixup", "FastCollateMixup"):
+        _around("timm.data.mixup", mix, "__call__", _mixed)
     _around("PIL.ImageFile", "ImageFile", "load", _loaded)
+    for module, function in _DECODERS:
+        _around_function(module, function)
 
 
 def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
@@ -47,6 +64,27 @@ def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> Non
         return how(original, self, *args, **kwargs)
 
     setattr(found, method, called)
+
+
+def _around_function(module: str, name: str) -> None:
+    """Note the time of a function that decodes."""
+    original = getattr(sys.modules.get(module), name, None)
+    if not callable(original):
+        return
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not timing():
+            return original(*args, **kwargs)
+        lap("open")
+        made = original(*args, **kwargs)
+        lap("read and decode" if "read" in name else "decode")
+        shape = getattr(made, "shape", ())
+        if len(shape) == 3:
+            decoded(*sorted(shape)[1:])  # channels are the fewest
+        return made
+
+    setattr(sys.modules[module], name, called)
 
 
 def _composed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,4 +123,13 @@ def _loaded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) 
     lap("open")
     made = original(self, *args, **kwargs)
     lap("read and decode")
+    if type(self.size) is tuple:
+        decoded(*self.size)
+    return made
+
+
+def _mixed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    lap("collate")
+    made = original(self, *args, **kwargs)
+    lap(f"mix: {type(self).__qualname__}")
     return made

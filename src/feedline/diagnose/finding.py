@@ -25,11 +25,13 @@ class Thresholds:
         moderate_pct: exposed wait in percent of the step, from which it is moderate.
         high_pct: from which it is high.
         least_steps: with fewer steps nothing is said.
+        worth: advice is given from this gain on.
     """
 
     moderate_pct: float = 5.0
     high_pct: float = 20.0
     least_steps: int = 20
+    worth: float = 1.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +126,9 @@ class Verdict:
     Args:
         bound: how far its input is what holds it back.
         split_ms: the mean step, in ms: "wait", "copy", "compute"; None for what was not measured.
-        wait_pct: exposed wait, in percent of the steps.
+        wait_pct: exposed wait in percent of the time, in steps and where later passes start.
         phases: the same phase by phase.
+        epochs: likewise, pass by pass.
         ceiling: None where nothing can be said.
         findings: most important first; never empty: "healthy", "compute-bound" or "inconclusive"
             stand where there is nothing to mend.
@@ -135,5 +138,6 @@ class Verdict:
     split_ms: dict[str, float | None]
     wait_pct: float | None
     phases: list[PhaseSplit] = field(default_factory=list)
+    epochs: list[PhaseSplit] = field(default_factory=list)
     ceiling: Ceiling | None = None
     findings: list[Finding] = field(default_factory=list)

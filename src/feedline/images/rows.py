@@ -25,7 +25,7 @@ from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
-from feedline.trace.laps import lap
+from feedline.trace.laps import decoded, lap
 
 Store = TypeVar("Store", bound=SampleStore)
 
@@ -187,6 +187,7 @@ class RowPipeline(Generic[Store]):
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         part = decoder.read(by, placement.part)
         lap("decode")
+        decoded(height, width)
         return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:

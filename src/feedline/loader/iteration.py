@@ -73,7 +73,7 @@ class Iteration(_BaseDataLoaderIter):
                 "this iteration belongs to the process that began it; begin one here, by iter()"
             )
         self.session.ensure_usable()
-        asked_ns = time.monotonic_ns()
+        asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         try:
             if self.session is not self._own:
                 return self.session.step()
@@ -85,7 +85,7 @@ class Iteration(_BaseDataLoaderIter):
             else:
                 self.session.close()
             raise
-        self.session.recording.handed_out(batch, asked_ns)
+        self.session.recording.handed_out(batch, asked_ns, asked_cpu_ns)
         return batch
 
     def at_end(self) -> bool:

@@ -69,9 +69,10 @@ class Recording:
             self._number, self._said = self.recorder.loader(said, workers), said
         self.recorder.begin(self._number, session.cursor.position.epoch, began_ns)
 
-    def handed_out(self, batch: Any, asked_ns: int) -> None:
-        """A batch is handed out that was asked for at `asked_ns` on the monotonic clock."""
-        self.recorder.handed_out(look_at(batch), asked_ns, time.monotonic_ns())
+    def handed_out(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+        """A batch is handed out that was asked for at these times: monotonic, and the thread's."""
+        got_ns = time.monotonic_ns()
+        self.recorder.handed_out(look_at(batch), asked_ns, got_ns, asked_cpu_ns)
 
     def end(self, how: str) -> None:
         """The iteration is over; see `Pass.ended`."""

@@ -94,6 +94,10 @@ def _join(into: Pass, other: Pass) -> None:
     into.start_ms += other.start_ms
     into.wait += other.wait
     into.compute += other.compute
+    for name in ("wait_cpu_ms", "compute_cpu_ms", "tasks", "tasks_ms", "disk_bytes"):
+        own, more = getattr(into, name), getattr(other, name)
+        if more is not None:
+            setattr(into, name, more if own is None else own + more)
     if other.copy is not None:
         into.copy = into.copy or Histogram()
         into.copy += other.copy

@@ -30,10 +30,12 @@ class _Count:
     queued_s: float | None
     read_bytes: int | None
     major_faults: int | None
+    called_bytes: int | None
+    threads: int | None = None
     age_s: float | None = None
 
 
-_NOTHING = _Count(0.0, 0.0, 0, 0)
+_NOTHING = _Count(0.0, 0.0, 0, 0, 0)
 
 
 def _count(pid: int, proc: Path) -> _Count | None:
@@ -45,7 +47,7 @@ def _count(pid: int, proc: Path) -> _Count | None:
     except OSError:
         with contextlib.suppress(psutil.Error):
             used = psutil.Process(pid).cpu_times()
-            return _Count(used.user + used.system, None, None, None)
+            return _Count(used.user + used.system, None, None, None, None)
         return None
     queued = 0.0
     known = False
@@ -54,15 +56,17 @@ def _count(pid: int, proc: Path) -> _Count | None:
             with contextlib.suppress(OSError):  # the thread has ended
                 queued += int((folder / "task" / thread / "schedstat").read_bytes().split()[1])
                 known = True
-    read = None
+    said: dict[bytes, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = (folder / "io").read_bytes().splitlines()
-        read = next(int(line.split()[1]) for line in lines if line.startswith(b"read_bytes"))
+        said = {line.split()[0]: int(line.split()[1]) for line in lines}
     return _Count(
         (int(stat[11]) + int(stat[12])) / _TICKS,
         queued / 1e9 if known else None,
-        read,
+        said.get(b"read_bytes:"),
         int(stat[9]),
+        said.get(b"rchar:"),
+        int(stat[17]),
     )
 
 
@@ -73,6 +77,7 @@ class _Watched:
     seen_s: float
     first: _Count
     last: _Count
+    threads: int = 0
 
 
 class ProcessWatch:
@@ -103,6 +108,7 @@ class ProcessWatch:
                 self._watched[pid] = self._begun(role, now_s, count)
             else:
                 known.seen_s, known.last = now_s, count
+            self._watched[pid].threads = max(self._watched[pid].threads, count.threads or 0)
         if len(self._watched) > 2 * _MOST:
             self._watched = {process.pid: self._watched[process.pid] for process in self.found()}
 
@@ -123,11 +129,20 @@ class ProcessWatch:
                 queued_s=_less(each.last.queued_s, each.first.queued_s),
                 read_bytes=_less(each.last.read_bytes, each.first.read_bytes),
                 major_faults=_less(each.last.major_faults, each.first.major_faults),
+                called_bytes=_less(each.last.called_bytes, each.first.called_bytes),
+                threads=each.threads or None,
             )
             for pid, each in self._watched.items()
         ]
         processes.sort(key=lambda each: (each.role != "trainer", -each.seconds))
         return processes[:_MOST]
+
+    def disk_bytes(self) -> int | None:
+        """What came from a disk so far, for those watched; None where the kernel does not say."""
+        read = [
+            _less(each.last.read_bytes, each.first.read_bytes) for each in self._watched.values()
+        ]
+        return None if None in read else sum(read)
 
 
 def _less(last: float | int | None, first: float | int | None) -> Any:

@@ -24,7 +24,7 @@ from feedline.trace.look import Batch
 from feedline.trace.passes import Passes
 from feedline.trace.processes import ProcessWatch
 from feedline.trace.run import Event, Excerpt, Loader, Pass, Run, SlowSample, StageTime
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_page import Spent, tasks_in
 from feedline.trace.this_machine import UNKNOWN, this_machine
 
 __all__ = ["Recorder", "Workers"]
@@ -87,7 +87,10 @@ class Recorder:
         self._look_at_s = 0.0
         self._passes = Passes()
         self._ready_ns = 0  # when the latest batch of the pass was handed out; 0 before the first
+        self._ready_cpu_ns = 0
         self._opening_ms = 0.0
+        # At the latest note: tasks, how long they took, bytes from a disk.
+        self._noted: tuple[int, float, int | None] = 0, 0.0, 0
         self._number = 0
         self._cycles: deque[_Cycle] = deque(maxlen=_EXCERPT_STEPS)
         self._longest_ms = 0.0
@@ -109,21 +112,34 @@ class Recorder:
         """A pass over a loader has begun, at `began_ns`, and its first batch can be asked for."""
         begun_s = (began_ns - self._begun_ns) / 1e9
         self._opening_ms = (time.monotonic_ns() - began_ns) / 1e6
+        self._noted = self._work(loader)
         self._passes.begin(loader, epoch, begun_s)
         self._course.begin(begun_s)
         self._ready_ns = 0
         self._look_at_s = 0.0
 
-    def handed_out(self, batch: Batch, asked_ns: int, got_ns: int) -> None:
-        """A batch is handed out.
+    def handed_out(
+        self, batch: Batch, asked_ns: int, got_ns: int, asked_cpu_ns: int | None = None
+    ) -> None:
+        """A batch is handed out, in the thread that asked for it.
 
         Args:
             batch: what is seen of it.
             asked_ns: when it was asked for, on the monotonic clock; likewise
             got_ns: when it was there.
+            asked_cpu_ns: what `time.thread_time_ns` said when it was asked for.
         """
+        before = self._passes.now
         now = self._passes.of_size(batch.image_size)
+        if now is not before and before is not None:
+            self._note_work(before)
         wait_ms = (got_ns - asked_ns) / 1e6
+        got_cpu_ns = time.thread_time_ns()
+        if self._ready_ns and asked_cpu_ns is not None:
+            now.wait_cpu_ms = (now.wait_cpu_ms or 0.0) + (got_cpu_ns - asked_cpu_ns) / 1e6
+            took_ms = max(0.0, (asked_cpu_ns - self._ready_cpu_ns) / 1e6)
+            now.compute_cpu_ms = (now.compute_cpu_ms or 0.0) + took_ms
+        self._ready_cpu_ns = got_cpu_ns
         if not self._ready_ns:
             now.start_ms.add(self._opening_ms + wait_ms)
         else:
@@ -161,6 +177,7 @@ class Recorder:
         """The pass is over: "exhausted", "left" or "raised"."""
         if self._passes.now is not None:
             self._look(self._passes.now)
+            self._note_work(self._passes.now)
         self._passes.end(how)
 
     def note(self, said: str) -> None:
@@ -172,6 +189,21 @@ class Recorder:
         pids = self._workers[now.loader].pids()
         self.processes.look(pids)
         self._look_at_s = self._now_s() + _LOOK_S + _LOOK_AT_ONE_S * len(pids)
+
+    def _work(self, loader: int) -> tuple[int, float, int | None]:
+        """What a loader's workers have made, how long that took, and what came from a disk."""
+        return *tasks_in(self._workers[loader].spent()), self.processes.disk_bytes()
+
+    def _note_work(self, to: Pass) -> None:
+        """What was done since the latest note was done in this pass."""
+        tasks, tasks_ms, disk = self._work(to.loader)
+        had, had_ms, had_disk = self._noted
+        if tasks > had:
+            to.tasks = (to.tasks or 0) + tasks - had
+            to.tasks_ms = (to.tasks_ms or 0.0) + tasks_ms - had_ms
+        if disk is not None and had_disk is not None:
+            to.disk_bytes = (to.disk_bytes or 0) + max(0, disk - had_disk)
+        self._noted = tasks, tasks_ms, disk
 
     # Told to those who ask
 
@@ -185,6 +217,7 @@ class Recorder:
         run.passes = list(self._passes.entries)
         if self._passes.now is not None:
             self._look(self._passes.now)
+            self._note_work(self._passes.now)
         self._read_workers(run)
         run.use.processes = self.processes.found()
         run.use.worker_starts = self.processes.worker_starts
@@ -203,7 +236,10 @@ class Recorder:
             total += own
         run.tasks, run.tasks_ms = total.tasks, total.tasks_ms
         run.timed, run.timed_ms, run.timed_cpu_ms = total.timed, total.timed_ms, total.timed_cpu_ms
+        run.timed_queued_ms = total.timed_queued_ms if total.timed else None
         run.sample_sizes = total.sizes
+        run.decoded = total.decoded
+        run.decoded_px = total.decoded_px / total.decoded if total.decoded else None
         run.stages = sorted(
             (
                 StageTime(
@@ -211,6 +247,7 @@ class Recorder:
                     count=stage.count,
                     total_ms=stage.total_ms,
                     longest_ms=stage.longest_ms,
+                    cpu_ms=stage.cpu_ms,
                 )
                 for name, stage in total.stages.items()
             ),

@@ -45,6 +45,7 @@ class Machine:
         gpu: what the device is called; None without one.
         platform: of the operating system.
         versions: of feedline, Python, torch and the like.
+        shared_by: training processes of this machine that `usable_cores` was divided among.
     """
 
     host: str
@@ -56,6 +57,7 @@ class Machine:
     gpu: str | None
     platform: str
     versions: dict[str, str | None]
+    shared_by: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,13 @@ class Pass:
             cannot be told from waiting.
         compute: all the rest of each step.
         first_steps_ms: the first steps at this size, in order, at most 8, without their waits.
+        wait_cpu_ms: for how long of the waiting the training thread was on a core itself: it took
+            batches over, or made them. None where that was not measured; likewise
+        compute_cpu_ms: for how long of the computing.
+        tasks: pieces or batches that workers made meanwhile,
+        tasks_ms: and how long these took. None where nobody timed them.
+        disk_bytes: that came from a disk meanwhile, for all processes; None where the kernel does
+            not say.
         ended: how: "exhausted", "left" (the loop broke off), "raised", or "" while it goes on.
         device_clock: whether the device's own events timed it.
     """
@@ -140,6 +149,11 @@ class Pass:
     copy: Histogram | None = None
     compute: Histogram = field(default_factory=Histogram)
     first_steps_ms: list[float] = field(default_factory=list)
+    wait_cpu_ms: float | None = None
+    compute_cpu_ms: float | None = None
+    tasks: int | None = None
+    tasks_ms: float | None = None
+    disk_bytes: int | None = None
     ended: str = ""
     device_clock: bool = False
 
@@ -174,12 +188,14 @@ class StageTime:
         count: how often it was passed.
         total_ms: how long it took in all.
         longest_ms: at most.
+        cpu_ms: for how long of it the worker was on a core; None where that was not measured.
     """
 
     name: str
     count: int
     total_ms: float
     longest_ms: float
+    cpu_ms: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -202,6 +218,8 @@ class Process:
         queued_s: ready to run, and no core was free; None where the kernel does not say.
         read_bytes: that came from a disk; None where the kernel does not say.
         major_faults: pages that had to be read from a disk.
+        called_bytes: that it read by calls, from files and pipes, wherever they came from.
+        threads: that it had at most.
     """
 
     role: Literal["trainer", "worker"]
@@ -211,6 +229,8 @@ class Process:
     queued_s: float | None = None
     read_bytes: int | None = None
     major_faults: int | None = None
+    called_bytes: int | None = None
+    threads: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -294,7 +314,10 @@ class Run:
         tasks_ms: and how long these took.
         timed: of them, those that were timed stage by stage,
         timed_ms: how long these took,
-        timed_cpu_ms: and for how long of that their workers were on a core.
+        timed_cpu_ms: and for how long of that their workers were on a core,
+        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
+        decoded: images that were decoded in these,
+        decoded_px: and the mean of their shorter sides; None where no decoding was seen.
         sample_sizes: of these, samples by how long they took: to k, how many took from 2**k ns to
             less than twice that, and how long they took together, in ms.
         slowest: samples.
@@ -318,6 +341,9 @@ class Run:
     timed: int = 0
     timed_ms: float = 0.0
     timed_cpu_ms: float = 0.0
+    timed_queued_ms: float | None = None
+    decoded: int = 0
+    decoded_px: float | None = None
     sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[SlowSample] = field(default_factory=list)
     use: Use = field(default_factory=Use)

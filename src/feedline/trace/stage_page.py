@@ -21,6 +21,7 @@ __all__ = [
     "joined",
     "read_page",
     "read_pages",
+    "tasks_in",
 ]
 
 PAGE_BYTES = 4096
@@ -33,15 +34,17 @@ _NAME_WORDS = 6
 _SLOWEST = 12
 _LATEST = 32
 _OCTAVES = 40  # up to 18 minutes
+_PER_STAGE = 4
 
 # Where what lies, in words.
-_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS = range(6)
+_STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _DECODED, _DECODED_PX = range(8)
 _SLOW = 8  # pairs: ns, sample
 _SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
-_TOTALS = _SIZES + 2 * _OCTAVES  # triples: count, ns, longest ns
-_NAMES = _TOTALS + 3 * MOST_STAGES
+_TOTALS = _SIZES + 2 * _OCTAVES  # fours: count, ns, longest ns, ns on a core
+_NAMES = _TOTALS + _PER_STAGE * MOST_STAGES
 _RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
-assert _RING + 2 * _LATEST <= PAGE_WORDS
+_TIMED_QUEUED_NS = _RING + 2 * _LATEST
+assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 
 @dataclass(slots=True)
@@ -52,11 +55,13 @@ class Stage:
         count: how often it was passed.
         total_ms: how long it took in all.
         longest_ms: at most.
+        cpu_ms: for how long of it the worker was on a core.
     """
 
     count: int = 0
     total_ms: float = 0.0
     longest_ms: float = 0.0
+    cpu_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,7 +73,10 @@ class Spent:
         tasks_ms: how long these took.
         timed: how many of them were timed stage by stage,
         timed_ms: how long those took,
-        timed_cpu_ms: and for how long of it the worker was on a core.
+        timed_cpu_ms: and for how long of it the worker was on a core,
+        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
+        decoded: images that were decoded in these,
+        decoded_px: and the sum of their shorter sides, in pixels.
         stages: of these, by name, in the order in which they were first passed.
         sizes: of these, samples by how long they took: k, how many took from 2**k ns to less than
             twice that, and how long they took together in ms.
@@ -82,6 +90,9 @@ class Spent:
     timed: int = 0
     timed_ms: float = 0.0
     timed_cpu_ms: float = 0.0
+    timed_queued_ms: float | None = 0.0
+    decoded: int = 0
+    decoded_px: int = 0
     stages: dict[str, Stage] = field(default_factory=dict)
     sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[tuple[float, int]] = field(default_factory=list)
@@ -93,11 +104,17 @@ class Spent:
         self.timed += other.timed
         self.timed_ms += other.timed_ms
         self.timed_cpu_ms += other.timed_cpu_ms
+        known = self.timed_queued_ms is not None and other.timed_queued_ms is not None
+        queued_ms = (self.timed_queued_ms or 0.0) + (other.timed_queued_ms or 0.0)
+        self.timed_queued_ms = queued_ms if known else None
+        self.decoded += other.decoded
+        self.decoded_px += other.decoded_px
         for name, stage in other.stages.items():
             own = self.stages.setdefault(name, Stage())
             own.count += stage.count
             own.total_ms += stage.total_ms
             own.longest_ms = max(own.longest_ms, stage.longest_ms)
+            own.cpu_ms += stage.cpu_ms
         for k, (count, ms) in other.sizes.items():
             had, had_ms = self.sizes.get(k, (0, 0.0))
             self.sizes[k] = had + count, had_ms + ms
@@ -136,8 +153,8 @@ class StagePage:
         words[_TASKS] += 1
         words[_TASKS_NS] += done_ns - begun_ns
 
-    def note(self, stage: str, ns: int) -> None:
-        """A stage was passed. Its name is cut to 48 bytes."""
+    def note(self, stage: str, ns: int, cpu_ns: int = 0) -> None:
+        """A stage was passed, for some time of it on a core. Its name is cut to 48 bytes."""
         place = self._places.get(stage)
         if place is None:
             place = self._new(stage)
@@ -146,6 +163,13 @@ class StagePage:
         words[place + 1] += ns
         if ns > words[place + 2]:
             words[place + 2] = ns
+        words[place + 3] += cpu_ns
+
+    def decoded(self, short_px: int) -> None:
+        """An image of this shorter side was decoded."""
+        words = self._words
+        words[_DECODED] += 1
+        words[_DECODED_PX] += short_px
 
     def sample(self, ns: int) -> None:
         """A sample of a timed task is made."""
@@ -154,12 +178,16 @@ class StagePage:
         words[place] += 1
         words[place + 1] += ns
 
-    def timed(self, ns: int, cpu_ns: int) -> None:
-        """A task was timed: how long it took, and for how long of it on a core."""
+    def timed(self, ns: int, cpu_ns: int, queued_ns: int | None) -> None:
+        """A task was timed: how long it took, on a core, and in wait for one (None: unknown)."""
         words = self._words
         words[_TIMED] += 1
         words[_TIMED_NS] += ns
         words[_TIMED_CPU_NS] += cpu_ns
+        if queued_ns is None or words[_TIMED_QUEUED_NS] < 0:
+            words[_TIMED_QUEUED_NS] = -1
+        else:
+            words[_TIMED_QUEUED_NS] += queued_ns
 
     def keep(self, number: int, ns: int) -> None:
         """A sample took longer than `slow_ns`: it may be among the slowest."""
@@ -189,8 +217,8 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
     words = memory.copy()
     stages = {}
     for k, name in enumerate(_names(words)):
-        count, total, longest = words[_place(k) : _place(k) + 3].tolist()
-        stages[name] = Stage(count, total / 1e6, longest / 1e6)
+        count, total, longest, cpu = words[_place(k) : _place(k) + _PER_STAGE].tolist()
+        stages[name] = Stage(count, total / 1e6, longest / 1e6, cpu / 1e6)
     sizes = words[_SIZES : _SIZES + 2 * _OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
     ring = words[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
@@ -200,11 +228,19 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
         timed=int(words[_TIMED]),
         timed_ms=int(words[_TIMED_NS]) / 1e6,
         timed_cpu_ms=int(words[_TIMED_CPU_NS]) / 1e6,
+        timed_queued_ms=queued / 1e6 if (queued := int(words[_TIMED_QUEUED_NS])) >= 0 else None,
+        decoded=int(words[_DECODED]),
+        decoded_px=int(words[_DECODED_PX]),
         stages=stages,
         sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
         slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
         latest=sorted((begun, done) for begun, done in ring if begun),
     )
+
+
+def tasks_in(spent: dict[int, Spent]) -> tuple[int, float]:
+    """How many tasks are in pages together, and how long they took in ms."""
+    return sum(s.tasks for s in spent.values()), sum(s.tasks_ms for s in spent.values())
 
 
 def read_pages(pages: NDArray[np.int64]) -> dict[int, Spent]:
@@ -224,7 +260,7 @@ def joined(first: dict[int, Spent], second: dict[int, Spent]) -> dict[int, Spent
 
 
 def _place(k: int) -> int:
-    return _TOTALS + 3 * k
+    return _TOTALS + _PER_STAGE * k
 
 
 def _names(words: NDArray[np.int64]) -> list[str]:

@@ -44,6 +44,7 @@ def this_machine() -> Machine:
         gpu=_gpu(),
         platform=platform.platform(),
         versions=_versions(),
+        shared_by=limits.processes,
     )
 
 

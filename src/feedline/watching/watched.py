@@ -141,7 +141,7 @@ class Watched(Generic[_T]):
         how = "left"
         try:
             while True:
-                asked_ns = time.monotonic_ns()
+                asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
                 if clock is not None:
                     clock.asked()
                 try:
@@ -151,7 +151,8 @@ class Watched(Generic[_T]):
                     break
                 if clock is not None:
                     clock.got()
-                recorder.handed_out(look_at(batch), asked_ns, time.monotonic_ns())
+                got_ns = time.monotonic_ns()
+                recorder.handed_out(look_at(batch), asked_ns, got_ns, asked_cpu_ns)
                 self._save_now_and_then()
                 yield batch
                 del batch  # not kept until the next one is there

@@ -1,0 +1,70 @@
+"""Images for the laboratory, made once into a folder of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from PIL import Image
+
+from feedline.train.demo_images import CLASS_NAMES, demo_pixels
+
+PHOTOS = 384
+LARGE = 64
+CLASSES = 4
+LARGE_PX = (1600, 1200)
+
+FOLDER = Path(os.environ.get("FEEDLINE_LABORATORY", "")) or Path()
+
+
+def photos() -> Path:
+    """JPEGs of 500 x 375 px in a folder for each class."""
+    return FOLDER / "photos"
+
+
+def large() -> Path:
+    """JPEGs of 1600 x 1200 px."""
+    return FOLDER / "large"
+
+
+def small() -> Path:
+    """The large ones at a shorter side of 128 px."""
+    return FOLDER / "small"
+
+
+def use(folder: Path) -> None:
+    """Let the images be those in a folder."""
+    global FOLDER
+    FOLDER = folder
+
+
+def make(folder: Path) -> None:
+    """Make them all."""
+    jobs = [(folder, k, "photos") for k in range(PHOTOS)]
+    jobs += [(folder, k, "large") for k in range(LARGE)]
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_make, jobs, chunksize=8))
+
+
+def _make(job: tuple[Path, int, str]) -> None:
+    folder, number, kind = job
+    name = CLASS_NAMES[number % CLASSES]
+    image = Image.fromarray(demo_pixels(name, number=number // CLASSES))
+    if kind == "photos":
+        _save(image, folder / "photos" / name / f"{number:04}.jpg", 91)
+        return
+    scale = LARGE_PX if image.width > image.height else LARGE_PX[::-1]
+    big = image.resize(scale, Image.Resampling.BICUBIC)
+    _save(big, folder / "large" / name / f"{number:04}.jpg", 91)
+    short = 128 / min(big.size)
+    copy = big.resize((round(big.width * short), round(big.height * short)))
+    _save(copy, folder / "small" / name / f"{number:04}.jpg", 91)
+
+
+def _save(image: Image.Image, path: Path, quality: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    path.write_bytes(buffer.getvalue())

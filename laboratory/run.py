@@ -1,0 +1,184 @@
+"""Plants bottlenecks, lets a diagnosis name them, applies the fix, and compares the gain.
+
+    python laboratory/run.py                      all situations, in about ten minutes
+    python laboratory/run.py --only slow-disk     those whose name begins like this
+    python laboratory/run.py --json FILE          the table as JSON, for docs/rules
+
+Method: each run is a process of its own, forked from one that has torch loaded. As planted and
+with the fix applied take turns, so that a machine that becomes slower slows both; with --rounds N
+they do so N times, and the gain is that of the medians. The gain that is compared is the first
+finding's.
+Caveats: the step is mostly a pause, as a device's would be, so that a machine without a GPU can do
+this; what a GPU alone shows (host-bound, unpinned-copy) is planted nowhere. Beside other programs
+workers have fewer cores than they think: figures are of a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torchvision  # noqa: F401  # loaded once, for all that are forked
+
+import images
+from feedline.diagnose.diagnose import diagnose
+from feedline.diagnose.finding import Finding
+from feedline.system import cpu_model
+from situation import CORES, SITUATIONS, Situation
+from situations import handing, healthy, machine, making, step, storage, workers  # noqa: F401
+
+_LIMIT_S = 60.0
+FINE = ("healthy", "compute-bound")
+
+
+def main() -> int:
+    """Run them, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="situations whose name begins like this")
+    parser.add_argument("--json", type=Path, help="write the table into a file")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each kind (default 1)")
+    parser.add_argument("--verbose", action="store_true", help="all findings, with their evidence")
+    parser.add_argument("--named-only", action="store_true", help="apply no fix")
+    parser.add_argument("--images", type=Path, help="a folder to keep the images in")
+    args = parser.parse_args()
+    chosen = [each for each in SITUATIONS if each.name.startswith(args.only)]
+    if not chosen:
+        print(f"no situation begins with {args.only!r}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="feedline-laboratory-") as temporary:
+        where = args.images or Path(temporary)
+        images.use(where)
+        if not (where / "photos").exists():
+            images.make(where)
+        rows = []
+        for each in chosen:
+            if not each.needs():
+                print(f"{each.name:28} not planted: this machine does not allow it", flush=True)
+                continue
+            rows.append(row(each, args.rounds, args.named_only, args.verbose))
+            print(line(rows[-1]), flush=True)
+    if args.json:
+        table = {
+            "machine": {"cpu": cpu_model(), "cores": CORES, "torch": torch.__version__},
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+    wrong = [each for each in rows if not (each["right"] and each["near"])]
+    print(f"{len(rows) - len(wrong)} of {len(rows)} as planted")
+    return 1 if wrong else 0
+
+
+def row(each: Situation, rounds: int, named_only: bool, verbose: bool) -> dict[str, Any]:
+    """Run a situation, as planted and mended in turns."""
+    fixed = each.predicts and not named_only and each.planted not in FINE
+    planted, mended = [], []
+    for _ in range(rounds):
+        planted.append(apart(each, False))
+        if fixed:
+            mended.append(apart(each, True))
+    now = statistics.median(run["per_sample_ms"] for run in planted)
+    middle = min(planted, key=lambda run: abs(run["per_sample_ms"] - now))
+    if verbose:
+        print(f"--- {each.name}: {each.what}\n{middle['said']}")
+    gain = now / statistics.median(run["per_sample_ms"] for run in mended) if mended else None
+    named, predicted = middle["named"], middle["predicted"]
+    near = gain is None or predicted is None or abs(predicted / gain - 1) <= 0.15
+    return {
+        "name": each.name,
+        "what": each.what,
+        "over": each.over,
+        "planted": each.planted,
+        "named": named,
+        "also": middle["also"],
+        "right": named == each.planted or (each.planted == "healthy" and named in FINE),
+        "predicted": predicted,
+        "low": middle["low"],
+        "high": middle["high"],
+        "measured": gain,
+        "near": near,
+        "bound": middle["bound"],
+        "wait_pct": middle["wait_pct"],
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as text."""
+    gains = "".join(
+        f"{row[name]:9.2f}" if row[name] is not None else "        -"
+        for name in ("predicted", "measured")
+    )
+    marks = ("" if row["right"] else "  NOT NAMED") + ("" if row["near"] else "  FAR")
+    return f"{row['name']:28}{row['over']:9}{row['planted']:18}{row['named']:18}{gains}{marks}"
+
+
+def apart(each: Situation, fixed: bool) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    said: dict[str, Any] = {"error": f"took longer than {_LIMIT_S:.0f} s"}
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(each, fixed, there))
+    process.start()
+    there.close()
+    try:
+        if here.poll(_LIMIT_S):
+            said = here.recv()
+    except EOFError:
+        said = {"error": "the process ended without a word"}
+    finally:
+        process.join(5 if "error" not in said else 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has left behind
+        process.join()
+    if "error" in said:
+        raise RuntimeError(f"{each.name}, {'mended' if fixed else 'as planted'}: {said['error']}")
+    return said
+
+
+def _run(each: Situation, fixed: bool, there: Any) -> None:
+    os.setpgid(0, 0)
+    os.environ.pop("OMP_NUM_THREADS", None)
+    torch.manual_seed(0)
+    try:
+        begun_s = time.perf_counter()
+        outcome = each.loop(fixed)
+        verdict = diagnose(outcome.run)
+        first = verdict.findings[0]
+        there.send(
+            {
+                "named": first.rule,
+                "also": [finding.rule for finding in verdict.findings[1:]],
+                "predicted": first.gain.predicted if first.gain else None,
+                "low": first.gain.low if first.gain else None,
+                "high": first.gain.high if first.gain else None,
+                "bound": verdict.bound,
+                "wait_pct": verdict.wait_pct,
+                "per_sample_ms": 1000 * outcome.seconds / max(1, outcome.samples),
+                "took_s": time.perf_counter() - begun_s,
+                "said": "\n".join(_said(finding) for finding in verdict.findings),
+            }
+        )
+    except BaseException:
+        there.send({"error": traceback.format_exc()})
+
+
+def _said(finding: Finding) -> str:
+    gain = finding.gain
+    times = f" {gain.predicted:.2f} ({gain.low:.2f} to {gain.high:.2f})" if gain else ""
+    return f"  {finding.rule}{times}: {finding.cause} [{finding.evidence}] {finding.fix}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""What is planted, a file a group."""

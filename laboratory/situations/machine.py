@@ -1,0 +1,75 @@
+"""The machine: cores that may not be used, and threads that fight for those that may."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import feedline
+from datasets import Arrays, Computed
+from situation import CORES, Outcome, paced, situation, train
+
+
+def _pinned() -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+
+
+def _several() -> bool:
+    return CORES > 1 and (os.cpu_count() or 1) > 1
+
+
+@situation("cpu-quota", "torch", needs=_several)
+def one_core(fixed: bool) -> Outcome:
+    """The process may run on one core, with a worker for each of the machine's; fix: on all."""
+    if not fixed:
+        _pinned()
+    data = Computed(16 * (300 if fixed else 150), 2.0)
+    return train(DataLoader(data, 16, num_workers=2), paced(5))
+
+
+@situation("cpu-quota", "feedline", needs=_several)
+def one_core_of_feedline(fixed: bool) -> Outcome:
+    """The same over feedline.DataLoader, with a batch system that allots one core."""
+    if not fixed:
+        _pinned()
+        os.environ["SLURM_CPUS_PER_TASK"] = "1"
+    data = Computed(16 * (300 if fixed else 150), 2.0)
+    return train(feedline.DataLoader(data, 16, num_workers=2), paced(5))
+
+
+class _Convolved:
+    """A step of a dataset that computes with torch."""
+
+    def __call__(self, pixels: Any) -> Any:
+        image = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(torch.float32)
+        for _ in range(4):
+            image = torch.nn.functional.avg_pool2d(image, 5, 1, 2)
+        return image[0].to(torch.uint8)
+
+
+def _threads(worker: int) -> None:
+    torch.set_num_threads(4 * CORES)
+
+
+@situation("noisy-threads", "torch", predicts=False)
+def threads_in_workers(fixed: bool) -> Outcome:
+    """Each worker computes with four threads a core; fix: with one."""
+    data = Arrays(1200, 256, _Convolved())
+    loader = DataLoader(data, 16, num_workers=CORES, worker_init_fn=None if fixed else _threads)
+    return train(loader, paced(5))
+
+
+@situation("noisy-threads", "torch", predicts=False)
+def threads_in_the_trainer(fixed: bool) -> Outcome:
+    """The step computes with eight threads a core beside workers; fix: with one a core."""
+    torch.set_num_threads(CORES if fixed else 8 * CORES)
+    layer = torch.nn.Conv2d(3, 32, 5)
+
+    def step(batch: Any) -> None:
+        with torch.no_grad():
+            layer(batch[0].to(torch.float32))
+
+    return train(DataLoader(Computed(16 * 150, 1.0), 16, num_workers=CORES), step)

@@ -1,0 +1,153 @@
+"""Workers: too few, too many, started again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+import feedline
+import images
+from datasets import Computed, Repeated, folder, usual
+from situation import CORES, Outcome, paced, situation, train
+
+
+@situation("too-few-workers", "torch")
+def one_worker(fixed: bool) -> Outcome:
+    """One worker decodes photographs; fix: as many as there are cores."""
+    data = Repeated(folder(images.photos(), usual(112)), 2400 if fixed else 1200)
+    return train(DataLoader(data, 32, num_workers=CORES if fixed else 1), paced(20))
+
+
+@situation("too-few-workers", "torch")
+def no_workers(fixed: bool) -> Outcome:
+    """The training process decodes photographs itself; fix: workers."""
+    data = Repeated(folder(images.photos(), usual(112)), 1600 if fixed else 800)
+    return train(DataLoader(data, 32, num_workers=CORES if fixed else 0), paced(60))
+
+
+@situation("too-few-workers", "feedline")
+def one_worker_of_feedline(fixed: bool) -> Outcome:
+    """One worker for a step that takes 15 ms; fix: as many as there are cores."""
+    loader = feedline.DataLoader(Computed(6000, 1.5), 24, seed=0, num_workers=CORES if fixed else 1)
+    return train(loader, paced(15), at_most=250 if fixed else 150)
+
+
+@situation("too-few-workers", "torch", predicts=False)
+def generator(fixed: bool) -> Outcome:
+    """A generator makes batches in the training thread."""
+
+    def batches() -> Any:
+        data = Computed(32, 1.0)
+        for _ in range(80):
+            yield [data[k] for k in range(32)]
+
+    return train(_Batches(batches), paced(30))
+
+
+class _Batches:
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __iter__(self) -> Any:
+        return self._make()
+
+
+@situation("too-many-workers", "torch")
+def eight_workers_a_core(fixed: bool) -> Outcome:
+    """Eight workers a core begin each epoch at once; fix: one a core."""
+    workers = CORES if fixed else 8 * CORES
+    data = Computed(24 * 32, 2.0)
+    loader = DataLoader(data, 24, num_workers=workers, persistent_workers=True)
+    return train(loader, paced(32), epochs=4)
+
+
+def _opened(worker: int) -> None:
+    time.sleep(0.25)
+
+
+@situation("workers-restarted", "torch")
+def workers_of_an_epoch(fixed: bool) -> Outcome:
+    """Each epoch starts its workers, which open an archive for 0.25 s; fix: persistent_workers."""
+    loader = DataLoader(
+        Computed(16 * 20, 1.0),
+        16,
+        num_workers=CORES,
+        persistent_workers=fixed,
+        worker_init_fn=_opened,
+    )
+    return train(loader, paced(20), epochs=9)
+
+
+@situation("workers-restarted", "feedline")
+def workers_of_an_epoch_of_feedline(fixed: bool) -> Outcome:
+    """The same over feedline.DataLoader without a seed."""
+    loader = feedline.DataLoader(
+        Computed(16 * 20, 1.0),
+        16,
+        num_workers=CORES,
+        persistent_workers=fixed,
+        worker_init_fn=_opened,
+    )
+    return train(loader, paced(20), epochs=9)
+
+
+class _Dying(Computed):
+    """Now and then a sample ends its worker, once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1600, 1.0)
+        self.folder = folder
+
+    def __getitem__(self, number: int) -> Any:
+        if number % 400 == 200:
+            mark = self.folder / f"dead-{number}"
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(number)
+
+
+@situation("workers-restarted", "feedline", predicts=False)
+def dying_workers(fixed: bool) -> Outcome:
+    """Workers are killed, as by a kernel that is out of memory."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as marks:
+        loader = feedline.DataLoader(_Dying(Path(marks)), 16, num_workers=CORES)
+        return train(loader, paced(20))
+
+
+@situation("loader-rebuilt", "torch")
+def loader_of_an_epoch(fixed: bool) -> Outcome:
+    """A new DataLoader for each epoch; fix: one for all, with persistent workers."""
+
+    def built(epoch: int = 0) -> DataLoader:
+        return DataLoader(
+            Computed(16 * 20, 1.0),
+            16,
+            num_workers=CORES,
+            persistent_workers=True,
+            worker_init_fn=_opened,
+        )
+
+    return train(built() if fixed else built, paced(20), epochs=9)
+
+
+@situation("loader-rebuilt", "torch", predicts=False)
+def loader_of_a_size(fixed: bool) -> Outcome:
+    """A new DataLoader for each image size."""
+
+    def built(epoch: int) -> DataLoader:
+        return DataLoader(
+            Computed(16 * 20, 1.0, (3, 64 + 16 * epoch, 64 + 16 * epoch)),
+            16,
+            num_workers=CORES,
+            worker_init_fn=_opened,
+        )
+
+    return train(built, paced(20), epochs=6)

@@ -1,0 +1,183 @@
+"""What workers did with their time: on a core, in wait for one, or for something else; by stage.
+
+Guarantees: pure; shares are from 0 to 1, and those of a lane add up to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feedline.diagnose.cores import Cores
+from feedline.trace.run import Loader, Run, StageTime
+
+__all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
+
+_SLOW_OCTAVES = 3  # a sample is slow that takes at least 8 times the median
+_SLOW_SHARE = 0.1  # and slow ones are few
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage of a batch.
+
+    Args:
+        name: as recorded.
+        cpu_ms: on a core, of a batch, in one worker.
+        blocked_ms: waiting for a disk, a network, a lock, a clock.
+    """
+
+    name: str
+    cpu_ms: float
+    blocked_ms: float
+
+    @property
+    def ms(self) -> float:
+        """What it takes of a batch, where a core is free."""
+        return self.cpu_ms + self.blocked_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tail:
+    """Samples that take far longer than others.
+
+    Args:
+        share: how many of all samples they are, 0 to 1.
+        usual_ms: the median sample,
+        slow_ms: and these in the mean.
+        excess_ms: what they add to a batch, beyond what usual ones take.
+    """
+
+    share: float
+    usual_ms: float
+    slow_ms: float
+    excess_ms: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """Means for a batch, in ms, over all workers together.
+
+    Args:
+        work_ms: to make one batch.
+        cpu_ms: of that, on a core; likewise
+        queued_ms: ready, and no core was free;
+        blocked_ms: waiting for something else.
+        crowding: how many times as long the work takes on its core because programs of others have
+            the cores, 1 for not at all; what the run's own processes take is not in it.
+        all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
+            threads; None where that was not measured.
+        busy: share of the time that workers are at a task.
+        stages: most expensive first; empty where no task was timed.
+        tail: samples that take far longer than others; None where there are none.
+        timed: tasks that the shares follow from.
+    """
+
+    work_ms: float
+    cpu_ms: float
+    queued_ms: float
+    blocked_ms: float
+    crowding: float
+    all_cpu_ms: float | None
+    busy: float
+    stages: tuple[Stage, ...]
+    tail: Tail | None
+    timed: int
+
+    @property
+    def own_ms(self) -> float:
+        """A batch's work where a core is free: what stages are parts of."""
+        return self.cpu_ms + self.blocked_ms
+
+    @property
+    def needed_ms(self) -> float:
+        """A batch's work without what the run's own processes take from each other."""
+        return self.cpu_ms * self.crowding + self.blocked_ms
+
+    @property
+    def blocked_share(self) -> float:
+        """Of the work."""
+        return self.blocked_ms / self.own_ms if self.own_ms > 0 else 0.0
+
+    def of(self, *prefixes: str) -> Stage:
+        """The sum of all stages whose names begin like this."""
+        own = [stage for stage in self.stages if stage.name.startswith(prefixes)]
+        return Stage(
+            name=", ".join(stage.name for stage in own),
+            cpu_ms=sum(stage.cpu_ms for stage in own),
+            blocked_ms=sum(stage.blocked_ms for stage in own),
+        )
+
+
+def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | None:
+    """What the workers of a run did; None where nobody timed them."""
+    batches = sum(each.batches for each in run.passes)
+    if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
+        return None
+    one = run.tasks if all(each.kind == "torch" for each in run.loaders) else batches
+    work_ms = run.tasks_ms / one
+    workers = [each for each in run.use.processes if each.role == "worker"]
+    cpu_s = sum(each.cpu_s for each in workers)
+    seconds = sum(each.seconds for each in workers)
+    ratio = cores.workers_queued if loader.workers else cores.trainer_queued
+    if run.timed and run.timed_ms > 0:
+        on_core = min(1.0, run.timed_cpu_ms / run.timed_ms)
+    elif seconds > 0:
+        on_core = min(1.0, cpu_s / seconds)
+    else:
+        on_core = 1.0
+    off_core = 1.0 - on_core
+    waiting = min(off_core, on_core * ratio)
+    if run.timed and run.timed_queued_ms is not None and run.timed_ms > 0:
+        waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
+        ratio = waiting / on_core if on_core > 0 else 0.0
+    lanes = max(1, loader.workers or 1)
+    scale = work_ms / run.timed_ms if run.timed and run.timed_ms > 0 else 0.0
+    # Of the time that a stage is on no core, as much is spent blocked as of all such time.
+    blocked = (off_core - waiting) / off_core if off_core > 0 else 0.0
+    stages = [_stage(each, scale, blocked) for each in run.stages] if scale else []
+    return Lanes(
+        work_ms=work_ms,
+        cpu_ms=work_ms * on_core,
+        queued_ms=work_ms * waiting,
+        blocked_ms=work_ms * max(0.0, off_core - waiting),
+        crowding=cores.others(ratio),
+        all_cpu_ms=cpu_s / seconds * lanes * step_ms if seconds >= 0.5 else None,
+        busy=min(1.0, work_ms / lanes / step_ms),
+        stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
+        tail=_tail(run, work_ms),
+        timed=run.timed,
+    )
+
+
+def _stage(each: StageTime, scale: float, blocked: float) -> Stage:
+    ms = each.total_ms * scale
+    cpu = ms if each.cpu_ms is None else min(ms, each.cpu_ms * scale)
+    return Stage(name=each.name, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu) * blocked)
+
+
+def _tail(run: Run, work_ms: float) -> Tail | None:
+    """Slow samples among the timed ones, where they are few and much slower than the others."""
+    sizes = {k: (count, ms) for k, (count, ms) in run.sample_sizes.items() if count > 0}
+    total = sum(count for count, _ in sizes.values())
+    if total < 8 or not run.timed or run.timed_ms <= 0:
+        return None
+    middle, left = min(sizes), total / 2
+    for k in sorted(sizes):
+        left -= sizes[k][0]
+        if left <= 0:
+            middle = k
+            break
+    slow = {k: own for k, own in sizes.items() if k >= middle + _SLOW_OCTAVES}
+    few = {k: own for k, own in sizes.items() if k not in slow}
+    usual_count, usual_ms = (sum(own[i] for own in few.values()) for i in (0, 1))
+    slow_count, slow_ms = (sum(own[i] for own in slow.values()) for i in (0, 1))
+    if not slow_count or slow_count > _SLOW_SHARE * total or usual_count <= 0:
+        return None
+    usual = usual_ms / usual_count
+    excess = max(0.0, slow_ms - slow_count * usual)
+    return Tail(
+        share=slow_count / total,
+        usual_ms=usual,
+        slow_ms=slow_ms / slow_count,
+        excess_ms=work_ms * min(1.0, excess / run.timed_ms),
+    )

@@ -1,0 +1,165 @@
+"""From a worker's hands into the step's: collating, handing over, prefetching, tiny batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from feedline.diagnose.facts import Facts
+from feedline.diagnose.finding import Finding, Gain
+from feedline.diagnose.model import Change, Load, gain_of, less_work, load_of
+from feedline.diagnose.words import count, ms, percent, size
+
+__all__ = ["collate", "hand_over", "shallow_prefetch", "shared_memory", "small_batch"]
+
+_MUCH = 0.35
+_IDLE = 0.85  # workers that are at work for less of the time could do more
+_DEEP = 16  # batches ahead: more do not help against stalls that one still sees
+_FULL = 0.8  # of the shared memory
+_TINY_MS = 5.0  # a step that is longer is not made of what a batch costs as such
+_TINY = 32  # samples
+_TINY_BYTES = 1 << 20
+
+
+def collate(facts: Facts) -> Finding | None:
+    """To make one batch of the samples takes much of the workers' time."""
+    lanes = facts.lanes
+    if lanes is None or not facts.waits:
+        return None
+    stage = lanes.of("collate", "pack")
+    if stage.ms < _MUCH * lanes.own_ms or _tiny(facts):
+        return None
+    # To copy a batch's bytes once remains in any case: at the speed at which that goes here.
+    gain = gain_of(facts, less_work(facts, stage.cpu_ms, stage.blocked_ms))
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    own = facts.loader.collate
+    return Finding(
+        rule="collate",
+        cause=f"{own or 'To stack samples into batches'} takes "
+        f"{percent(stage.ms / lanes.own_ms)} of the workers' time.",
+        evidence=f"{ms(stage.ms)} of {ms(lanes.own_ms)} for a batch of {size(facts.bytes)}",
+        fix=f"Let {own} do less: work on a sample belongs into the dataset, work on a batch onto "
+        "the device; stacking alone is what torch's default does."
+        if own
+        else "Make samples smaller: uint8 in the place of floats, one tensor in the place of many; "
+        "or let feedline.DataLoader write rows straight into the batch.",
+        gain=gain,
+    )
+
+
+def hand_over(facts: Facts) -> Finding | None:
+    """Batches are made in time, but to take them over takes the step's time."""
+    lanes, hand = facts.lanes, facts.hand_cpu_ms
+    if lanes is None or not facts.workers or not facts.waits or hand is None or _tiny(facts):
+        return None
+    beside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
+    if hand + beside / facts.workers < 0.5 * facts.wait_ms:
+        return None
+
+    def change(load: Load) -> Load:
+        left = max(0.0, load.hand_ms - hand)
+        return replace(load, hand_ms=left, hand_cpu_ms=0.0, beside_cpu_ms=0.0)
+
+    gain = gain_of(facts, change)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    return Finding(
+        rule="hand-over",
+        cause="Batches are ready, but handing them from process to process takes long.",
+        evidence=f"of {ms(facts.wait_ms)} that a step waits, the training thread itself works "
+        f"{ms(hand)} to take {size(facts.bytes)} over, and workers {ms(beside)} beside their "
+        f"tasks; they are at these {percent(lanes.busy)} of the time",
+        fix="Give batches as few large tensors, not as many small ones or as Python objects; "
+        "feedline.DataLoader hands over memory that both sides share.",
+        gain=gain,
+    )
+
+
+def shallow_prefetch(facts: Facts) -> Finding | None:
+    """Workers are fast enough in the mean, but too little is ready when a batch takes longer."""
+    lanes = facts.lanes
+    if lanes is None or not facts.workers or not facts.waits or lanes.busy >= _IDLE:
+        return None
+    ahead = facts.workers * (facts.loader.prefetch_factor or 2)
+    if ahead >= _DEEP or (facts.hand_cpu_ms or 0.0) >= 0.5 * facts.wait_ms or _tiny(facts):
+        return None
+    loads = [load_of(facts, phase) for phase in facts.phases]
+    if any(load.produce_ms > load.consume_ms for load in loads):
+        return None
+    gain = gain_of(facts, lambda load: load)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    period = facts.stalls.period
+    more = -(-_DEEP // facts.workers)
+    return Finding(
+        rule="shallow-prefetch",
+        cause="Workers are fast enough in the mean, but too few batches are ready for when they "
+        "are not.",
+        evidence=f"{percent(facts.stalls.waited)} of the steps wait, up to "
+        f"{ms(facts.stalls.longest_ms)}, while workers are at work {percent(lanes.busy)} of the "
+        f"time; {count(ahead, 'batch')} ahead".replace("batchs", "batches")
+        + (f"; every {period}th step is late" if period else ""),
+        fix=f"Set prefetch_factor={more}.",
+        gain=gain,
+    )
+
+
+def shared_memory(facts: Facts) -> Finding | None:
+    """What torch's workers have ready hardly fits into /dev/shm: the next larger batch ends it."""
+    room = facts.use.shared_memory_bytes
+    if facts.loader.kind != "torch" or not facts.workers or not room:
+        return None
+    largest = max((phase.bytes for phase in facts.phases), default=0.0)
+    needed = largest * (facts.workers * (facts.loader.prefetch_factor or 2) + 1)
+    if needed < _FULL * room:
+        return None
+    return Finding(
+        rule="shared-memory",
+        cause="Batches that are ready hardly fit into shared memory; where they do not, a worker "
+        "is killed by a bus error.",
+        evidence=f"/dev/shm holds {size(room)}; {facts.workers} workers with "
+        f"{facts.loader.prefetch_factor or 2} batches of {size(largest)} each need {size(needed)}",
+        fix="Give the container more (`docker run --shm-size=8g`), or set a smaller "
+        "prefetch_factor; feedline.DataLoader does not use /dev/shm.",
+    )
+
+
+def small_batch(facts: Facts) -> Finding | None:
+    """Batches are so small that what each costs as such is most of the step."""
+    lanes, samples = facts.lanes, facts.samples
+    if not facts.waits or not _tiny(facts) or samples is None:
+        return None
+    work = lanes.work_ms / max(1, facts.workers) if lanes is not None else 0.0
+    each_ms = facts.wait_ms - (work if not facts.workers else 0.0)
+    if work > 0.7 * facts.step_ms or each_ms <= 0.3 * facts.wait_ms:
+        return None
+    by = max(2, int(64 / max(1.0, samples)))
+
+    def change(load: Load) -> Load:
+        # As measured for one of today's batches: all but what a batch costs as such stays.
+        return replace(load, hand_ms=load.hand_ms / by, beside_cpu_ms=load.beside_cpu_ms / by)
+
+    return Finding(
+        rule="small-batch",
+        cause=f"Batches of {samples:.0f} are so small that handing them over is most of the step.",
+        evidence=f"a step takes {ms(facts.step_ms)}, of which it computes {ms(facts.compute_ms)}; "
+        f"workers need {ms(work)} for a batch, the rest is what each batch costs as such",
+        fix=f"Set a larger batch_size, such as {int(samples * by)}, or let the dataset give many "
+        "samples at once (__getitems__).",
+        gain=_worth(facts, change),
+    )
+
+
+def _worth(facts: Facts, change: Change) -> Gain | None:
+    gain = gain_of(facts, change)
+    return gain if gain.predicted >= facts.thresholds.worth else None
+
+
+def _tiny(facts: Facts) -> bool:
+    samples = facts.samples
+    return (
+        samples is not None
+        and samples <= _TINY
+        and facts.bytes <= _TINY_BYTES
+        and facts.step_ms <= _TINY_MS
+    )

@@ -1,0 +1,110 @@
+"""The machine: cores that may not be used, and threads that fight for those that may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from feedline.diagnose.facts import Facts
+from feedline.diagnose.finding import Finding
+from feedline.diagnose.model import Change, Load, gain_of
+from feedline.diagnose.words import count, ms
+
+__all__ = ["cpu_quota", "noisy_threads"]
+
+_USED_UP = 0.8  # of the cores
+_THROTTLED = 0.05  # of the time
+_MORE_CPU = 1.5  # of all threads of a worker to its main one
+_OWN_THREADS = 3  # torch's workers have their own, one that sends, and one that hands files over
+_CROWDED = 0.5  # seconds without a core, for each on one
+
+
+def cpu_quota(facts: Facts) -> Finding | None:
+    """The machine has more cores than this process may use, and these are used up."""
+    machine = facts.machine
+    may = machine.usable_cores * max(1, machine.shared_by)
+    if machine.usable_cores <= 0 or may >= machine.cores:
+        return None
+    throttled = facts.use.throttled_s or 0.0
+    held_up = facts.seconds > 0 and throttled >= _THROTTLED * facts.seconds
+    used = facts.cores_used
+    if not held_up and (used is None or used < _USED_UP * facts.cores or not facts.waits):
+        return None
+    most = max(facts.cores, machine.cores // max(1, machine.shared_by))
+    gains = {cores: gain_of(facts, _with(cores)) for cores in range(facts.cores + 1, most + 1)}
+    best = max((gain.predicted for gain in gains.values()), default=1.0)
+    cores = min((n for n, gain in gains.items() if gain.predicted >= best / 1.03), default=0)
+    gain = gains.get(cores)
+    if gain is not None and gain.predicted < facts.thresholds.worth:
+        gain = None
+    if gain is None and not held_up:
+        return None
+    quota = machine.quota_cores
+    limit = (
+        f"a CPU quota of {quota:g} cores"
+        if quota is not None and quota < machine.cores
+        else ("the cores that the process may run on, or those that the batch system allots")
+    )
+    return Finding(
+        rule="cpu-quota",
+        cause=f"This process may use {count(facts.cores, 'core')} of {machine.cores}, and they are "
+        "used up.",
+        evidence=f"the limit is {limit}"
+        + (f"; {used:.1f} cores were in use" if used is not None else "")
+        + (f"; processes were held up for {throttled:.1f} s" if throttled else ""),
+        fix=f"Ask for {count(cores, 'core')} (docker --cpus, a pod's CPU limit, SLURM's "
+        "--cpus-per-task). More workers on the same cores would not help."
+        if gain
+        else "Ask for a larger CPU quota. More workers within it would not help.",
+        gain=gain,
+    )
+
+
+def _with(cores: int) -> Change:
+    def change(load: Load) -> Load:
+        return replace(load, cores=float(cores))
+
+    return change
+
+
+def noisy_threads(facts: Facts) -> Finding | None:
+    """Libraries start threads in each worker, or more in the trainer than there are cores."""
+    return _in_workers(facts) or _in_the_trainer(facts)
+
+
+def _in_workers(facts: Facts) -> Finding | None:
+    lanes, workers = facts.lanes, facts.workers
+    if lanes is None or not workers or not facts.waits or lanes.all_cpu_ms is None:
+        return None
+    threads = max(
+        (each.threads or 0 for each in facts.use.processes if each.role == "worker"),
+        default=facts.use.worker_threads or 0,
+    )
+    more = lanes.all_cpu_ms / lanes.cpu_ms if lanes.cpu_ms > 0 else 0.0
+    crowded = workers * (threads - _OWN_THREADS + 1) > facts.cores
+    if threads <= _OWN_THREADS or more < _MORE_CPU or not crowded:
+        return None
+    return Finding(
+        rule="noisy-threads",
+        cause="Each worker computes with several threads, and all of them share the cores.",
+        evidence=f"{count(workers, 'worker')} with up to {threads} threads each on "
+        f"{count(facts.cores, 'core')}; for a batch they are on a core for "
+        f"{ms(lanes.all_cpu_ms)}, their main threads for {ms(lanes.cpu_ms)}; ready and without a "
+        f"core for {ms(lanes.queued_ms)}",
+        fix="Let each worker compute with one thread: OMP_NUM_THREADS=1, "
+        "cv2.setNumThreads(0), torch.set_num_threads(1) in worker_init_fn.",
+    )
+
+
+def _in_the_trainer(facts: Facts) -> Finding | None:
+    threads, queued, cpu = facts.use.threads, facts.step_queued_ms, facts.step_cpu_ms
+    if threads is None or threads <= facts.cores or not queued or not cpu:
+        return None
+    if queued < _CROWDED * cpu or cpu < 0.2 * facts.step_ms:
+        return None
+    return Finding(
+        rule="noisy-threads",
+        cause="The training process computes with more threads than there are cores.",
+        evidence=f"{threads} threads on {count(facts.cores, 'core')}; for a step they are on a "
+        f"core for {ms(cpu)} and ready without one for {ms(queued)}",
+        fix=f"Set torch.set_num_threads({facts.cores}), or OMP_NUM_THREADS={facts.cores}.",
+    )

@@ -1,0 +1,129 @@
+"""The step itself: new shapes, a host that is slower than its device, and nothing to mend."""
+
+from __future__ import annotations
+
+from feedline.diagnose.facts import Facts
+from feedline.diagnose.finding import Finding
+from feedline.diagnose.model import gain_of_saved, load_of
+from feedline.diagnose.words import count, ms, percent
+
+__all__ = ["compute_bound", "healthy", "host_bound", "inconclusive", "new_shape"]
+
+_IDLE_DEVICE = 0.7
+_BUSY_HOST = 0.9
+_HEADROOM = 2.0  # times as fast as the step takes them, batches can be made
+
+
+def new_shape(facts: Facts) -> Finding | None:
+    """The first steps at another image size take far longer than those after them."""
+    late = [phase for phase in facts.phases if phase.first_pass > 0 and phase.first_excess_steps]
+    excess = sum(phase.first_excess_ms for phase in late)
+    if not late:
+        return None
+    gain = gain_of_saved(facts, excess)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    worst = max(late, key=lambda phase: phase.first_excess_ms)
+    size = f"{worst.image_size} px" if worst.image_size else f"batches of {worst.batch_size}"
+    steps = sum(phase.first_excess_steps for phase in late)
+    return Finding(
+        rule="new-shape",
+        cause="The first steps at a new image size take long: kernels are chosen or compiled anew.",
+        evidence=f"{count(steps, 'step')} at {count(len(late), 'change')} took {ms(excess)} longer "
+        f"than the usual ones; worst at {size}, {ms(worst.first_excess_ms)}",
+        fix="Let each shape be met once before training, or have fewer of them: few sizes in the "
+        "schedule, drop_last=True, torch.compile(dynamic=True), cudnn.benchmark only where "
+        "shapes stay.",
+        gain=gain,
+    )
+
+
+def host_bound(facts: Facts) -> Finding | None:
+    """The device waits for the host: for Python, and for kernels to be launched."""
+    if not facts.device or facts.waits:
+        return None
+    busy = facts.use.gpu_busy
+    own = facts.compute_cpu_ms
+    host = own / facts.compute_ms if own is not None and facts.compute_ms > 0 else None
+    if busy is not None and busy >= _IDLE_DEVICE:
+        return None
+    if host is None or host < _BUSY_HOST:
+        return None
+    return Finding(
+        rule="host-bound",
+        cause="The training thread itself is the limit: Python, and the launching of kernels.",
+        evidence=f"of each step's {ms(facts.compute_ms)} the thread is on a core {percent(host)}"
+        + (f"; the device is busy {percent(busy)} of the time" if busy is not None else "")
+        + f"; a step waits {ms(facts.wait_ms)} for its batch",
+        fix="Launch fewer and larger kernels: a larger batch, torch.compile, CUDA graphs, fused "
+        "optimisers; take .item(), printing and logging out of the step.",
+    )
+
+
+def compute_bound(facts: Facts) -> Finding | None:
+    """The step decides, and batches could be made much faster than it takes them."""
+    if facts.waits or facts.lanes is None:
+        return None
+    for phase in facts.phases:
+        load = load_of(facts, phase)
+        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms:
+            return None
+    lanes = facts.lanes
+    return Finding(
+        rule="compute-bound",
+        cause="The step itself decides how fast training is. A faster loader would gain nothing.",
+        evidence=f"a step computes for {ms(facts.compute_ms)} and waits {ms(facts.wait_ms)}; "
+        f"workers are at work {percent(lanes.busy)} of the time",
+    )
+
+
+def healthy(facts: Facts) -> Finding:
+    """Nothing is to be mended."""
+    return Finding(
+        rule="healthy",
+        cause="Batches are ready when they are asked for.",
+        evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}, "
+        f"{facts.wait_pct:.1f}% of the time with the starts of epochs",
+    )
+
+
+def inconclusive(facts: Facts) -> Finding | None:
+    """There is too little to say anything."""
+    least = facts.thresholds.least_steps
+    if not facts.passes:
+        return _nothing("No batch was asked for.", "no pass was recorded", f"Run {least} steps.")
+    if not any(each.batches for each in facts.passes):
+        how = facts.passes[-1].ended
+        said = (
+            "the loader raised before its first batch"
+            if how == "raised"
+            else ("the loader gave no batch")
+        )
+        return _nothing(
+            "There was no batch.",
+            f"{count(len(facts.passes), 'pass').replace('passs', 'passes')}; {said}",
+            "See that the dataset is not empty, and that drop_last=True does not leave out its "
+            "only batch."
+            if how != "raised"
+            else "Mend the error, then run it again.",
+        )
+    if facts.steps < least:
+        how = {"left": "the loop broke off", "raised": "the loader raised"}.get(
+            facts.passes[-1].ended, "the loader is short"
+        )
+        return _nothing(
+            "There are too few steps to say anything.",
+            f"{count(facts.steps, 'step')} measured; {how}",
+            f"Let it run for at least {least} steps.",
+        )
+    if facts.step_ms <= 0:
+        return _nothing(
+            "The steps took no time that could be measured.",
+            f"{count(facts.steps, 'step')}",
+            "Do in the loop what training does.",
+        )
+    return None
+
+
+def _nothing(cause: str, evidence: str, fix: str) -> Finding:
+    return Finding(rule="inconclusive", cause=cause, evidence=evidence, fix=fix)

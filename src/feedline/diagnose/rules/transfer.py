@@ -1,0 +1,91 @@
+"""Bytes on their way to the device: floats where pixels would do, memory that is not pinned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from feedline.diagnose.facts import Facts
+from feedline.diagnose.finding import Finding
+from feedline.diagnose.model import Load, gain_of, less_work
+from feedline.diagnose.words import ms, percent, size
+
+__all__ = ["float_copy", "unpinned_copy"]
+
+_LEAST_BYTES = 1 << 20
+_MOST_FLOATS = 0.5
+_AS_PIXELS = 0.25  # bytes of a pixel as uint8 to those as float32
+_CONVERTING = (
+    "transform: ToTensor",
+    "transform: ToDtype",
+    "transform: ConvertImageDtype",
+    "to values",
+)
+_CARRYING = ("collate", "pack")
+
+
+def float_copy(facts: Facts) -> Finding | None:
+    """Images travel as floats: four times the bytes to convert, stack, hand over and copy."""
+    if facts.bytes < _LEAST_BYTES or facts.float_share < _MOST_FLOATS:
+        return None
+    copied = facts.copy_ms or 0.0
+    if not facts.waits and copied < 0.05 * facts.step_ms:
+        return None
+    lanes = facts.lanes
+    less = 1 - _AS_PIXELS
+    cpu = blocked = 0.0
+    if lanes is not None:
+        scaled = lanes.of(*_CONVERTING, *_CARRYING)
+        # torchvision and albumentations alike: to normalise is the device's, where it is free.
+        gone = lanes.of("transform: Normalize")
+        cpu = less * scaled.cpu_ms + gone.cpu_ms
+        blocked = less * scaled.blocked_ms + gone.blocked_ms
+    reduce = less_work(facts, cpu, blocked)
+
+    def change(load: Load) -> Load:
+        own = reduce(load)
+        return replace(
+            own,
+            hand_ms=own.hand_ms * _AS_PIXELS,
+            hand_cpu_ms=own.hand_cpu_ms * _AS_PIXELS,
+            beside_cpu_ms=own.beside_cpu_ms * _AS_PIXELS,
+        )
+
+    gain = gain_of(facts, change)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    moved = cpu + blocked
+    return Finding(
+        rule="float-copy",
+        cause="Images travel from worker to step as floats, four times the bytes of their pixels.",
+        evidence=f"{size(facts.bytes)} a batch, {percent(facts.float_share)} of it images as floats"
+        + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
+        + (f"; a step waits {ms(copied)} for copies" if copied else ""),
+        fix="Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
+        "normalise on the device; feedline.DataLoader(device=...) does that.",
+        gain=gain,
+    )
+
+
+def unpinned_copy(facts: Facts) -> Finding | None:
+    """Batches lie in pageable memory, so a copy to the device holds up the step."""
+    unpinned = [phase for phase in facts.phases if phase.pinned is False]
+    if not facts.device or not unpinned or facts.bytes < _LEAST_BYTES:
+        return None
+    copied = facts.copy_ms
+    gain = None
+    if copied is not None:
+        if copied < 0.05 * facts.step_ms:
+            return None
+        gain = gain_of(facts, lambda load: replace(load, hand_ms=max(0.0, load.hand_ms - copied)))
+    return Finding(
+        rule="unpinned-copy",
+        cause="Batches lie in pageable memory: a copy to the device cannot run beside the step.",
+        evidence=f"{size(facts.bytes)} a batch, pin_memory={facts.loader.pin_memory}"
+        + (
+            "; how long the copy takes was not measured"
+            if copied is None
+            else f"; a step waits {ms(copied)} for its copy"
+        ),
+        fix="Set pin_memory=True, and copy with .to(device, non_blocking=True).",
+        gain=gain,
+    )

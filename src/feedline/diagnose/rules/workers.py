@@ -1,0 +1,177 @@
+"""Workers: too few, too many, started again and again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from feedline.diagnose.facts import Facts
+from feedline.diagnose.finding import Finding
+from feedline.diagnose.model import Load, best_workers, gain_of, gain_of_saved
+from feedline.diagnose.words import count, ms, percent
+
+__all__ = ["loader_rebuilt", "too_few_workers", "too_many_workers", "workers_restarted"]
+
+_BUSY = 0.7  # workers that are at work for less of the time are not what is missing
+_LEAST_WORK_MS = 1.0  # a batch that takes less costs more to hand from process to process
+
+
+def too_few_workers(facts: Facts) -> Finding | None:
+    """More workers would make batches faster, and there are cores for them."""
+    lanes, now = facts.lanes, facts.workers
+    if not facts.waits:
+        return None
+    if lanes is None:
+        return _none_at_all(facts)
+    if lanes.work_ms < _LEAST_WORK_MS or (now and lanes.busy < _BUSY):
+        return None
+    best = best_workers(facts)
+    if best <= now:
+        return None
+    gain = gain_of(facts, lambda load: replace(load, workers=best))
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    who = (
+        f"{count(now, 'worker')} at work {percent(lanes.busy)} of the time"
+        if now
+        else ("no workers: the training process makes each batch itself, while the device waits")
+    )
+    return Finding(
+        rule="too-few-workers",
+        cause="There are too few workers to make batches as fast as the steps take them."
+        if now
+        else "No worker process makes batches while the training step runs.",
+        evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
+        f"{ms(facts.compute_ms)}; {count(facts.cores, 'core')} can be used",
+        fix=f"Set num_workers={best}.",
+        gain=gain,
+    )
+
+
+def _none_at_all(facts: Facts) -> Finding | None:
+    """An iterable that makes its batches in the training thread."""
+    hand = facts.hand_cpu_ms
+    processes = [each for each in facts.use.processes if each.role == "worker"]
+    if facts.loader.kind != "other" or processes or hand is None:
+        return None
+    if hand * facts.crowding < 0.6 * facts.wait_ms:
+        return None
+    if hand < _LEAST_WORK_MS:
+        return None
+
+    def beside(load: Load) -> Load:
+        return replace(load, workers=1, hand_ms=0.0, hand_cpu_ms=0.0, work_cpu_ms=facts.wait_ms)
+
+    gain = gain_of(facts, beside)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    return Finding(
+        rule="too-few-workers",
+        cause="The training thread makes its batches itself, between the steps.",
+        evidence=f"of {ms(facts.wait_ms)} that a step waits, this thread is on a core for "
+        f"{ms(hand)}, and there is no other process",
+        fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
+        gain=gain,
+    )
+
+
+def too_many_workers(facts: Facts) -> Finding | None:
+    """Workers beyond the cores take time to start, take memory, and take cores from the step."""
+    lanes, now, cores = facts.lanes, facts.workers, facts.cores
+    if lanes is None or now <= cores or lanes.blocked_share > 0.5:
+        return None
+    best = min(best_workers(facts), cores)
+    starts = facts.starts_ms
+    if facts.restarts:
+        # All begin at once: a batch takes so much longer as there are more workers than cores.
+        first = min(
+            lanes.cpu_ms * lanes.crowding * max(1.0, now / cores), facts.starts_ms / facts.restarts
+        )
+        own = max(0.0, facts.starts_ms / facts.restarts - first) * best / now
+        starts = min(starts, facts.restarts * (own + lanes.needed_ms))
+    gain = gain_of(facts, lambda load: replace(load, workers=best), starts_ms=starts)
+    harmful = gain.predicted >= facts.thresholds.worth
+    if not harmful and now <= 2 * cores:
+        return None
+    return Finding(
+        rule="too-many-workers",
+        cause=f"There are more workers than cores: {now} on {count(cores, 'core')}.",
+        evidence=f"{best} would be enough: a batch takes {ms(lanes.own_ms)} of work, a step "
+        f"{ms(facts.step_ms)}"
+        + (
+            f"; an epoch takes {ms(facts.starts_ms / facts.restarts)} to start"
+            * bool(facts.restarts)
+        )
+        + (
+            f"; for {percent(lanes.queued_ms / lanes.work_ms)} of a task's time its worker is "
+            "ready and has no core"
+        ),
+        fix=f"Set num_workers={best}.",
+        gain=gain if harmful else None,
+    )
+
+
+def workers_restarted(facts: Facts) -> Finding | None:
+    """Workers die, or each epoch starts its own."""
+    deaths = facts.use.worker_deaths
+    if deaths:
+        return Finding(
+            rule="workers-restarted",
+            cause=f"Workers died, and others took their places: {count(deaths, 'time')}.",
+            evidence=f"{count(deaths, 'death')} in {facts.seconds:.0f} s, with "
+            f"{count(facts.workers, 'worker')}",
+            fix="Look for the kernel's word of memory that ran out (dmesg), and for code that "
+            "crashes: a crash of one sample names it in loader.skipped or in the error.",
+        )
+    if not facts.workers or facts.loader.persistent_workers is not False:
+        return None
+    number = facts.restarts - facts.rebuilds
+    starts = facts.starts_ms - facts.rebuilt_ms
+    saved = starts - number * _refill_ms(facts)
+    if number <= 0 or saved <= 0:
+        return None
+    gain = gain_of_saved(facts, saved)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    return Finding(
+        rule="workers-restarted",
+        cause="Each epoch starts its workers anew, and waits for their first batch.",
+        evidence=f"{count(number, 'epoch')} took {ms(starts / number)} each to start, "
+        f"{percent(starts / facts.total_ms)} of the time; a batch takes "
+        f"{ms(facts.lanes.own_ms) if facts.lanes else 'a time that was not measured'}",
+        fix="Set persistent_workers=True.",
+        gain=gain,
+    )
+
+
+def loader_rebuilt(facts: Facts) -> Finding | None:
+    """The loop builds another loader for each epoch or each image size."""
+    if facts.rebuilds <= 0:
+        return None
+    saved = facts.rebuilt_ms - facts.rebuilds * _refill_ms(facts)
+    if saved <= 0:
+        return None
+    gain = gain_of_saved(facts, saved)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    sizes = {phase.image_size for phase in facts.phases}
+    return Finding(
+        rule="loader-rebuilt",
+        cause="The loop builds its loader again and again; each starts workers of its own.",
+        evidence=f"{count(facts.loaders, 'loader')} in {facts.seconds:.0f} s; each change took "
+        f"{ms(facts.rebuilt_ms / facts.rebuilds)} to the first batch, "
+        f"{percent(facts.rebuilt_ms / facts.total_ms)} of the time",
+        fix="Build one loader before the loop, with persistent_workers=True"
+        + (
+            "; feedline.DataLoader(schedule=...) changes the image size without a new one."
+            if len(sizes) > 1
+            else "."
+        ),
+        gain=gain,
+    )
+
+
+def _refill_ms(facts: Facts) -> float:
+    """What an epoch's start takes in any case: the first batch has to be made."""
+    if facts.lanes is None:
+        return 0.0
+    return facts.lanes.needed_ms + (facts.hand_cpu_ms or 0.0)
