@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Path:
 def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
     """Let rules come to a verdict, whatever the run: what follows from one is tried here."""
 
-    def judge(bound: str, wait_pct: float | None) -> None:
+    def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
         def diagnose(run: Run, *_: object) -> Verdict:
             points = run.course
             rate = sum(p.samples or 0 for p in points) / sum(p.seconds for p in points)
@@ -80,7 +80,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 split_ms={"wait": None, "copy": None, "compute": 3.0},
                 wait_pct=wait_pct,
                 phases=[phase],
-                findings=[Finding(rule="a-rule", cause="A cause.", evidence="400 steps")],
+                findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
             )
 
         monkeypatch.setattr("feedline.report.open_run.diagnose", diagnose)
@@ -89,18 +89,20 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
 
 
 @pytest.mark.parametrize(
-    ("bound", "status"),
+    ("bound", "rule", "status"),
     [
-        ("not input-bound", 0),
-        ("moderately input-bound", 1),
-        ("highly input-bound", 1),
-        ("inconclusive", 3),
+        ("not input-bound", "healthy", 0),
+        ("not input-bound", "compute-bound", 0),
+        ("not input-bound", "unpinned-copy", 1),
+        ("moderately input-bound", "decode-bound", 1),
+        ("highly input-bound", "inconclusive", 1),
+        ("inconclusive", "inconclusive", 3),
     ],
 )
 def test_the_exit_status_is_the_verdict(
-    feedline: Command, judged: Judge, run: Path, bound: str, status: int
+    feedline: Command, judged: Judge, run: Path, bound: str, rule: str, status: int
 ) -> None:
-    judged(bound, 30.0)
+    judged(bound, 30.0, rule)
     for place in (run, run / RUN_FILE):
         ended = feedline("report", place)
         assert (ended.status, ended.err) == (status, "")

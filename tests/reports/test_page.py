@@ -81,7 +81,7 @@ def test_a_page_says_what_the_terminal_says(facts: Facts) -> None:
     said = " ".join(Elements(page(facts, "runs/1")).text.split())
     for words in (
         "feedline report: runs/1",
-        "Highly input-bound: the steps wait for data in 41% of their time.",
+        "Highly input-bound: 41% of the time is waiting for data.",
         "waiting for its copy not measured",
         "Now 1000 images/s; with data for free 1702 images/s",
         "decode-bound Decoding takes most of the workers' time.",

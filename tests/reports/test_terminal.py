@@ -33,7 +33,7 @@ def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(facts:
     text = " ".join(printed(report_view(facts, "runs/1", BLOCKS, 100)).split())
     for words in (
         "runs/1: ",
-        "Highly input-bound: the steps wait for data in 41% of their time.",
+        "Highly input-bound: 41% of the time is waiting for data.",
         "waiting for a batch 3.30 ms 41%",
         "waiting for its copy not measured",
         "computing 4.70 ms 59%",
@@ -48,7 +48,7 @@ def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(facts:
         "a worker makes, a step computes, a copy goes on",
         "Throughput over time images/s",
         "64 @8 0-1 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
-        "Stages of making a sample stage share mean longest times decode 75%",
+        "Stages of making a sample stage share mean longest on a core times decode 75%",
         "Slowest samples sample took /data/train/cat/",
         "torchvision.datasets.folder.ImageFolder",
         "GPU none",

@@ -14,7 +14,7 @@ from feedline.report.why import Why, show, verdict_text
 def test_a_verdict_is_text_of_at_most_100_columns() -> None:
     text = verdict_text(verdict())
     assert text == str(Why(verdict())) == repr(Why(verdict()))
-    assert text.startswith("Highly input-bound: the steps wait for data in 41% of their time.")
+    assert text.startswith("Highly input-bound: 41% of the time is waiting for data.")
     assert "1. decode-bound" in text
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100

@@ -23,7 +23,7 @@ def check(
         Path, typer.Argument(metavar="RUN", help="The folder of a run, or the trace.json in it.")
     ],
     max_wait_pct: Annotated[
-        float | None, typer.Option(help="Exposed waiting in percent of the steps, at most.")
+        float | None, typer.Option(help="Exposed waiting in percent of the time, at most.")
     ] = None,
     min_images_per_s: Annotated[
         float | None, typer.Option(help="Images a second, at least; start-ups left out.")

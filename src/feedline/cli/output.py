@@ -75,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        partial.write_bytes(data)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -14,10 +14,7 @@ from feedline.cli.output import HtmlFile, JsonFile, write_json, write_text
 from feedline.cli.screen import columns, say
 from feedline.errors import UsageError
 
-__all__ = ["STATUS", "report"]
-
-STATUS = {"not input-bound": 0, "inconclusive": 3}
-"""Exit status of a verdict; 1, a finding, for those that are not in it."""
+__all__ = ["report"]
 
 
 def report(
@@ -37,9 +34,9 @@ def report(
     """Say what binds a run, how fast it could be, and what to change.
 
     Reads what feedline.watch(..., run=FOLDER) or feedline train recorded. The
-    page of --html is one file that needs no network. Exit status: 0 where the
-    run is not bound by its input, 1 where it is, 3 where too little was
-    measured. With --compare: 1 where B is slower than A beyond the spread.
+    page of --html is one file that needs no network. Exit status: 0 where there
+    is nothing to mend, 1 with a finding, 3 where too little was measured. With
+    --compare: 1 where B is slower than A beyond the spread.
 
     Example: feedline report runs/resnet18-1 --html report.html
     """
@@ -54,6 +51,7 @@ def report(
 
     import sys
 
+    from feedline.report.check import report_status
     from feedline.report.glyphs import glyphs_for
     from feedline.report.json_form import as_json
     from feedline.report.open_run import facts_at
@@ -66,7 +64,7 @@ def report(
 
         write_text(html, page(facts, str(run)))
     write_json(json, as_json(facts))
-    raise typer.Exit(STATUS.get(facts.bound, 1))
+    raise typer.Exit(report_status(facts))
 
 
 def _compare(runs: tuple[Path, Path], json: Path | None) -> None:

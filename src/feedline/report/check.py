@@ -1,4 +1,4 @@
-"""Limits that a run has to keep, for CI.
+"""What a run comes to, as an exit status; and limits that it has to keep, for CI.
 
 Guarantees: pure; what was not measured, or of too few steps, neither passes nor fails.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from feedline.report.facts import Facts
 from feedline.report.figures import as_percent, as_rate
 
-__all__ = ["Check", "checks"]
+__all__ = ["Check", "checks", "report_status"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +32,22 @@ class Check:
     said: str
 
 
+_NOTHING_TO_MEND = ("healthy", "compute-bound", "inconclusive")
+
+
+def report_status(facts: Facts) -> int:
+    """The exit status of a report: 0 nothing to mend, 1 a finding, 3 inconclusive."""
+    if facts.bound == "inconclusive":
+        return 3
+    mends = any(finding.rule not in _NOTHING_TO_MEND for finding in facts.findings)
+    return 1 if mends or facts.bound != "not input-bound" else 0
+
+
 def checks(facts: Facts, max_wait_pct: float | None, min_images_per_s: float | None) -> list[Check]:
     """Each limit that is not None, checked."""
     found = []
     if max_wait_pct is not None:
-        said = f"exposed wait: {as_percent(facts.wait_pct)} of the steps, at most {max_wait_pct:g}%"
+        said = f"exposed wait: {as_percent(facts.wait_pct)} of the time, at most {max_wait_pct:g}%"
         passed = None if facts.wait_pct is None else facts.wait_pct <= max_wait_pct
         found.append(_judged(facts, "wait_pct", max_wait_pct, facts.wait_pct, passed, said))
     if min_images_per_s is not None:

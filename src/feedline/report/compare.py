@@ -69,7 +69,7 @@ class Comparison:
         bound: how far each is bound by its input.
         rates: images/s of each, over the phases as the first run has them.
         ratio: of these.
-        wait_pct: exposed waiting in percent of the steps.
+        wait_pct: exposed waiting in percent of the time.
         split_ms: the mean step of each.
         phases: one by one.
         changed: what differs in settings, loader and software: name, first, second.

@@ -33,6 +33,8 @@ class Stage:
         count: how often it was passed.
         mean_ms: of once.
         longest_ms: at most.
+        on_core: for which share of it the worker was on a core, 0 to 1; None where that was not
+            measured.
         share: of all stages' time, 0 to 1.
     """
 
@@ -40,6 +42,7 @@ class Stage:
     count: int
     mean_ms: float | None
     longest_ms: float
+    on_core: float | None
     share: float | None
 
 
@@ -52,12 +55,13 @@ class Facts:
         feedline: the version of feedline that says so.
         bound: how far the run's input is what holds it back.
         split_ms: the mean step in ms: "wait", "copy", "compute"; None for what was not measured.
-        wait_pct: exposed waiting in percent of the steps.
+        wait_pct: exposed waiting in percent of the time, in steps and where later passes start.
         images_per_s: over all phases, start-ups left out.
         steps: how many were measured.
         findings: most important first.
         ceiling: what training would do with data for free; None where nothing can be said.
         phases: the split of each phase.
+        epochs: likewise, pass by pass.
         timelines: the latest steps, and the one that waited longest, lane by lane.
         course: throughput over time.
         stages: of making samples, most expensive first.
@@ -83,6 +87,7 @@ class Facts:
     findings: list[Finding]
     ceiling: Ceiling | None
     phases: list[PhaseSplit]
+    epochs: list[PhaseSplit]
     timelines: list[Timeline]
     course: Course
     stages: list[Stage]
@@ -122,6 +127,7 @@ def facts_of(run: Run, verdict: Verdict) -> Facts:
         findings=verdict.findings,
         ceiling=verdict.ceiling,
         phases=verdict.phases,
+        epochs=verdict.epochs,
         timelines=timelines,
         course=course_of(run.course),
         stages=_stages(run.stages),
@@ -175,6 +181,9 @@ def _stages(stages: Sequence[StageTime]) -> list[Stage]:
             count=stage.count,
             mean_ms=finite(stage.total_ms / stage.count) if stage.count > 0 else None,
             longest_ms=stage.longest_ms,
+            on_core=None
+            if stage.cpu_ms is None or stage.total_ms <= 0
+            else finite(min(1.0, stage.cpu_ms / stage.total_ms)),
             share=finite(stage.total_ms / total_ms) if total_ms > 0 else None,
         )
         for stage in stages

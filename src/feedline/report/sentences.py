@@ -46,8 +46,8 @@ def headline(judged: Judged) -> str:
         return "Inconclusive: too little was measured to say what binds this run."
     said = judged.bound.capitalize()
     if finite(judged.wait_pct) is None:
-        return f"{said}; how long the steps waited was not measured."
-    return f"{said}: the steps wait for data in {as_percent(judged.wait_pct)} of their time."
+        return f"{said}; how much of the time is waiting was not measured."
+    return f"{said}: {as_percent(judged.wait_pct)} of the time is waiting for data."
 
 
 def parts(split_ms: dict[str, float | None]) -> list[Part]:

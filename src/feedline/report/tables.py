@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from feedline.diagnose.finding import PhaseSplit
 from feedline.report.facts import Facts
 from feedline.report.figures import (
     UNKNOWN,
@@ -19,7 +21,9 @@ from feedline.trace.run import Process
 
 __all__ = ["Table", "loader_table", "machine_table", "tables"]
 
-_SLOWEST, _LOADERS, _MOST_ROWS = 12, 8, 100
+_SLOWEST, _LOADERS, _EPOCHS, _MOST_ROWS = 12, 8, 20, 100
+_SPLIT_HEADS = ["px @batch", "epochs", "steps", "images/s", "wait"]
+_SPLIT_HEADS += ["wait ms", "copy ms", "compute ms", "hidden"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +47,7 @@ def tables(facts: Facts) -> list[Table]:
     """All tables of a report that have rows."""
     made = [
         phase_table(facts),
+        epoch_table(facts),
         stage_table(facts),
         process_table(facts),
         slowest_table(facts),
@@ -71,7 +76,25 @@ def _three(figures: tuple[float, float, float] | None) -> str:
 
 def phase_table(facts: Facts) -> Table:
     """The split of the step, phase by phase."""
-    rows = [
+    return Table(
+        title="Phases",
+        heads=_SPLIT_HEADS,
+        rows=_splits(facts.phases),
+        note="Image size and batch size. Of a batch in ms: median/95th percentile/longest of each "
+        "part. Hidden is the workers' work for it behind the steps, in ms for each worker.",
+    )
+
+
+def epoch_table(facts: Facts) -> Table:
+    """The same of the latest passes, where there are several."""
+    latest = facts.epochs[-_EPOCHS:] if len(facts.epochs) > 1 else []
+    more = len(facts.epochs) - len(latest)
+    note = f"The latest {_EPOCHS}; the JSON has {more} more." if latest and more else ""
+    return Table(title="Epochs", heads=_SPLIT_HEADS, rows=_splits(latest), note=note)
+
+
+def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
+    return [
         [
             f"{'-' if each.image_size is None else each.image_size}"
             + ("" if each.batch_size is None else f" @{each.batch_size}"),
@@ -84,17 +107,8 @@ def phase_table(facts: Facts) -> Table:
             _three(each.compute_ms),
             as_ms(each.hidden_ms).removesuffix(" ms"),
         ]
-        for each in facts.phases
+        for each in phases
     ]
-    heads = ["px @batch", "epochs", "steps", "images/s", "wait"]
-    heads += ["wait ms", "copy ms", "compute ms", "hidden"]
-    return Table(
-        title="Phases",
-        heads=heads,
-        rows=rows,
-        note="Image size and batch size. Of a batch in ms: median/95th percentile/longest of each "
-        "part. Hidden is the workers' work for it behind the steps, in ms for each worker.",
-    )
 
 
 def stage_table(facts: Facts) -> Table:
@@ -105,13 +119,14 @@ def stage_table(facts: Facts) -> Table:
             UNKNOWN if each.share is None else as_percent(100 * each.share),
             as_ms(each.mean_ms),
             as_ms(each.longest_ms),
+            UNKNOWN if each.on_core is None else as_percent(100 * each.on_core),
             str(each.count),
         ]
         for each in facts.stages
     ]
     return Table(
         title="Stages of making a sample",
-        heads=["stage", "share", "mean", "longest", "times"],
+        heads=["stage", "share", "mean", "longest", "on a core", "times"],
         rows=rows,
         note="Of the workers' tasks that were timed stage by stage, which are some of all.",
     )
@@ -168,6 +183,7 @@ def machine_table(facts: Facts) -> Table:
         "processor": printable(machine.cpu),
         "logical cores": str(machine.cores),
         "usable cores": str(machine.usable_cores),
+        "training processes": str(machine.shared_by),
         "CPU quota": quota,
         "memory": as_bytes(machine.memory_bytes),
         "GPU": "none" if machine.gpu is None else printable(machine.gpu),
@@ -201,7 +217,15 @@ def use_table(facts: Facts) -> Table:
 
 def process_table(facts: Facts) -> Table:
     """What each process did."""
-    heads = ["process", "watched", "on a core", "waited for one", "read from disk", "page faults"]
+    heads = [
+        "process",
+        "watched",
+        "on a core",
+        "waited for one",
+        "read from disk",
+        "page faults",
+        "threads",
+    ]
     rows = [_process(each) for each in facts.use.processes]
     note = "By the kernel's count: the trainer, and the workers that lived longest."
     return Table(title="Processes", heads=heads, rows=rows, note=note)
@@ -218,4 +242,5 @@ def _process(each: Process) -> list[str]:
         else as_percent(100 * each.queued_s / watched),
         as_bytes(each.read_bytes),
         UNKNOWN if each.major_faults is None else str(each.major_faults),
+        _count(each.threads),
     ]
