@@ -1,8 +1,8 @@
 """What every command says and writes: messages on stderr, and the files of `--json` and the like.
 
-Guarantees: a file is there whole or not at all; where it cannot be written, that is said
-before the work and not after it. A pipe, a device or a link, as /dev/stdout is, is written to and
-not replaced.
+Guarantees: a file is there whole or not at all; where it cannot be written, that is said before
+the work and not after it. A pipe, a device or a link, as /dev/stdout is, is written to and not
+replaced.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, replacing the file in one step; what is no text in it is spelt."""
+    """Write text as UTF-8, replacing a file in one step; what is no text in it is spelt."""
+    data = text.encode("utf-8", "backslashreplace")
     if _is_kept(path):
-        path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        path.write_bytes(data)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

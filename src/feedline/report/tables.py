@@ -224,7 +224,6 @@ def process_table(facts: Facts) -> Table:
         "waited for one",
         "read from disk",
         "page faults",
-        "threads",
     ]
     rows = [_process(each) for each in facts.use.processes]
     note = "By the kernel's count: the trainer, and the workers that lived longest."
@@ -242,5 +241,4 @@ def _process(each: Process) -> list[str]:
         else as_percent(100 * each.queued_s / watched),
         as_bytes(each.read_bytes),
         UNKNOWN if each.major_faults is None else str(each.major_faults),
-        _count(each.threads),
     ]
