@@ -6,8 +6,12 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from runs import UNKNOWN, verdict
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
+import feedline
 from feedline.report.why import Why, show, verdict_text
 
 
@@ -50,3 +54,15 @@ def test_ipython_in_a_terminal_gets_text(
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     show(verdict())
     assert "Highly input-bound" in capsys.readouterr().out
+
+
+def test_loaders_say_it_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = TensorDataset(torch.arange(12))
+    with feedline.DataLoader(numbers, batch_size=2) as loader:
+        assert len(list(loader)) == 6
+        loader.why()
+    assert "inconclusive" in capsys.readouterr().out  # six steps are too few
+    watched = feedline.watch(TorchLoader(numbers, batch_size=2), name="of a test")
+    assert len(list(watched)) == 6
+    watched.why()
+    assert "inconclusive" in capsys.readouterr().out
