@@ -428,7 +428,7 @@ def forged(cache: Path, root: Path, column: str | None = None, array: Any = None
     "said",
     [
         {"samples": 10**15},
-        {"samples": 10**30},
+        {"samples": 2**62},
         {"label": ["int64", [10**6, 10**6]]},
     ],
     ids=str,
