@@ -129,6 +129,19 @@ def test_a_copy_that_is_none_of_an_original_of_its_size_is_an_error(
     assert made(data, 40, 5, 0)[0].any()
 
 
+@pytest.mark.parametrize("damage", ["header", "empty", "short"])
+def test_an_index_whose_files_are_damaged_is_refused(
+    damaged: Callable[..., Path], damage: str
+) -> None:
+    path = damaged() / "index" / "keys.npy"
+    data = path.read_bytes()
+    if damage == "header":
+        data = data.replace(b"}", b"{", 1)
+    path.write_bytes(b"" if damage == "empty" else data[: -1 if damage == "short" else None])
+    with pytest.raises(DatasetError, match=r"keys\.npy' cannot be read: "):
+        ImageFolder(path.parent.parent)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize(
     ("format", "name"),

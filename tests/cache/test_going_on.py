@@ -196,3 +196,24 @@ def test_a_disk_that_takes_no_more_is_said_and_the_build_goes_on_later(
     counted(odd_photos, root, format=format)
     counted(odd_photos, tmp_path / "new", format=format)
     assert everything(root) == everything(tmp_path / "new")
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "header"])
+def test_a_record_that_is_damaged_counts_as_none(
+    odd_photos: Path, tmp_path: Path, damage: str
+) -> None:
+    root = tmp_path / "cache"
+
+    def stop(said: unit_maker.Progress) -> None:
+        if said.made == 70:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        build_cache(odd_photos, root, (16, 24), workers=1, progress=stop)
+    path = root / "unfinished" / "000001.npz"
+    whole = path.read_bytes()
+    torn = {"empty": b"", "cut": whole[: len(whole) // 2], "header": whole.replace(b"}", b"{")}
+    path.write_bytes(torn[damage])
+    assert counted(odd_photos, root)[1] == 32
+    counted(odd_photos, tmp_path / "new")
+    assert everything(root) == everything(tmp_path / "new")

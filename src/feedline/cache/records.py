@@ -46,8 +46,14 @@ def read_record(spec: Spec, unit: int) -> dict[str, np.ndarray[Any, Any]]:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    with np.load(Path(spec.root, record_name(spec, unit)), allow_pickle=False) as record:
-        return {name: record[name] for name in record.files}
+    path = Path(spec.root, record_name(spec, unit))
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            return {name: record[name] for name in record.files}
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib or numpy's parser
+        raise ValueError(f"the record {str(path)!r} is damaged: {error}") from error
 
 
 def kept_name(name: str) -> bytes:

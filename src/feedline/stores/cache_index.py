@@ -117,7 +117,7 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
         column: Array = np.asarray(
             np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
         raise DatasetError(
             f"the cache's index {path!r} cannot be read: {error}. Build the cache anew"
         ) from error
