@@ -118,5 +118,5 @@ def test_every_source_file_that_the_architecture_names_exists() -> None:
 
 def test_no_two_files_of_tests_share_a_name() -> None:
     """Pytest imports them by it, from folders that are no packages."""
-    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
