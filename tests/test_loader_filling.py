@@ -231,12 +231,16 @@ def test_one_that_always_dies_is_an_error(
 
 
 SCRIPT = """
-import json, sys
+import json, os, sys, time
 from feedline import DataLoader, ImageFolder
 
 loader = DataLoader(
     ImageFolder(sys.argv[1]), 8, cache=sys.argv[2], seed=5, image_size=32, num_workers=1
 )
+if sys.argv[4:] and not os.fork():  # a child that holds all that its parent has open
+    os.close(1)
+    time.sleep(600)
+    os._exit(0)
 print("begun", flush=True)
 for epoch in range(2):
     for images, labels in loader:
@@ -281,12 +285,43 @@ def test_a_filler_ends_with_its_trainer_and_the_next_goes_on(
     processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
     trainer.send_signal(how)
     trainer.communicate()
-    until(lambda: not any(each.is_running() and each.status() != "zombie" for each in processes))
+    until(lambda: not any(map(runs, processes)))
     assert not list(root.rglob("*.partial"))
     again = run(photos, root)
     said = again.communicate()[0].splitlines()
     assert [json.loads(line)[1] for line in said[1:]] == [False, True] or (root / MANIFEST).exists()
     assert again.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a choice of cores")
+def test_a_filler_ends_with_its_trainer_though_a_child_of_that_lives_on(
+    photos: Path, tmp_path: Path
+) -> None:
+    many, root = tmp_path / "many", tmp_path / "cache"  # so many that it takes seconds on a core
+    for path in photos.glob("*/*.jpg"):
+        (many / path.parent.name).mkdir(parents=True, exist_ok=True)
+        for number in range(60):
+            os.link(path, many / path.parent.name / f"{number}-{path.name}")
+    core = min(os.sched_getaffinity(0))
+    trainer = run(many, root, "slow", "forks", preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "begun\n"
+    of_trainer = psutil.Process(trainer.pid)
+    (child,) = (each for each in of_trainer.children() if each.cmdline() == of_trainer.cmdline())
+    try:
+        until(lambda: (root / "unfinished" / "settings.json").exists())
+        processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
+        trainer.kill()
+        trainer.communicate()
+        until(lambda: not any(map(runs, processes)))
+        assert not (root / MANIFEST).exists()
+    finally:
+        child.kill()
+    assert not list(root.rglob("*.partial"))
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:

@@ -117,3 +117,9 @@ def test_every_source_file_that_the_architecture_names_exists() -> None:
     assert len(named) > 40
     missing = {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in known)}
     assert not missing
+
+
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """Pytest imports them by it, from folders that are no packages."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -91,8 +91,7 @@ def test_the_bytes_are_those_that_a_build_takes(photos: Path, tmp_path: Path) ->
             each for each in plan.choices if each.quality == quality and each.sides == (24, 48)
         )
         root = tmp_path / f"built-{quality}"
-        raw = quality is None
-        build_cache(photos, root, (24, 48), quality=quality or 95, raw=raw, workers=0)
+        build_cache(photos, root, (24, 48), quality=quality, raw=quality is None, workers=0)
         taken = sum(level.bytes for level in read_manifest(str(root)).levels)
         assert choice.bytes == pytest.approx(taken, rel=0.1)
 

@@ -64,15 +64,20 @@ def test_without_a_cluster_none_is_started(
     monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(UsageError, match="workers=2 are processes of this machine"):
         made_on_ray(source, tmp_path / "cache", workers=2)
-    if not any("gcs_server" in (each.info["name"] or "") for each in processes()):
+    if not any("--gcs-address" in " ".join(each.info["cmdline"] or ()) for each in processes()):
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
         with pytest.raises(UsageError, match=r"no Ray cluster can be .*`ray start --head` here"):
+            made_on_ray(source, tmp_path / "cache")
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(nowhere)  # of one that was killed
+        with pytest.raises(UsageError, match=rf"of this machine has the address '{nowhere}', and"):
             made_on_ray(source, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     assert not ray.is_initialized()
 
 
 def processes() -> Iterator[psutil.Process]:
-    return psutil.process_iter(["name"])
+    return psutil.process_iter(["cmdline"])
 
 
 @pytest.fixture(scope="module")

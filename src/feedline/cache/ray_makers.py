@@ -71,9 +71,13 @@ def connected(address: str) -> Iterator[RayMakers]:
 
 def _connect(ray: Any, address: str) -> None:
     asked = f"ray={address!r} was asked for"
-    named = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
-    if named != address:
+    named = address
+    if address == "auto" and (told := os.environ.get("RAY_ADDRESS")):
+        named = told
         asked += f", and $RAY_ADDRESS is {named!r}"
+    elif address == "auto" and (found := _found_here()):
+        named = found
+        asked += f", and a cluster of this machine has the address {named!r}"
     _check_listens(named, asked)
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
@@ -88,6 +92,21 @@ def _connect(ray: Any, address: str) -> None:
     finally:
         if in_main and before is not None:  # Ray has put one of its own in its place
             signal.signal(signal.SIGTERM, before)
+
+
+def _found_here() -> str | None:
+    """The address of the cluster of this machine that Ray would take, or None.
+
+    It may be one that has ended: its address stays in a file, and in processes about to end. Ray
+    has no public call for it. Where a version of Ray moves this one, Ray finds out by itself.
+    """
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+
+        found: str | None = canonicalize_bootstrap_address("auto")
+    except (ImportError, AttributeError, ConnectionError):
+        return None
+    return found
 
 
 def _check_listens(named: str, asked: str) -> None:
