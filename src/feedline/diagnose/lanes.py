@@ -13,6 +13,7 @@ from feedline.trace.run import Loader, Run, StageTime
 __all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
 
 _SLOW_OCTAVES = 3  # a sample is slow that takes at least 8 times the median
+_NO_WORK_MS = 1e-6  # below what a clock can tell
 _SLOW_SHARE = 0.1  # and slow ones are few
 
 
@@ -130,6 +131,8 @@ def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | 
     if run.timed and run.timed_queued_ms is not None and run.timed_ms > 0:
         waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
         ratio = waiting / on_core if on_core > 0 else 0.0
+    if work_ms * (1.0 - waiting) < _NO_WORK_MS:
+        return None
     lanes = max(1, loader.workers or 1)
     scale = work_ms / run.timed_ms if run.timed and run.timed_ms > 0 else 0.0
     # Of the time that a stage is on no core, as much is spent blocked as of all such time.
