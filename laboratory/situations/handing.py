@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
-from datasets import Arrays, Computed
+from samples import Arrays, Computed
 from situation import CORES, Outcome, paced, situation, train
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import feedline
-from datasets import Computed
+from samples import Computed
 from situation import CORES, Outcome, paced, situation, train
 
 
