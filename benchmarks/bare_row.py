@@ -34,7 +34,7 @@ def decoded(path: bytes, crop: Box, kept: Kept) -> Any:
     buffer, decoder = kept.buffer, kept.decoder
     data = _read(path)
     if decoder and decoder.open(data):
-        _, _, height, width, _ = crop
+        height, width = crop.height, crop.width
         place = decoder.read(buffer, 1, *crop[:4])
         if place:
             return np.ndarray((height, width, 3), np.uint8, buffer, place[0], (place[1], 3, 1))

@@ -40,7 +40,7 @@ from report import machine, save, versions
 from torch import Tensor, nn
 
 from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop, build_cache
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 from feedline.train.evaluate import evaluate
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
@@ -151,7 +151,7 @@ def facts(roots: dict[str, dict[str, Path]]) -> Found:
         for name, root in roots.items():
             if name != ORIGINALS:
                 check_alike(images, ImageFolder(root[part]))
-                store = CacheStore(root[part])
+                store = open_cache(root[part])
                 level = store.manifest.levels[0]
                 small = sum(min(store.original_size(k)) <= level.side for k in range(len(store)))
                 found[part]["bytes_an_image"][name] = round(level.bytes / len(store))

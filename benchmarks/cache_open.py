@@ -52,7 +52,7 @@ PER_SHARD = 4096
 FEW = 1300
 OPEN_S = 0.5
 OPEN_MB = 100
-WORKER_MB = 1
+WORKER_MB = 2
 
 
 def class_names(count: int) -> list[str]:
@@ -264,12 +264,11 @@ def tables(found: dict[str, Any]) -> str:
         for name, turns in found["turns"].items()
     ]
     large, few = found["worker_mb"]["large"], found["worker_mb"]["few"]
-    grown = max(large) - min(few)
+    grown = statistics.median(large) - statistics.median(few)
     lines = [
         table(rows, ["what", "seconds", "MB of its own", "MB meanwhile", "MB from the disk"]),
         "",
-        f"a worker's own memory: {max(large):.1f} MB at most, with {FEW} samples "
-        f"{min(few):.1f} MB at least",
+        f"a worker's own memory, MB: {spread(large, 1)}; with {FEW} samples {spread(few, 1)}",
     ]
     worst = found["turns"]["open, from the disk"] + found["turns"]["open"]
     bars = (

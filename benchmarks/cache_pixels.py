@@ -38,7 +38,7 @@ from feedline import EvalCrop, ImageFolder, TrainCrop, build_cache
 from feedline.images.crops import Box, Placement, wanted_side
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 
 try:
     import cv2
@@ -188,7 +188,7 @@ class Originals:
 
 def measure_cache(root: Path, originals: Originals, common_px: int) -> Iterator[Found]:
     """A cache of one level, at every size of rows that it serves."""
-    store = CacheStore(root)
+    store = open_cache(root)
     (level,) = store.manifest.levels
     least = max(level.side, common_px)
     samples = [k for k in range(len(store)) if min(store.original_size(k)) > least]

@@ -4,10 +4,11 @@ Method: for each work a cache is built in each format, of the folder's images. A
 these very copies: torch's loaders read the files of the cache of format "folder", FFCV a file
 of its own that holds those files' bytes (of raw levels, their pixels), the `webdataset` package the
 cache's own shards, and bare processes do nothing but call feedline's row pipeline on the
-WebDataset cache (`peers/bare_rows.py`). Each contestant runs in a process of its own, they are
-measured in turn, `--rounds` times (A B C A B C): `--lead` seconds use up what was made ahead,
-`--seconds` are counted, then all its processes come to rest. A first round warms up and is left
-out. Batches are uint8, files come from the page cache. Ratios are taken round by round. Works:
+WebDataset cache (`peers/bare_rows.py`). Beside them feedline reads the originals. Each contestant
+runs in a process of its own, they are measured in turn, `--rounds` times (A B C A B C): `--lead`
+seconds use up what was made ahead, `--seconds` are counted, then all its processes come to rest. A
+first round warms up and is left out. Batches are uint8, files come from the page cache. Ratios are
+taken round by round. Works:
 
     256 px JPEG, 128 px JPEG    quality 95, at 224 and 112 px: crops of 25 to 100% of the area
     256 px raw, 128 px raw      the same without a decode
@@ -73,7 +74,8 @@ class Entry:
     """A contestant: what the table calls it, its module, and what it reads.
 
     Args:
-        reads: a format: the cache as a whole; "files": those of the cache of format "folder".
+        reads: a format: the cache as a whole; "files": those of the cache of format "folder";
+            "originals": what the caches were made of.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Entry:
 
 
 OURS = tuple(Entry(f"feedline, {name}", "feedline_exact", name) for name in FORMATS)
+ORIGINALS = Entry("feedline, originals", "feedline_exact", "originals")
 BARE = Entry("bare processes, feedline's rows", "bare_rows", "webdataset")
 FFCV = Entry("FFCV", "ffcv", "files")
 OF_JPEGS = (
@@ -101,18 +104,19 @@ def entries(task: Task, only: str) -> list[Entry]:
     """Who takes part; `only`: peers' modules, comma separated, or all."""
     wanted = only.split(",") if only else None
     # Those that are compared most closely come next to one another.
-    entries = [OURS[0], BARE, *OURS[1:], FFCV, *(OF_RAW if task.raw else OF_JPEGS)]
+    entries = [OURS[0], BARE, *OURS[1:], FFCV, *(OF_RAW if task.raw else OF_JPEGS), ORIGINALS]
     return [entry for entry in entries if wanted is None or entry.peer in wanted]
 
 
 def measure(task: Task, originals: Path, scratch: Path, options: Any) -> list[Result]:
     """All contestants at one work, in turn."""
-    folders: dict[str, tuple[str, Path]] = {}
+    folders = {"originals": ("jpeg", originals)}
     for name in FORMATS:
         root = scratch / name
         build_cache(originals, root, (task.side,), format=name, raw=task.raw)
         folders[name] = "cache", root
     folders["files"] = "npy" if task.raw else "jpeg", scratch / "folder" / str(task.side)
+    read_once(originals)
     read_once(scratch)
     taking_part, works = entries(task, options.peers), []
     for number, entry in enumerate(taking_part):

@@ -2,10 +2,11 @@
 
     python benchmarks/tracing.py [--seconds 1.5] [--rounds 15] [--out FILE]
 
-Cases: raw 128 px pixels as rows at 112 px, where a row takes some 20 us (the worst case there is);
-JPEGs of 500 x 375 px as rows at 112 px; a TensorDataset of tiny images, without workers and with
-two; torch's DataLoader of JPEGs under feedline.watch against the bare loader. There is no training
-step, so all that is measured is the loader.
+Cases: raw 128 px pixels as rows at 112 px, where a row takes some 20 us (the worst case there is),
+by two workers, and in this process, where short turns are possible; JPEGs of 500 x 375 px as rows
+at 112 px; a TensorDataset of tiny images, without workers and with two; torch's DataLoader of JPEGs
+under feedline.watch against the bare loader. There is no training step, so all that is measured is
+the loader.
 
 Method: both loaders of a case live at the same time and are read in turns of `--seconds`, on, off,
 off, on, and so on; a pair of turns beside one another gives one ratio, on / off, of throughput, and
@@ -55,7 +56,10 @@ class _Pull:
     def __init__(self, loader: Any, batches_of: Callable[[Any], int]) -> None:
         self._loader = loader
         self._samples = batches_of
+        before = set(psutil.Process().children(recursive=True))
         self._batches: Iterator[Any] = iter(loader)
+        next(self._batches)
+        self._workers = list(set(psutil.Process().children(recursive=True)) - before)
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """Samples per second, and per CPU second, over so many seconds."""
@@ -68,13 +72,13 @@ class _Pull:
         return samples / (now - begun), samples / max(1e-9, self._cpu_s() - cpu_s)
 
     def _cpu_s(self) -> float:
-        """CPU time of this process and all that it has started, which but one are idle."""
-        used = time.process_time()
-        for child in psutil.Process().children(recursive=True):
+        """CPU time of this process and the loader's workers."""
+        used = 0.0
+        for worker in self._workers:
             with contextlib.suppress(psutil.Error):
-                times = child.cpu_times()
+                times = worker.cpu_times()
                 used += times.user + times.system
-        return used
+        return used + time.process_time()
 
 
 def _first_rows(batch: Any) -> int:
@@ -106,13 +110,14 @@ def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
         return lambda on: feedline.DataLoader(dataset, 64, **options)
 
     def watched(on: bool) -> Any:
-        loader: Any = TorchDataLoader(
+        made: Any = TorchDataLoader(
             theirs, 64, shuffle=True, num_workers=2, persistent_workers=True
         )
-        return feedline.watch(loader, panel=False) if on else loader
+        return feedline.watch(made, panel=False) if on else made
 
     return {
         "raw 128 px rows at 112 px, 2 workers": own(raw, **rows),
+        "the same rows, in this process": own(raw, shuffle=True, image_size=112),
         "JPEGs as rows at 112 px, 2 workers": own(images, **rows),
         "tiny TensorDataset, no workers": own(tiny, shuffle=True),
         "tiny TensorDataset, 2 workers": own(tiny, shuffle=True, num_workers=2),
@@ -155,6 +160,7 @@ def main() -> None:
             turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for number in range(options.rounds):
                 for on in (True, False) if number % 2 else (False, True):
+                    os.environ[SWITCH] = "1" if on else "0"  # for workers of a new pass
                     turns[on].append(pulls[on].rates(options.seconds))
             ratios = [
                 [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 
 __all__ = ["everything", "shown"]
 
@@ -30,7 +30,7 @@ def everything(root: Path) -> dict[str, bytes]:
 
 
 def shown(root: Path, side: int) -> list[np.ndarray[Any, Any]]:
-    store = CacheStore(root)
+    store = open_cache(root)
     return [
         simplejpeg.decode_jpeg(image) if isinstance(image, bytes) else image
         for image in (store.read(sample, side) for sample in range(len(store)))

@@ -240,5 +240,6 @@ def test_steps_that_cannot_be_copied_are_not_run(jpeg_folder: Path) -> None:
 
 
 def test_four_fifths_of_the_memory_may_hold_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "available_memory_bytes", lambda: 1000)
+    limits = system.MemoryLimits(machine=2000, limit=None, available=1000)
+    monkeypatch.setattr(system, "memory_limits", lambda: limits)
     assert system.cacheable_memory_bytes() == 800

@@ -36,6 +36,21 @@ def test_the_tables_of_peers_are_those_that_were_measured(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
+def test_the_figures_of_caches_are_those_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cache_figures = importlib.import_module("cache_figures")
+    try:
+        rows, table = cache_figures.rows(), cache_figures.table()
+    finally:
+        for name in ("cache_figures", "caches_table", "report"):
+            sys.modules.pop(name, None)
+    assert rows in (ROOT / "README.md").read_text()
+    assert table in (ROOT / "docs" / "CACHE.md").read_text()
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
 def test_every_test_that_the_table_of_frameworks_names_is_there() -> None:
     page = (ROOT / "docs" / "FRAMEWORKS.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|") and "test_" in line]

@@ -77,7 +77,7 @@ def _libraries() -> Callable[[Any, Any, Any], None]:
     antialiased = torch._C._nn._upsample_bilinear2d_aa
 
     def resize(row: Any, part: Any, crop: Any) -> None:
-        _, _, height, width, flip = crop
+        height, width, flip = crop.height, crop.width, crop.flip
         size = len(row)
         if height == size and width == size:
             row[...] = part

@@ -75,6 +75,14 @@ class MemoryLimits:
     limit: int | None
     available: int
 
+    @property
+    def cacheable(self) -> int:
+        """What the page cache may keep of files beside a training: four fifths of what is left.
+
+        What it holds already counts as left, as it gives that back.
+        """
+        return int(_FOR_FILES * self.available)
+
 
 def _read(path: Path) -> str | None:
     try:
@@ -227,11 +235,8 @@ def available_memory_bytes() -> int:
 
 
 def cacheable_memory_bytes() -> int:
-    """Bytes of files that the page cache may keep beside a training: four fifths of what is left.
-
-    What the page cache holds already counts as left, as it gives that back.
-    """
-    return int(_FOR_FILES * available_memory_bytes())
+    """Bytes of files that the page cache may keep beside a training."""
+    return memory_limits().cacheable
 
 
 def _inactive_file_bytes(folder: Path) -> int:

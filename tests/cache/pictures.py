@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from feedline import ImageFolder
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 from torchvision_folder import image, pixel_error
 
 __all__ = ["CLASSES", "LABELS", "Samples", "assert_cached", "encoded", "pictures"]
@@ -57,7 +57,7 @@ def assert_cached(
     assert cache.targets.tolist() == np.asarray(labels).tolist()
     assert [cache.name(sample) for sample in range(len(cache))] == names
     assert cache.classes == classes
-    store = CacheStore(root)
+    store = open_cache(root)
     for sample, original in enumerate(originals):
         copy = store.read(sample, 16)
         assert isinstance(copy, np.ndarray)

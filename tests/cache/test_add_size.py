@@ -8,14 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from caches import FORMATS, STOPPED, contents, environment, images, made, photo, photos, stopping
 
 import feedline
+from caches import FORMATS, STOPPED, contents, environment, images, made, photo, photos, stopping
 from feedline.cache.add_size import add_size
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import MANIFEST, read_manifest
-from feedline.stores.cache_store import CacheStore
 
 PER_CLASS = 40  # three units
 
@@ -57,7 +57,7 @@ def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
 
     def look(said: object) -> None:
         if said.made:
-            store = CacheStore(tmp_path / "cache")
+            store = open_cache(tmp_path / "cache")
             while_it_is_made.append(store.manifest.levels)
             assert store.read(79, 24) == dataset.store.read(79, 24)
             store.close()

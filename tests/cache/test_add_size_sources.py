@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from caches import contents, images, made, photo, photos
 
+from caches import contents, images, made, photo, photos
 from feedline.cache.add_size import add_size
 from feedline.errors import DatasetError, UsageError
 from feedline.stores.cache_layout import read_manifest

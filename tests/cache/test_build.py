@@ -17,7 +17,7 @@ from cache_contents import shown
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.stores.cache_store import CacheStore
+from feedline.remote.open_location import open_cache
 from processes import eventually, gone
 
 lmdb = pytest.importorskip("lmdb")
@@ -50,7 +50,7 @@ def test_a_cache_holds_what_its_source_holds(
 
 def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16, 64), workers=1)
-    source, store = ImageFolder(odd_photos), CacheStore(tmp_path / "cache")
+    source, store = ImageFolder(odd_photos), open_cache(tmp_path / "cache")
     for sample in range(len(source)):
         original = Path(source.path(sample))
         kept = original.suffix == ".jpg"
@@ -67,7 +67,7 @@ def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Pat
         names = ("npy", "cls", "json") if raw else ("jpg", "cls", "json")
         reader = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
         found = list(reader.decode("rgb8").to_tuple(*names))
-        store = CacheStore(root)
+        store = open_cache(root)
         assert [label for _, label, _ in found] == store.labels.tolist()
         for sample, (pixels, label, about) in enumerate(found):
             copy = shown(root, 16)[sample] if sample < 3 else None
@@ -87,7 +87,7 @@ def test_anyone_reads_an_lmdb_by_its_keys(odd_photos: Path, tmp_path: Path) -> N
     with lmdb.open(str(tmp_path / "cache" / "16"), readonly=True, lock=False) as opened:
         entries = {key.decode(): value for key, value in opened.begin().cursor()}
     assert len(entries) == 3 * 70
-    store, other = CacheStore(tmp_path / "cache"), CacheStore(tmp_path / "cache")
+    store, other = open_cache(tmp_path / "cache"), open_cache(tmp_path / "cache")
     for sample in (0, 69):
         name = f"{sample:09d}"
         assert entries[f"{name}.jpg"] == store.read(sample, 16) == other.read(sample, 16)
@@ -217,6 +217,9 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
         ({"root": "photos/cache"}, "would lie in its source"),
         ({"root": "photos"}, "would lie in its source"),
         ({"root": "full"}, "is not empty"),
+        ({"root": "full/letter.txt"}, "would be a folder, and there is a file"),
+        ({"root": "full/letter.txt/cache"}, "cannot be built there: .*Not a directory"),
+        ({"quality": 90, "raw": True}, "quality=90 is of JPEGs"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(
@@ -226,9 +229,58 @@ def test_what_cannot_be_built_is_refused_by_name(
     (tmp_path / "full" / "letter.txt").write_text("dear")
     given = {"source": odd_photos, "root": "cache", "sizes": (16,), **options}
     source, root, sizes = (given.pop(name) for name in ("source", "root", "sizes"))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises((UsageError, ResourceError), match=said):
         build_cache(source, tmp_path / root, sizes, **given)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_class_may_be_called_unfinished(odd_photos: Path, tmp_path: Path) -> None:
+    (odd_photos / "ants").rename(odd_photos / "unfinished")
+    assert ImageFolder(odd_photos).classes == [".hidden", "bees.v2", "unfinished"]
+    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    assert len(ImageFolder(tmp_path / "cache")) == 70
+    other = tmp_path / "other" / "class"
+    other.mkdir(parents=True)
+    (other / "a.jpg").write_bytes((odd_photos / "unfinished" / "00.jpg").read_bytes())
+    with pytest.raises(UsageError, match="is not empty"):
+        build_cache(other.parent, odd_photos, (16,), workers=1)
+    assert len(ImageFolder(odd_photos)) == 70
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_class_may_be_called_by_any_bytes(odd_photos: Path, tmp_path: Path, format: Any) -> None:
+    names = [os.fsdecode(b"a\xff"), "a%FF", "\u00e9 \u732b"]
+    try:
+        for path, name in zip(sorted(odd_photos.iterdir()), names, strict=True):
+            path.rename(odd_photos / name)
+    except OSError:
+        pytest.skip("this file system takes text only")
+    build_cache(odd_photos, tmp_path / "cache", (16,), format=format, workers=1)
+    assert ImageFolder(tmp_path / "cache").classes == sorted(names)
+    assert len(shown(tmp_path / "cache", 16)) == 70
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_copy_that_is_too_long_for_a_jpeg_is_named_or_left_out(
+    odd_photos: Path, tmp_path: Path, raw: bool
+) -> None:
+    Image.new("RGB", (66_000, 9)).save(odd_photos / "ants" / "long.png")
+    if raw:
+        build_cache(odd_photos, tmp_path / "cache", (16,), raw=True, workers=1)
+        return
+    with pytest.raises(ImageError, match=r"ants/long\.png, .* 66000 x 9 pixels cannot be a JPEG"):
+        build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
+    made = build_cache(odd_photos, tmp_path / "cache", (16,), on_error="skip", workers=1)
+    assert [name for _, name, _ in made.skipped] == ["ants/long.png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+def test_a_link_does_not_lead_into_the_source(odd_photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(odd_photos)
+    for source, root in ((tmp_path / "link", odd_photos), (odd_photos, tmp_path / "link")):
+        with pytest.raises(UsageError, match="would lie in its source"):
+            build_cache(source, root / "cache", (16,), workers=1)
+    assert not (odd_photos / "cache").exists()
 
 
 def test_a_cache_is_no_source(odd_photos: Path, tmp_path: Path) -> None:

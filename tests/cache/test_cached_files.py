@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caches import photo
+import torch
 from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
+from caches import photo
 from feedline import ImageFolder, TrainCrop
 from feedline.cache.build import build_cache
-from feedline.errors import UsageError
+from feedline.errors import ImageError, UsageError
+from feedline.plan.row import Item
 from feedline.recognition.recognise import recognise
+from feedline.remote.open_location import open_cache
 from feedline.stores.index import scan_folder
 from feedline.stores.path_table import starts_of
 from row_of import made
@@ -36,7 +39,7 @@ def cache_of(source: Path, root: Path) -> Path:
 
 def copies(source: Any, root: Path) -> dict[str, bytes]:
     """The pixels that each file gets of a cache, by the file's path."""
-    store = source.cached(str(root)).store
+    store = source.cached(open_cache(root)).store
     pixels = [np.asarray(store.read(sample, 24)).tobytes() for sample in range(len(store))]
     return {store.name(sample): held for sample, held in enumerate(pixels)}
 
@@ -86,14 +89,16 @@ def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
     folder: Any = ImageFolder(source, WHOLE)
     if dataset == "torchvision":
         folder = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
-    found = folder.cached(str(root)).store
+    found = folder.cached(open_cache(root)).store
     cache = ImageFolder(root)
     for sample in range(3):
         assert np.array_equal(found.read(sample, 24), cache.store.read(sample, 24))
         assert cache.name(sample).encode() in found.name(sample).encode()
     if dataset == "feedline":
         for sample in range(3):
-            rows = [made(each, 24, sample, 0)[0] for each in (folder, folder.cached(str(root)))]
+            rows = [
+                made(each, 24, sample, 0)[0] for each in (folder, folder.cached(open_cache(root)))
+            ]
             assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
 
 
@@ -104,7 +109,7 @@ def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
         photo(path, 0)
     root = cache_of(source, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
-        ImageFolder(other).cached(str(root))
+        ImageFolder(other).cached(open_cache(root))
 
 
 def test_the_table_of_a_folder_has_its_paths(odd_photos: Path) -> None:
@@ -116,4 +121,29 @@ def test_a_cache_of_another_folder_is_refused_with_what_is_missing(
     photos: Path, odd_photos: Path, built: Callable[..., Path]
 ) -> None:
     with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):
-        ImageFolder(odd_photos).cached(str(built()))
+        ImageFolder(odd_photos).cached(open_cache(built()))
+
+
+def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
+    source, root = tmp_path / "photos", tmp_path / "cache"
+    (source / "c").mkdir(parents=True)
+    for number in range(4):
+        photo(source / "c" / f"{number}.jpg", number)
+    # As torchvision reads it, and a build does not: Pillow fills with grey what is missing.
+    cut = source / "c" / "1.jpg"
+    cut.write_bytes(cut.read_bytes()[:-200] + b"\xff\xd9")
+    (source / "c" / "2.jpg").write_bytes(b"none")
+    manifest = build_cache(source, root, (24,), raw=True, workers=0, on_error="skip")
+    assert [number for number, _, _ in manifest.skipped] == [1, 2]
+    files = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
+    copies_of_them = files.cached(open_cache(root))
+    item = Item(1, 16, 0, 1.0)
+    assert torch.equal(files.sample(item)[0], copies_of_them.sample(item)[0])
+    for each in (files, copies_of_them):
+        with pytest.raises(ImageError, match=r"sample 2, .*2\.jpg, .* 4 bytes, beginning"):
+            each.sample(item._replace(sample=2))
+    # No copy of a file that was turned upright is the file as it is.
+    turned = tmp_path / "turned"
+    build_cache(source, turned, (24,), raw=True, workers=0, on_error="skip", exif=True)
+    with pytest.raises(ImageError, match=r"sample 1, .* was left out of the cache"):
+        made(ImageFolder(source, exif=True).cached(open_cache(turned)), 16, 1, 0)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader, ImageFolder
+from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
 from row_of import made
 
@@ -111,6 +112,58 @@ def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
     assert made(data, 16, 5, 0)[0].any()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_that_is_none_of_an_original_of_its_size_is_an_error(
+    damaged: Callable[..., Path], format: str
+) -> None:
+    root = damaged(format)
+    sizes = np.load(root / "index" / "sizes.npy")
+    sizes[3, 1] ^= 4
+    sizes[4] = 0
+    sizes[6] = 20  # less than its copy
+    np.save(root / "index" / "sizes.npy", sizes)
+    data = ImageFolder(root)
+    for sample in (3, 4, 6):
+        with pytest.raises(ImageError, match=rf"sample {sample}, .*the index is damaged or"):
+            made(data, 40, sample, 0)
+    assert made(data, 40, 5, 0)[0].any()
+
+
+@pytest.mark.parametrize("damage", ["header", "empty", "short"])
+def test_an_index_whose_files_are_damaged_is_refused(
+    damaged: Callable[..., Path], damage: str
+) -> None:
+    path = damaged() / "index" / "keys.npy"
+    data = path.read_bytes()
+    if damage == "header":
+        data = data.replace(b"}", b"{", 1)
+    path.write_bytes(b"" if damage == "empty" else data[: -1 if damage == "short" else None])
+    with pytest.raises(DatasetError, match=r"keys\.npy' cannot be read: "):
+        ImageFolder(path.parent.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        ("webdataset", "feedline-cache.json"),
+        ("webdataset", "index/sizes.npy"),
+        ("webdataset", "48/000000.tar"),
+        ("lmdb", "48/data.mdb"),
+    ],
+)
+def test_a_pipe_in_a_files_place_is_not_waited_for(
+    damaged: Callable[..., Path], format: str, name: str
+) -> None:
+    root = damaged(format)
+    os.unlink(root / name)
+    os.mkfifo(root / name)
+    with pytest.raises((DatasetError, ImageError), match=r"is no manifest|is no file|has 0 bytes"):
+        made(ImageFolder(root), 40, 0, 0)
+    if not name.endswith("json"):
+        assert not verify(root, workers=1).sound
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -122,6 +175,16 @@ def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
         (lambda text: text.replace('"int64"', '"object"'), "is no manifest"),
         (lambda text: text.replace('"side": 48', '"side": 24'), "is no manifest"),
         (lambda text: text.replace('"samples": 24', '"samples": -1'), "is no manifest"),
+        (lambda text: text.replace('"samples": 24', '"samples": 1' + "0" * 400), "is no manifest"),
+        (lambda text: text.replace('"int64"', '"int7"'), "is no manifest"),
+        (
+            lambda text: text.replace('"skipped": []', '"skipped": [[Infinity, "a", "b"]]'),
+            "is no manifest",
+        ),
+        (
+            lambda text: text.replace('"shards": [', '"shards": [7, ', 1),
+            "different numbers of shards",
+        ),
         (lambda text: "[" * 100_000, "is no manifest"),
     ],
 )

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from PIL import Image
 from cache_contents import everything, shown
 from feedline import ImageFolder
 from feedline.cache import unit_maker
+from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
-from feedline.errors import DatasetError
+from feedline.errors import DatasetError, UsageError
 
 lmdb = pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -108,3 +111,109 @@ def test_a_build_that_is_killed_at_any_moment_goes_on(
     made = build_cache(odd_photos, root, (16, 24), format=format, workers=2)
     assert made.samples == 70
     assert everything(root) == everything(tmp_path / "whole")
+
+
+def test_what_was_left_when_a_build_was_done_does_not_keep_the_next_one_off(
+    odd_photos: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    counted(odd_photos, root)
+    saved = tmp_path / "unfinished"
+    # As of one that was killed between the manifest and the end.
+    build_cache(odd_photos, tmp_path / "other", (16, 24), progress=lambda said: copied(said, saved))
+    shutil.copytree(saved, root / "unfinished")
+    add_size(root, 20, workers=1)
+    made = build_cache(odd_photos, root, (16, 20, 24), workers=1)
+    assert [level.side for level in made.levels] == [16, 20, 24]
+    assert not (root / "unfinished").exists()
+
+
+def copied(said: unit_maker.Progress, to: Path) -> None:
+    if said.made == 70:
+        shutil.copytree(to.parent / "other" / "unfinished", to)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_build_keeps_the_qualities_that_are_there(
+    odd_photos: Path, tmp_path: Path, finished: bool
+) -> None:
+    root = tmp_path / "cache"
+    build_cache(odd_photos, root, (24,), quality=60, workers=1)
+    add_size(root, 16, quality=80, workers=1)
+    Image.new("RGB", (50, 40), (9, 99, 200)).save(ImageFolder(odd_photos).path(5))
+    if not finished:
+
+        def stop(said: unit_maker.Progress) -> None:
+            raise RuntimeError("stopped")
+
+        with pytest.raises(RuntimeError, match="stopped"):
+            build_cache(odd_photos, root, (16, 24), workers=1, progress=stop)
+        assert not (root / "feedline-cache.json").exists()
+    made = build_cache(odd_photos, root, (16, 24), workers=1)
+    assert [(level.side, level.quality) for level in made.levels] == [(16, 80), (24, 60)]
+    with pytest.raises(UsageError, match="leave the quality out"):
+        build_cache(odd_photos, root, (16, 24), quality=95, workers=1)
+
+
+FULL = """
+import resource, sys
+from feedline.cache.build import build_cache
+from feedline.cache.lmdb_writer import LmdbWriter
+from feedline.errors import ResourceError
+
+def fill_the_disk(*given):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    return put(*given)
+
+put = LmdbWriter.put
+if sys.argv[3] == "lmdb":  # which takes the whole tar files of a unit
+    LmdbWriter.put = fill_the_disk
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+try:
+    build_cache(sys.argv[1], sys.argv[2], (16, 24), format=sys.argv[3], workers=0)
+except ResourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of files that raise an error")
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_disk_that_takes_no_more_is_said_and_the_build_goes_on_later(
+    odd_photos: Path, tmp_path: Path, format: Any
+) -> None:
+    root = tmp_path / "cache"
+    full = subprocess.run(
+        [sys.executable, "-c", FULL, str(odd_photos), str(root), format],
+        capture_output=True,
+        text=True,
+    )
+    assert (full.returncode, full.stderr) == (0, "")
+    assert "cannot be written" in full.stdout
+    assert "the same build goes on" in full.stdout
+    assert "Traceback" not in full.stdout
+    assert not list(root.rglob("*.partial"))
+    counted(odd_photos, root, format=format)
+    counted(odd_photos, tmp_path / "new", format=format)
+    assert everything(root) == everything(tmp_path / "new")
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "header"])
+def test_a_record_that_is_damaged_counts_as_none(
+    odd_photos: Path, tmp_path: Path, damage: str
+) -> None:
+    root = tmp_path / "cache"
+
+    def stop(said: unit_maker.Progress) -> None:
+        if said.made == 70:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        build_cache(odd_photos, root, (16, 24), workers=1, progress=stop)
+    path = root / "unfinished" / "000001.npz"
+    whole = path.read_bytes()
+    torn = {"empty": b"", "cut": whole[: len(whole) // 2], "header": whole.replace(b"}", b"{")}
+    path.write_bytes(torn[damage])
+    assert counted(odd_photos, root)[1] == 32
+    counted(odd_photos, tmp_path / "new")
+    assert everything(root) == everything(tmp_path / "new")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from caches import FORMATS, contents, made, photos
 
 import feedline
+from caches import FORMATS, contents, made, photos
 from feedline.cache import info
 from feedline.cache.info import cache_info, size_measured
 from feedline.errors import DatasetError

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from caches import contents
 from pictures import Samples, pictures
 from PIL import Image
 
 import feedline
+from caches import contents
 from feedline.bench.level_rates import level_of, without_rises
 from feedline.bench.plan_table import plan_table
 from feedline.bench.planned_cache import CachePlan

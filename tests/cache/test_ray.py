@@ -18,11 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
-from caches import FORMATS, contents, made, photos
 from pictures import pictures
-from s3_server import Bucket, serving
 
 import feedline
+from caches import FORMATS, contents, made, photos
 from feedline.cache import ray_makers
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
@@ -31,6 +30,7 @@ from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
 from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
+from s3_server import Bucket, serving
 
 # Ray reads these when it is imported: all on the loopback interface, and for this cluster alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

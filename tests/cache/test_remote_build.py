@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caches import contents, made, photo, photos
 from pictures import CLASSES, LABELS, encoded, pictures
-from s3_server import Bucket, serving
 
+from caches import contents, made, photo, photos
 from feedline.bench.plan_cache import plan_cache
 from feedline.cache import unit_maker
 from feedline.cache.add_size import add_size
@@ -31,9 +30,11 @@ from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.open_source import open_source
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
+from feedline.remote import folder
+from feedline.remote.folder import AT_ONCE, RemoteFolder
 from feedline.stores.cache_layout import MANIFEST, Manifest, read_manifest
-from feedline.stores.remote_path import AT_ONCE, RemotePath
 from processes import eventually
+from s3_server import Bucket, serving
 
 PER_CLASS = 40  # three units
 STAMPS = "index/stamps.npy"
@@ -122,7 +123,7 @@ def test_from_a_store_into_a_store_it_is_what_it_is_on_a_disk(
 def test_any_protocol_of_fsspecs_will_do(
     source: Path, here: Path, tmp_path: Path, protocol: str
 ) -> None:
-    there = RemotePath(f"{protocol}://{tmp_path}/cache")
+    there = RemoteFolder(f"{protocol}://{tmp_path}/cache")
     train = f"file://{source}"
     # What is in memory is seen by this process alone.
     far(train, there.url, workers=0 if protocol == "memory" else 2)
@@ -192,6 +193,13 @@ def test_class_folders_that_a_web_server_lists_are_a_source(web: str, tmp_path: 
     made(photos(tmp_path / "photos", 3), tmp_path / "local")
     far(f"{web}/photos", tmp_path / "cache", workers=2)
     assert_same(contents(tmp_path / "cache"), contents(tmp_path / "local"), stamps=True)
+
+
+def test_a_password_in_the_url_of_a_source_gets_into_no_file(web: str, tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 3)
+    url = f"{web}/photos".replace("//", "//me:secret@")
+    assert far(url, tmp_path / "cache").source == ("folder", f"{web}/photos")
+    assert not any(b"secret" in data for data in contents(tmp_path / "cache").values())
 
 
 def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
@@ -274,14 +282,14 @@ def test_one_that_has_made_nothing_leaves_nothing(bucket: Bucket, source: Path) 
 def test_shards_that_were_uploaded_without_their_record_are_removed(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = RemotePath.put
+    put = RemoteFolder.put
 
-    def torn(there: RemotePath, name: str, file: Any) -> None:
+    def torn(there: RemoteFolder, name: str, file: Any) -> None:
         if name.endswith(".npz"):
             raise KeyboardInterrupt
         put(there, name, file)
 
-    monkeypatch.setattr(RemotePath, "put", torn)
+    monkeypatch.setattr(RemoteFolder, "put", torn)
     with pytest.raises(KeyboardInterrupt):
         far(source, f"{bucket.url}/cache", workers=0)
     assert bucket.contents("cache") == {}
@@ -298,6 +306,20 @@ def test_two_builds_do_not_work_in_one_place(bucket: Bucket, source: Path, here:
 
     far(source, f"{bucket.url}/cache", progress=meanwhile)
     assert f"process {os.getpid()}, since 2" in refused[0]
+    assert_same(bucket.contents("cache"), contents(here), stamps=False)
+
+
+def test_a_lock_that_was_written_twice_by_one_build_is_its_own(
+    bucket: Bucket, source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = RemoteFolder.create
+
+    def repeated(there: RemoteFolder, name: str, data: bytes) -> None:
+        create(there, name, data)
+        create(there, name, data)  # as when the answer was lost
+
+    monkeypatch.setattr(RemoteFolder, "create", repeated)
+    far(source, f"{bucket.url}/cache")
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
@@ -386,8 +408,9 @@ def test_a_broken_image_is_named_and_may_be_left_out(
 
 
 def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(folder, "_PATIENCE_S", 0.0)
     with serving() as server:
         bucket = Bucket(server)
         train = bucket.fill("train", source)
@@ -420,7 +443,9 @@ def test_what_cannot_be_built_is_refused_by_name(
         far(train, "s3://nowhere-at-all/nowhere")
     with pytest.raises(DatasetError, match=r"/traim' cannot be listed: FileNotFoundError"):
         far(f"{bucket.url}/traim", root)
-    with pytest.raises(UsageError, match=r"'nonsense://x/y' cannot be used: .*nonsense"):
+    with pytest.raises(
+        UsageError, match=r"'nonsense://x/y' cannot be opened by fsspec: .*nonsense"
+    ):
         far("nonsense://x/y", root)
     with pytest.raises(DatasetError, match=r"lie directly in it. Each class needs a folder"):
         far(f"{train}/dogs", root)

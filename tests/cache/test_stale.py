@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from caches import made
 
 from cache_contents import everything
+from caches import made
 
 pytest.importorskip("lmdb")
 

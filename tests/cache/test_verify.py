@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from caches import FORMATS, find, flip, made, photos
 
+from caches import FORMATS, find, flip, made, photos
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
+from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.cache_level import LevelReader
-from feedline.stores.cache_store import CacheStore
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def copied(whole: Path, tmp_path: Path):
 
 
 def image(root: Path, sample: int, side: int) -> bytes:
-    store = CacheStore(root)
+    store = open_cache(root)
     data = store.read(sample, side)
     store.close()
     assert isinstance(data, bytes)

@@ -36,7 +36,11 @@ def test_the_version_is_printed(feedline: Command) -> None:
         (),
         ("train",),
         ("bench",),
+        ("report",),
+        ("check",),
+        ("explain-overlap",),
         ("demo-data",),
+        ("doctor",),
         ("cache",),
         *(("cache", name) for name in ("build", "verify", "info", "add-size")),
     ],
@@ -53,6 +57,8 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
         "from feedline.cli.app import main\n"
         "with contextlib.suppress(SystemExit):\n"
         "    main(['cache', 'build', '--help'])\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(['report', '--help'])\n"
         "try:\n"
         "    main(['train', '--help'])\n"
         "finally:\n"
@@ -131,6 +137,21 @@ def test_json_is_replaced_whole_or_left_as_it_was(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1}
     assert [child.name for child in tmp_path.iterdir()] == ["out.json"]
     write_json(None, {"a": 2})
+
+
+def test_json_goes_into_what_is_no_file_and_leaves_it_there(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "out.json", tmp_path / "link.json", tmp_path / "pipe"
+    target.write_text("before")
+    link.symlink_to(target)
+    write_json(link, {"a": 1})
+    assert link.is_symlink()
+    assert json.loads(target.read_text()) == {"a": 1}
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"a": 2})
+    assert json.loads(os.read(reader, 1000)) == {"a": 2}
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

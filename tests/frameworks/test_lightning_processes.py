@@ -101,6 +101,10 @@ def trainer(**options):
     })
 
 def load(kind, count, batch_size=4, **options):
+    if kind is DataLoader:
+        # torch forks its workers beside gloo's threads: a lock that one of these holds at that
+        # moment stays locked in a worker, which then hangs. Its batches are the same without.
+        options.pop("num_workers", None), options.pop("persistent_workers", None)
     return kind(Numbers(count), batch_size=batch_size, **options)
 
 def shuffled(kind, **options):

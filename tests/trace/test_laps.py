@@ -50,7 +50,7 @@ class Noted:
 @pytest.fixture
 def noted() -> Iterator[Noted]:
     yield Noted()
-    assert not laps.going
+    assert not laps.each
     assert not laps.timed
 
 
@@ -144,3 +144,32 @@ def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: N
         slow_ns = laps.sample_took(number, 1000 + number)
     assert slow_ns == 1000
     laps.done()
+
+
+def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
+    timed = []
+    for _ in range(300):
+        laps.begin(noted.page)
+        timed.append(laps.timed)
+        clock.ns += 20_000
+        if laps.each:
+            laps.sample(1)
+        laps.done()
+    assert [k for k, each in enumerate(timed) if each] == [3, 11, 19, 27, 35, 43, 51, 59] + [
+        3 + 64 * k for k in range(1, 5)
+    ]
+
+
+def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock) -> None:
+    told = []
+    for ns in [10_000] * 16 + [200_000] * 24:
+        laps.begin(noted.page)
+        told.append(laps.each)
+        if laps.each:
+            for number in range(32):
+                clock.ns += ns
+                laps.sample(number)
+        laps.done()
+    # As if they were long until a timed task shows that they are not; and later that they are.
+    assert told[:16] == [True] * 4 + [False] * 7 + [True] + [False] * 4
+    assert told[16:] == [False] * 3 + [True] * 21

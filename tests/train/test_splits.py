@@ -68,6 +68,12 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Pa
         find_splits(tmp_path / "empty")
 
 
+def test_a_url_is_told_from_a_folder_that_is_missing() -> None:
+    for url in ("s3://bucket/train-cache", "https://host/cache"):
+        with pytest.raises(DatasetError, match="was a URL, and this command reads folders"):
+            find_splits(Path(url))
+
+
 def test_val_without_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="found val/ but no train/"):
         find_splits(make(tmp_path, "val/ant", "val/bee"))

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -287,14 +287,22 @@ class Terminal(io.StringIO):
         return True
 
 
+MakeTerminal = Callable[[], Terminal]
+
+
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    made = Terminal()
-    monkeypatch.setattr(sys, "stderr", made)
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> MakeTerminal:
+    """Makes stderr a terminal; to be called by the test, as pytest has a stderr for each phase."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return made
+
+    def make() -> Terminal:
+        made = Terminal()
+        monkeypatch.setattr(sys, "stderr", made)
+        return made
+
+    return make
 
 
 def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
@@ -303,7 +311,10 @@ def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
         panel.tick(float(second + 1))
 
 
-def test_a_terminal_gets_one_line_that_is_gone_at_the_end(terminal: Terminal) -> None:
+def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
+    on_terminal: MakeTerminal,
+) -> None:
+    terminal = on_terminal()
     steps = Steps()
     panel = panel_for(steps.recorder, "auto")
     assert panel is not None
@@ -316,16 +327,19 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(terminal: Terminal) ->
     assert terminal.getvalue().endswith("\x1b[2K")
 
 
-def test_no_color_is_heeded(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_heeded(on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal()
     monkeypatch.setenv("NO_COLOR", "1")
     steps = Steps()
     panel = Panel(steps.recorder)
     drawn(steps, panel, 3)
     panel.end(6.0)
+    assert terminal.getvalue().count("feedline") >= 3
     assert "\x1b[3" not in terminal.getvalue()
 
 
-def test_it_is_drawn_no_more_than_once_a_second(terminal: Terminal) -> None:
+def test_it_is_drawn_no_more_than_once_a_second(on_terminal: MakeTerminal) -> None:
+    terminal = on_terminal()
     steps = Steps()
     panel = Panel(steps.recorder)
     for k in range(1000):
@@ -335,7 +349,8 @@ def test_it_is_drawn_no_more_than_once_a_second(terminal: Terminal) -> None:
     assert 3 <= terminal.getvalue().count("feedline") <= 5
 
 
-def test_beside_bars_of_tqdms_it_is_one_of_them(terminal: Terminal) -> None:
+def test_beside_bars_of_tqdms_it_is_one_of_them(on_terminal: MakeTerminal) -> None:
+    terminal = on_terminal()
     steps = Steps()
     panel = Panel(steps.recorder)
     with tqdm.tqdm(total=9, file=terminal, mininterval=0, desc="epoch 3") as bar:
@@ -350,8 +365,9 @@ def test_beside_bars_of_tqdms_it_is_one_of_them(terminal: Terminal) -> None:
 
 
 def test_beside_a_display_of_richs_lines_are_printed_above_it(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    terminal = on_terminal()
     console = rich.get_console()
     before = console.file
     console.file = terminal
@@ -385,8 +401,9 @@ def test_without_a_terminal_lines_are_printed_where_they_were_asked_for(
 
 
 def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_terminal()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert panel_for(Recorder(), True) is None

@@ -220,7 +220,7 @@ def _cache(
     """A cache of the images that are measured, by its levels."""
     where = root / f"quality-{quality}"
     raw = quality is None
-    build_cache(originals, where, sorted(sides), quality=quality or 95, raw=raw, workers=workers)
+    build_cache(originals, where, sorted(sides), quality=quality, raw=raw, workers=workers)
     folder = ImageFolder(where, crop)
     return {level: level_of(folder, level.side) for level in _levels(sides, quality)}
 

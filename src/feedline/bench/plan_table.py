@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.filesize import decimal
 
 from feedline.bench.planned_cache import CachePlan
+from feedline.bench.text_table import aligned, wrapped
 from feedline.cache.advice import counted, duration
 from feedline.cache.choice import Choice, front
 
 __all__ = ["plan_table"]
 
-_WIDTH = 100
 _MOST_SIZES = 4
 _NAMED = 3
 
@@ -29,8 +28,8 @@ def plan_table(plan: CachePlan) -> str:
     heads += ["build", "paid after", "differs by"]
     rows = [heads, *(_cells(choice, plan, sizes) for choice in (plan.originals, *shown))]
     marks = [" ", *("*" if choice is advised else " " for choice in (plan.originals, *shown))]
-    table = [f"{mark} {row}" for mark, row in zip(marks, _aligned(rows), strict=True)]
-    parts = [*_headline(plan), "", *table, "", *_wrapped(plan.advice.why)]
+    table = [f"{mark} {row}" for mark, row in zip(marks, aligned(rows), strict=True)]
+    parts = [*_headline(plan), "", *table, "", *wrapped(plan.advice.why)]
     if plan.command:
         parts += ["", plan.command]
     return "\n".join([*parts, *_remarks(plan)])
@@ -40,7 +39,7 @@ def _headline(plan: CachePlan) -> list[str]:
     measured, (height, width) = plan.measured, plan.median_px
     size = f", {decimal(round(measured.original_bytes))}" if measured.original_bytes else ""
     workers = f"{plan.workers} worker{'s' * (plan.workers != 1)}" if plan.workers else "no workers"
-    return _wrapped(
+    return wrapped(
         f"{measured.images} images{size}, {width}x{height} px, for {measured.schedule} with "
         f"{workers}: images/s from memory, predicted from {plan.looked_at} images"
     )
@@ -68,18 +67,6 @@ def _cells(choice: Choice, plan: CachePlan, sizes: Sequence[int]) -> list[str]:
     ]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, break_on_hyphens=False, break_long_words=False)
-
-
 def _remarks(plan: CachePlan) -> list[str]:
     limits = plan.limits
     said = [
@@ -94,7 +81,7 @@ def _remarks(plan: CachePlan) -> list[str]:
             f"{plan.small} of {plan.looked_at} images have a side shorter than "
             f"{max(plan.measured.wanted)} px: they are enlarged."
         )
-    lines = ["", *(line for each in said for line in _wrapped(each))]
+    lines = ["", *(line for each in said for line in wrapped(each))]
     if plan.skipped:
         lines.append(f"unreadable images left out: {len(plan.skipped)}, such as")
         lines += [f"  {name}: {why}" for name, why in plan.skipped[:_NAMED]]

@@ -10,8 +10,8 @@ from typing import Any
 
 from feedline.cache.advice import Advice
 from feedline.cache.choice import Choice, Limits, Measured, PhaseRate
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import Level
-from feedline.stores.remote_path import is_url
 
 __all__ = ["CachePlan"]
 

@@ -4,8 +4,8 @@ Guarantees: reading, resizing and all of `ImageFolder.load` are timed; what is l
 is decoding. Of the repetitions of an image the fastest counts, for the others were disturbed;
 the figures are means over the images, so they add up. What was not measured says why.
 
-Relies on: posix_fadvise(DONTNEED) to drop files from memory, and preadv(RWF_NOWAIT) to see that
-it did. Folders and inodes stay in memory, and so may the disk's own caches.
+Relies on: `page_cache` to drop files from memory, and to see that they went. Folders and inodes
+stay in memory, and so may the disk's own caches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
+from feedline.stores import page_cache
 from feedline.stores.read_file import read_file
 
 __all__ = ["Stages", "measure_stages"]
@@ -116,7 +117,7 @@ def _one(
 
 def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
     """Milliseconds to read a file from the disk, or None and why that is not known."""
-    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
+    if not page_cache.can_drop():
         return None, f"{sys.platform} has no way to drop files from memory"
     if len(numbers) < 2:
         return None, "it takes two images"
@@ -140,16 +141,10 @@ def _drop(path: bytes) -> None:
     with open(path, "rb") as file:
         with contextlib.suppress(OSError):
             os.fsync(file)  # what is not yet on the disk is not dropped
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        page_cache.drop(file.fileno())
 
 
 def _in_memory(path: bytes) -> bool:
     """Whether the file's beginning is in memory, or that cannot be told."""
     with open(path, "rb") as file:
-        try:
-            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:  # this file system does not say
-            return True
-    return True
+        return page_cache.in_memory(file.fileno()) is not False

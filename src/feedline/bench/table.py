@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
-
 from feedline.bench.result import Result, Row
+from feedline.bench.text_table import aligned, wrapped
 from feedline.bench.verdict import kilobytes, notes, verdict
 
 __all__ = ["table"]
 
-_WIDTH = 100
 _NAMED = 3
 _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU s/1000")
 
 
 def table(result: Result) -> str:
     """The table of rates, the split of one image's cost, the verdict and what was left out."""
-    rates = _aligned([_HEADS, *(_cells(row, result) for row in result.rows)])
-    said = _wrapped(" ".join(verdict(result)))
+    rates = aligned([_HEADS, *(_cells(row, result) for row in result.rows)])
+    said = wrapped(" ".join(verdict(result)))
     parts = [_headline(result), "", *rates, "", *_costs(result), "", *said, *_remarks(result)]
     return "\n".join(parts)
 
@@ -52,14 +49,6 @@ def _cells(row: Row, result: Result) -> tuple[str, ...]:
     )
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
-
-
 def _costs(result: Result) -> list[str]:
     stages = result.stages
     cold = "" if stages.read_cold_ms is None else f" (from the disk {stages.read_cold_ms:.2f})"
@@ -76,15 +65,9 @@ def _costs(result: Result) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
 def _remarks(result: Result) -> list[str]:
     said = [f"{each.what} left out: {each.reason}" for each in result.left_out]
-    lines = [line for each in [*said, *notes(result)] for line in _wrapped(each, indent="  ")]
+    lines = [line for each in [*said, *notes(result)] for line in wrapped(each, indent="  ")]
     if result.skipped:
         lines.append(f"unreadable images skipped: {len(result.skipped)}, such as")
         lines += [f"  {path}: {reason}" for path, reason in result.skipped[:_NAMED]]

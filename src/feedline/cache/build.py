@@ -23,13 +23,16 @@ from feedline.cache.kept import Kept
 from feedline.cache.makers import Makers, open_makers
 from feedline.cache.open_source import open_source
 from feedline.cache.records import unit_matches, write_records
-from feedline.cache.settings import Settings, Spec
+from feedline.cache.settings import SETTINGS, Settings, Spec, levels_as_before
 from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
+from feedline.cache.whole_file import names_to_disk
 from feedline.errors import UsageError
 from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
+
+_QUALITY = 95
 
 
 def build_cache(
@@ -38,7 +41,7 @@ def build_cache(
     sizes: Sequence[int],
     *,
     format: CacheFormat = "webdataset",
-    quality: int = 95,
+    quality: int | None = None,
     raw: bool = False,
     workers: int | str = "auto",
     ray: str | None = None,
@@ -57,7 +60,8 @@ def build_cache(
         sizes: the shorter sides of the copies in pixels, e.g. (128, 192, 256). An image that is
             smaller keeps its size.
         format: "webdataset": tar shards; "lmdb": one LMDB a size; "folder": a file an image.
-        quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual.
+        quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual. None:
+            95, or what each level has of a cache of these sizes that is here already.
         raw: keep pixels instead of JPEGs: about 10 times as large, and nothing to decode.
         workers: processes; "auto" for the cores that this process may use; 0: in this process.
         ray: the address of a Ray cluster whose CPUs make the copies, "HOST:PORT"; "auto" for the
@@ -82,7 +86,9 @@ def build_cache(
         >>> feedline.build_cache("train/", "train-cache/", (128, 256))            # doctest: +SKIP
         >>> feedline.build_cache("s3://b/train", "s3://b/cache", (128, 256))      # doctest: +SKIP
     """
-    levels = levels_of(sizes, quality=quality, raw=raw)
+    if raw and quality is not None:
+        raise UsageError(f"quality={quality!r} is of JPEGs, and raw pixels have none; leave it out")
+    levels = levels_of(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if format not in get_args(CacheFormat):
@@ -92,6 +98,8 @@ def build_cache(
         images = open_source(source)
         destination.check_free(images, format)
         with destination.opened():
+            if quality is None and not raw:
+                levels = levels_as_before(destination.root, levels)
             spec = Spec(destination.root, format, levels, exif, on_error == "skip")
             return build(images, spec, makers, destination, progress)
 
@@ -117,6 +125,8 @@ def _build(
 ) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
     finished = _finished(source, spec)
+    if finished is not None:  # what was stopped after the manifest was written may have left some
+        (spec.unfinished / SETTINGS).unlink(missing_ok=True)
     each = finished.per_shard if finished else samples_per_shard(expected)
     settings = Settings.of(source, spec, each).agreed(spec)
     units = divide(len(source), settings.per_shard)
@@ -124,10 +134,11 @@ def _build(
         write_records(spec, finished)
     todo = [unit for unit in units if not unit_matches(source, spec, unit)]
     if finished is not None and not todo and finished.samples_in_source == len(source):
-        shutil.rmtree(spec.unfinished)
+        shutil.rmtree(spec.unfinished, ignore_errors=True)
         return finished
     check_room(spec, expected, todo, makers, destination)
     # From here on the folder is no cache until it is finished.
+    names_to_disk(spec.root, [spec.unfinished / "settings.json"])
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None
     if finished is not None and destination.keeps and not makers.elsewhere:
@@ -152,6 +163,6 @@ def _finished(source: Source, spec: Spec) -> Manifest | None:
             f"{spec.root!r} is a cache already, {found.format} of {', '.join(had[1])}"
             f"{', upright' * found.exif}, and {spec.format} of {', '.join(wanted[1])}"
             f"{', upright' * spec.exif} was asked for; add a level with `feedline cache add-size`, "
-            "or name another folder"
+            "leave the quality out to keep those that are there, or name another folder"
         )
     return found

@@ -1,6 +1,7 @@
 """Where the files of a unit go that was made, in this process or on another machine.
 
-Guarantees: a unit's record gets its place after all its other files; a unit that is broken off
+Guarantees: a unit's record gets its place when all its other files have theirs, also after a power
+cut; a unit that is broken off
 leaves no scratch folder behind, unless its process is killed.
 
 Relies on: the builder, who puts the files that it is handed in their places, in their order.
@@ -20,8 +21,8 @@ import numpy as np
 
 from feedline.cache.records import Columns, as_record, record_name, write_record
 from feedline.cache.settings import Spec
+from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_lock import sees_lock
-from feedline.stores.remote_path import RemotePath
 
 __all__ = [
     "Delivery",
@@ -89,7 +90,7 @@ class ToStore:
         there: the cache's folder in the store.
     """
 
-    there: RemotePath
+    there: RemoteFolder
 
     def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
         """Make a unit; its record is uploaded last, and handed over, too."""

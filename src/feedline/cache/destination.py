@@ -18,15 +18,13 @@ from typing import Any, Protocol
 from feedline.cache.delivery import Delivery, Files, InPlace, ToBuilder
 from feedline.cache.remote_destination import RemoteDestination
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import files_to_disk, write_whole
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import read_manifest
 from feedline.stores.cache_lock import only_builder
 from feedline.stores.cache_place import check_place
-from feedline.stores.remote_path import is_url
 
 __all__ = ["Destination", "open_destination"]
-
-_IMAGES = (".jpg", ".npy")
 
 
 class Destination(Protocol):
@@ -101,7 +99,6 @@ class _Folder:
         if self._token:
             yield
             return
-        os.makedirs(self.root, exist_ok=True)
         with only_builder(self.root) as self._token:
             yield
 
@@ -109,11 +106,14 @@ class _Folder:
         return ToBuilder(self._token) if elsewhere else InPlace()
 
     def accept(self, files: Files) -> None:
-        for name, data in files:
-            path = Path(self.root, name)
+        if not files:
+            return  # it was made in its place
+        *made, (record, columns) = ((Path(self.root, name), data) for name, data in files)
+        for path, data in made:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Single images are brought to the disk when the cache is finished.
-            write_whole(path, data, to_disk=not name.endswith(_IMAGES))
+            write_whole(path, data, durable=False)
+        files_to_disk(self.root, [path for path, _ in made])
+        write_whole(record, columns)
 
     def publish(self) -> None:
         pass

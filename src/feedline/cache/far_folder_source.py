@@ -17,14 +17,14 @@ from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.errors import ImageError
 from feedline.plan.row import Field
+from feedline.remote.folder import RemoteFile, RemoteFolder
 from feedline.stores.index import (
     IMAGE_EXTENSIONS,
     check_classes,
     folder_index,
     without_images,
 )
-from feedline.stores.read_file import MOST_BYTES
-from feedline.stores.remote_path import RemoteFile, RemotePath
+from feedline.stores.read_file import check_size
 
 __all__ = ["FarFolderSource"]
 
@@ -44,8 +44,8 @@ class FarFolderSource:
     kind = "folder"
     label_field = Field("label", "int64", ())
 
-    def __init__(self, there: RemotePath) -> None:
-        self.where = there.url
+    def __init__(self, there: RemoteFolder) -> None:
+        self.where = str(there)
         self._there = there
         _, folders, files = next(there.walk(), ("", [], []))
         self.classes = sorted(folders)
@@ -88,9 +88,7 @@ class FarFolderSource:
         return self._ahead.result(sample)
 
     def _read(self, sample: int) -> bytes:
-        size = int(self._status[sample, 0])
-        if size > MOST_BYTES:
-            raise ImageError(f"it has {size} bytes, and at most {MOST_BYTES} are read")
+        check_size(int(self._status[sample, 0]))
         try:
             return self._there.read(self.name(sample))
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from feedline.stores.remote_path import AT_ONCE
+from feedline.remote.folder import AT_ONCE
 
 __all__ = ["FetchAhead"]
 

@@ -47,9 +47,9 @@ def main(root: str, parent: int, eager: bool) -> None:
     # It is not told of Ctrl-C by the terminal; one of its threads tells it that its time is over.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+    # Ended by who started it, who may do so before all was said.
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, EOFError, pickle.UnpicklingError):
         try:
-            os.makedirs(root, exist_ok=True)
             with contextlib.ExitStack() as held:
                 try:
                     token = held.enter_context(only_builder(root, patience_s=0))
@@ -64,6 +64,8 @@ def main(root: str, parent: int, eager: bool) -> None:
             _say(error=type(error).__name__, text=str(error))
         except OSError as error:
             _say(error="ResourceError", text=f"the cache {root!r} cannot be filled: {error}")
+        finally:  # what tells it that its time is over would be an error of the interpreter's end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _fill(
@@ -122,10 +124,10 @@ def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
         UsageError: those that are there do not serve.
     """
     levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
-    try:
-        with open(os.path.join(root, UNFINISHED, "settings.json"), "rb") as file:
-            there = tuple(map(Level.of, json.load(file)["levels"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    from feedline.cache.settings import unfinished_levels
+
+    there = unfinished_levels(root)
+    if not there:
         return levels
     if there[-1].side < sides[-1]:
         raise UsageError(
@@ -144,6 +146,10 @@ def _yield_to_others() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(19)
+    # A session of its own is a group of its own, and groups share the cores whatever their
+    # processes' classes are (man 7 sched, "The autogroup feature").
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+        file.write("19")
     with contextlib.suppress(Exception):  # not every system knows it
         import psutil
 

@@ -23,7 +23,7 @@ from feedline.cache.records import Columns, read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.stale import remove_stale
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import to_disk, write_whole
 from feedline.stores.cache_index import COLUMNS
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
 
@@ -107,10 +107,12 @@ def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):
-                _to_disk(os.path.join(folder, file))
-    _to_disk(root)
+                to_disk(os.path.join(folder, file))
+    to_disk(root)
     write_whole(root / MANIFEST, manifest.as_text().encode())
-    shutil.rmtree(spec.unfinished)
+    to_disk(root)  # a folder with neither of the two is taken for somebody else's
+    # One who waits for it may write there at this moment: the next build removes what is left.
+    shutil.rmtree(spec.unfinished, ignore_errors=True)
     return manifest
 
 
@@ -126,12 +128,3 @@ def _fingerprint(columns: dict[str, Array]) -> str:
     for name in ("labels", "names", "name_ends"):
         digest.update(columns[name].tobytes())
     return digest.hexdigest()[:16]
-
-
-def _to_disk(path: str | Path) -> None:
-    """Have a file or a folder's list of files written through."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

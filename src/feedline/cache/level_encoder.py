@@ -5,8 +5,8 @@ same image gives the same bytes. An image that is not larger than a level is kep
 is a JPEG that stands upright: its bytes are the original's.
 
 Relies on: torch's antialiased bicubic resize of uint8, which is Pillow's within 0.003 grey levels.
-Of Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original: on 80
-ImageNet photographs, at 256 px for rows of 224, by 1.65 grey levels on average without JPEG.
+Of Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original; how
+near, docs/CACHE.md says under "Pixels".
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import simplejpeg
 import torch
 
+from feedline.errors import ImageError
 from feedline.images.decode import Decoder
 from feedline.images.headers import jpeg_orientation
 from feedline.stores.cache_layout import Level, level_size
@@ -30,6 +31,7 @@ __all__ = ["Copies", "LevelEncoder", "Opened"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 _SUBSAMPLING = "420"
+_LONGEST_PX = 65_500  # of a JPEG: libjpeg's JPEG_MAX_DIMENSION
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class LevelEncoder:
         """The copies of an image, encoded or as pixels, uint8 (height, width, 3), RGB.
 
         Raises:
-            ImageError: it cannot be decoded.
+            ImageError: it cannot be decoded, or is too long for a JPEG.
         """
         opened = self.open(image)
         height, width = opened.pixels.shape[:2]
@@ -95,7 +97,11 @@ class LevelEncoder:
         return Opened(pixels, image if as_it_is else None)
 
     def copy(self, opened: Opened, level: Level) -> bytes:
-        """One copy of an image, as a file."""
+        """One copy of an image, as a file.
+
+        Raises:
+            ImageError: it would be too long for a JPEG.
+        """
         keeps = min(opened.pixels.shape[:2]) <= level.side and level.quality is not None
         if keeps and opened.as_it_is is not None:
             return opened.as_it_is
@@ -106,6 +112,11 @@ class LevelEncoder:
         small = _resized(pixels, *level_size(height, width, level.side))
         if level.quality is None:
             return npy_header(*small.shape[:2]) + small.tobytes()
+        if max(small.shape) > _LONGEST_PX:
+            raise ImageError(
+                f"its copy of {small.shape[1]} x {small.shape[0]} pixels cannot be a JPEG, whose "
+                f"sides have at most {_LONGEST_PX}: cut the image up, or keep raw pixels"
+            )
         encoded: bytes = simplejpeg.encode_jpeg(
             small, quality=level.quality, colorsubsampling=_SUBSAMPLING
         )

@@ -1,8 +1,8 @@
 """The entries of a unit's tar files into an LMDB.
 
-Guarantees: a unit goes in whole or not at all; a map that turns out too small is made larger, and
-the unit is tried again; the data file is as long as LMDB says that it is, so that a copy which was
-cut short can be told.
+Guarantees: a unit goes in whole or not at all, and its tar files are removed when it is on the disk
+for good; a map that turns out too small is made larger, and the unit is tried again; the data file
+is as long as LMDB says that it is, so that a copy which was cut short can be told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feedline.cache.whole_file import names_to_disk
 from feedline.errors import ResourceError, UsageError
 from feedline.stores.cache_layout import LMDB_FILE, Level, shard_name
 
@@ -39,14 +40,12 @@ class LmdbWriter:
                 'pip install "feedline[cache]"; or choose the format webdataset'
             ) from error
         self._lmdb = lmdb
+        self._root = root
         self._folders = [Path(root, level.name) for level in levels]
         self._open: list[Any] = []
         for folder, size in zip(self._folders, map_bytes, strict=True):
             folder.mkdir(exist_ok=True)
-            self._open.append(
-                # What was written is brought to the disk when the cache is finished.
-                lmdb.open(str(folder), map_size=max(size, _LEAST_MAP_BYTES), sync=False)
-            )
+            self._open.append(lmdb.open(str(folder), map_size=max(size, _LEAST_MAP_BYTES)))
 
     def __enter__(self) -> LmdbWriter:
         return self
@@ -62,10 +61,16 @@ class LmdbWriter:
             ResourceError: the disk is full.
         """
         parts = [folder / shard_name(unit) for folder in self._folders]
-        for part, environment in zip(parts, self._open, strict=True):
-            while not self._put(environment, part):
-                environment.set_mapsize(2 * environment.info()["map_size"])
-            environment.sync()
+        try:
+            for part, environment in zip(parts, self._open, strict=True):
+                while not self._put(environment, part):
+                    environment.set_mapsize(2 * environment.info()["map_size"])
+        except self._lmdb.Error as error:
+            raise ResourceError(
+                f"the LMDB of {part} cannot be written: {error}. A full disk? What is done so far "
+                "stays there: the same build goes on with it"
+            ) from error
+        names_to_disk(self._root, (folder / LMDB_FILE for folder in self._folders))
         for part in parts:
             part.unlink()
 
@@ -80,8 +85,6 @@ class LmdbWriter:
             return True
         except self._lmdb.MapFullError:
             return False
-        except self._lmdb.DiskError as error:
-            raise ResourceError(f"the LMDB of {part} cannot be written: {error}") from error
 
 
 def close_whole(environment: Any, folder: Path) -> None:

@@ -20,10 +20,11 @@ from feedline.cache.source_files import FarFiles, LocalFiles, SourceFiles
 from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
+from feedline.remote.filesystem import is_url, shown
+from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.file_store import files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
-from feedline.stores.remote_path import RemotePath, is_url
 
 __all__ = ["open_source"]
 
@@ -48,7 +49,7 @@ def open_source(given: Any) -> Source:
         _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)
     if is_url(given):
-        return _far(RemotePath(given))
+        return _far(RemoteFolder(given))
     if isinstance(given, (str, os.PathLike)):
         where = os.path.abspath(os.path.expanduser(os.fspath(given)))
         _check_no_cache(where, is_cache=os.path.exists(os.path.join(where, MANIFEST)))
@@ -92,9 +93,10 @@ def _at(where: str) -> Source:
     return found
 
 
-def _far(there: RemotePath) -> Source:
+def _far(there: RemoteFolder) -> Source:
     """A source below a URL."""
-    _check_no_cache(there.url, is_cache=there.has(MANIFEST))
+    where = str(there)
+    _check_no_cache(where, is_cache=there.has(MANIFEST))
     # An index of a web server's is a file as well as a folder.
     named = _kind(there.url) or glob.has_magic(there.url)
     urls = there.glob() if named else []
@@ -105,17 +107,17 @@ def _far(there: RemotePath) -> Source:
             for name in (there.files() if kind in ("tar", "parquet") else ())
             if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
         ]
-        found = _of_files(kind, there.url, FarFiles(there), sorted(names))
+        found = _of_files(kind, where, FarFiles(there), sorted(names))
         return found or FarFolderSource(there)
     scheme, _, _ = there.url.partition("://")
     paths = [url.partition("://")[2] for url in urls]
     folder = os.path.commonpath(list(map(os.path.dirname, paths)))
     names = [os.path.relpath(path, folder) for path in paths]
-    kind = _kind_of_files(there.url, urls)
-    found = _of_files(kind, there.url, FarFiles(RemotePath(f"{scheme}://{folder}")), names)
+    kind = _kind_of_files(where, list(map(shown, urls)))
+    found = _of_files(kind, where, FarFiles(RemoteFolder(f"{scheme}://{folder}")), names)
     if found is None:
         raise DatasetError(
-            f"{there.url!r} names files that are neither tar shards nor Parquet files: name a "
+            f"{where!r} names files that are neither tar shards nor Parquet files: name a "
             "folder of class folders, or such files"
         )
     return found

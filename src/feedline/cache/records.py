@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import ImageError
 from feedline.stores.cache_index import CacheIndex, load_entries
 from feedline.stores.cache_layout import Manifest, shard_name
@@ -46,8 +46,14 @@ def read_record(spec: Spec, unit: int) -> dict[str, np.ndarray[Any, Any]]:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    with np.load(Path(spec.root, record_name(spec, unit)), allow_pickle=False) as record:
-        return {name: record[name] for name in record.files}
+    path = Path(spec.root, record_name(spec, unit))
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            return {name: record[name] for name in record.files}
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib or numpy's parser
+        raise ValueError(f"the record {str(path)!r} is damaged: {error}") from error
 
 
 def kept_name(name: str) -> bytes:

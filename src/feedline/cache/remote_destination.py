@@ -9,7 +9,7 @@ there already; objects get their names when they are whole; the manifest is writ
 a build that was broken off can be gone on with from any machine; nothing is left of one that has
 made nothing.
 
-Relies on: `remote_path` for the store; makers that upload the shards themselves (`ToStore`).
+Relies on: `remote.folder` for the store; makers that upload the shards themselves (`ToStore`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import NoReturn
 
 from feedline.cache.delivery import Delivery, Files, ToStore, files_in
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.errors import DatasetError, FeedlineError, UsageError
+from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_layout import LOCK, MANIFEST, UNFINISHED
-from feedline.stores.remote_path import RemotePath
 
 __all__ = ["RemoteDestination"]
 
@@ -52,8 +52,8 @@ class RemoteDestination:
 
     def __init__(self, url: str) -> None:
         self.root = ""
-        self._there = RemotePath(url)
-        self._url = self._there.url
+        self._there = RemoteFolder(url)
+        self._url = str(self._there)
         self._published: dict[str, tuple[int, int, int]] = {}
 
     def check_free(self, source: Source, format: str) -> None:
@@ -70,7 +70,8 @@ class RemoteDestination:
                 "part of it; name a folder elsewhere"
             )
         names = set(self._there.files()) - {LOCK}
-        ours = any(name == MANIFEST or name.startswith(f"{UNFINISHED}/") for name in names)
+        unfinished = {name for name in names if name.startswith(f"{UNFINISHED}/")}
+        ours = MANIFEST in names or any(map(_SMALL.fullmatch, unfinished))
         if names and not ours:
             raise UsageError(
                 f"{self._url!r} is not empty, it has {min(names)!r}, and it is no cache of "
@@ -134,26 +135,29 @@ class RemoteDestination:
         me = f"{_user()}@{socket.gethostname()}, process {os.getpid()}, since {since}"
         mine = f"{me}\n{secrets.token_hex(16)}\n".encode()
         try:
-            try:
+            with contextlib.suppress(FileExistsError):
                 self._there.create(LOCK, mine)
-            except FileExistsError:
-                self._refuse()
             # A store that cannot refuse holds what was written last.
-            if self._there.read(LOCK) != mine:
+            if self._locked_by() != mine:
                 self._refuse()
             yield
         finally:
             # Whoever has removed it, and begun to build, keeps it.
-            with contextlib.suppress(FeedlineError, FileNotFoundError):
-                if self._there.read(LOCK) == mine:
+            with contextlib.suppress(FeedlineError):
+                if self._locked_by() == mine:
                     self._there.remove(LOCK)
+
+    def _locked_by(self) -> bytes:
+        """What a builder has written into the lock; nothing where none works here."""
+        try:
+            return self._there.read(LOCK)
+        except FileNotFoundError:
+            return b""
 
     def _refuse(self) -> NoReturn:
         lock = self._there.file_url(LOCK)
-        try:
-            said = self._there.read(LOCK).decode("utf-8", "replace").partition("\n")[0]
-        except FileNotFoundError:
-            said = "it has just ended"
+        said = self._locked_by().decode("utf-8", "replace").partition("\n")[0]
+        said = said or "it has just ended"
         hint = f", for S3 by `aws s3 rm {lock}`" if lock.startswith("s3") else ""
         raise UsageError(
             f"another build works in {self._url!r} ({said}): wait for it, or name another folder. "

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from feedline.cache.source import Source
-from feedline.cache.writers import write_whole
-from feedline.errors import UsageError
-from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level
+from feedline.cache.whole_file import write_whole
+from feedline.errors import DatasetError, UsageError
+from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
 
-__all__ = ["Settings", "Spec", "Unit"]
+__all__ = ["SETTINGS", "Settings", "Spec", "Unit", "levels_as_before", "unfinished_levels"]
+
+SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Settings:
         Raises:
             UsageError: they differ otherwise.
         """
-        path = spec.unfinished / "settings.json"
+        path = spec.unfinished / SETTINGS
         before = None
         with contextlib.suppress(OSError, ValueError, TypeError):
             before = Settings(**json.loads(path.read_text()))
@@ -104,3 +106,30 @@ class Settings:
                 "settings to go on with it, or remove the folder"
             )
         return before
+
+
+def unfinished_levels(root: str) -> tuple[Level, ...]:
+    """The levels of the unfinished build in a folder; none where none can be told."""
+    try:
+        given = json.loads(Path(root, UNFINISHED, SETTINGS).read_bytes())
+        return tuple(map(Level.of, given["levels"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def levels_as_before(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """Levels in the qualities that the cache in a folder has them in, finished or not.
+
+    Args:
+        root: the folder.
+        levels: JPEGs; they are given back where the cache has other sizes, or raw pixels, or there
+            is none.
+    """
+    try:
+        there = read_manifest(root).levels
+    except DatasetError:
+        there = unfinished_levels(root)
+    sides = [level.side for level in levels]
+    if [level.side for level in there] != sides or any(level.quality is None for level in there):
+        return levels
+    return tuple(replace(level, shards=()) for level in there)

@@ -3,7 +3,7 @@
 Guarantees: what an image's file is not, or no longer, is an ImageError; that a store is out of
 reach is a DatasetError, so that its images are not taken for broken ones.
 
-Relies on: `read_file` for files of this machine, `remote_path` for others.
+Relies on: `read_file` for files of this machine, `remote.folder` for others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Protocol, TypeVar
 
 from feedline.errors import DatasetError, ImageError
-from feedline.stores.read_file import MOST_BYTES, read_part
-from feedline.stores.remote_path import RemotePath
+from feedline.remote.folder import RemoteFolder
+from feedline.stores.read_file import check_size, read_part
 
 __all__ = ["FarFiles", "LocalFiles", "SourceFiles"]
 
@@ -119,7 +119,7 @@ class FarFiles:
 
     far = True
 
-    def __init__(self, folder: RemotePath) -> None:
+    def __init__(self, folder: RemoteFolder) -> None:
         self._folder = folder
 
     def path(self, name: str) -> str:
@@ -130,23 +130,13 @@ class FarFiles:
         """The size of a file, and a hash of what the store calls its version."""
         return self._folder.about(name)
 
-    @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
+    def opened(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """A file to read and to seek in."""
-        with self._folder.open(name) as file:
-            try:
-                yield file
-            except DatasetError:
-                raise
-            except Exception as error:  # each store has exceptions of its own
-                raise DatasetError(
-                    f"{self.path(name)!r} cannot be read: {type(error).__name__}: {error}"
-                ) from error
+        return self._folder.opened(name)
 
     def part(self, name: str, first: int, length: int) -> bytes:
         """Some bytes of a file, or a whole one."""
-        if length > MOST_BYTES:
-            raise ImageError(f"it has {length} bytes, and at most {MOST_BYTES} are read")
+        check_size(length)
         try:
             data = self._folder.read(name, first, first + length) if length else b""
         except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 Guarantees: a unit that is made twice comes out the same, to the byte, in whichever folder and on
 whichever machine; its files get their names when they are whole, and its record, which says that it
-is done, comes last.
+is done, comes when they are on the disk for good.
 
 Relies on: `delivery` for where the files go.
 """
@@ -22,6 +22,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.records import Columns, kept_name
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
+from feedline.cache.whole_file import disk_told
 from feedline.cache.writers import WRITERS, Sample
 from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
@@ -72,11 +73,12 @@ class Units:
     def __getitem__(self, at: int) -> Made:
         """Make a unit."""
         unit = self.units[at]
-        files = self._delivery.deliver(
-            self._spec,
-            unit.number,
-            lambda spec: make_unit(self.source, spec, unit, self._kept),
-        )
+        with disk_told(self._spec.root):
+            files = self._delivery.deliver(
+                self._spec,
+                unit.number,
+                lambda spec: make_unit(self.source, spec, unit, self._kept),
+            )
         return Made(unit.number, unit.stop - unit.start, files)
 
 

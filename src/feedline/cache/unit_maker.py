@@ -25,7 +25,7 @@ from feedline.cache.makers import Makers
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.unit import Units
-from feedline.cache.writers import PARTIAL
+from feedline.cache.whole_file import PARTIAL, disk_told
 from feedline.errors import ResourceError
 from feedline.stores.cache_layout import INDEX, MANIFEST
 
@@ -57,9 +57,10 @@ Report = Callable[[Progress], None]
 @contextlib.contextmanager
 def unfinished_work(spec: Spec) -> Iterator[None]:
     """The folder of what is done so far is there; afterwards nothing half-written is."""
-    spec.unfinished.mkdir(exist_ok=True)
     try:
-        yield
+        with disk_told(spec.root):
+            spec.unfinished.mkdir(exist_ok=True)
+            yield
     finally:
         _tidy(spec)
 

@@ -20,11 +20,11 @@ from feedline.errors import DatasetError, FeedlineError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.loader.checks import worker_count
+from feedline.remote.open_location import location_of
 from feedline.stores.cache_index import COLUMNS, digest_of
 from feedline.stores.cache_layout import INDEX, LMDB_FILE, Level, Manifest, shard_name
 from feedline.stores.cache_level import LevelReader
 from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.open_location import location_of
 
 __all__ = ["Damage", "Verification", "verify"]
 

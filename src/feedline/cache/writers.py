@@ -1,7 +1,7 @@
 """What writes the images of a level, one shard at a time, in each of the formats.
 
-Guarantees: files get their names when they are whole; nothing is left of a shard that was broken
-off.
+Guarantees: files get their names when they are whole; a shard that is finished is on the disk;
+nothing is left of one that was broken off.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.cache.level_encoder import Copies
+from feedline.cache.whole_file import files_to_disk, names_to_disk, partial_path, write_whole
 from feedline.stores.cache_layout import CacheFormat, Level, member, shard_name
 from feedline.stores.file_name import file_name
 
-__all__ = ["PARTIAL", "WRITERS", "Sample", "tar_header", "write_whole"]
-
-PARTIAL = "*.partial"
-"""What the names of files match that are not whole yet."""
+__all__ = ["WRITERS", "Sample", "tar_header"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,27 +35,6 @@ class Sample(NamedTuple):
     name: str
     label: Any
     copies: Copies
-
-
-def partial_path(path: Path) -> Path:
-    """What a file is called while it is written: by one process of one machine."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-
-
-def write_whole(
-    path: Path, data: bytes | np.ndarray[Any, np.dtype[np.uint8]], *, to_disk: bool = True
-) -> None:
-    """Write a file that is there whole or not at all: with `to_disk` also after a power cut."""
-    partial = partial_path(path)
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)  # type: ignore[arg-type]  # numpy says so from 2.3 on
-            file.flush()
-            if to_disk:
-                os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def tar_header(name: str, size: int) -> bytes:
@@ -80,7 +56,7 @@ class _TarWriter:
     """A tar shard of a level; for an LMDB its entries go in afterwards."""
 
     def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
-        self._level, self._classes = level, classes
+        self._root, self._level, self._classes = root, level, classes
         self._path = Path(root, level.name, shard_name(unit))
         self._partial = partial_path(self._path)
         self._file = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115
@@ -128,6 +104,7 @@ class _TarWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._partial, self._path)
+        names_to_disk(self._root, [self._path])
         return self._at + 2 * _BLOCK
 
 
@@ -135,8 +112,8 @@ class _FileWriter:
     """A file for each image."""
 
     def __init__(self, root: str, level: Level, unit: int, classes: Sequence[str] | None) -> None:
-        self._folder, self._level = Path(root, level.name), level
-        self._classes = classes
+        self._root, self._level, self._classes = root, level, classes
+        self._written: list[Path] = []
         self._bytes = 0
 
     def __enter__(self) -> _FileWriter:
@@ -148,14 +125,17 @@ class _FileWriter:
     def write(self, sample: Sample, image: bytes) -> int:
         """Write an image's file."""
         name = file_name(sample.key, sample.name, sample.label, self._classes)
-        path = self._folder / f"{name}.{self._level.ending}"
+        path = Path(self._root, self._level.name, f"{name}.{self._level.ending}")
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, image, to_disk=False)
+        write_whole(path, image, durable=False)
+        self._written.append(path)
         self._bytes += len(image)
         return 0
 
     def finish(self) -> int:
-        """The images' size in bytes."""
+        """Have all that was written on the disk; its size in bytes."""
+        # All at the end, when the kernel has written most of it by itself.
+        files_to_disk(self._root, self._written)
         return self._bytes
 
 

@@ -1,9 +1,10 @@
 """The `feedline` command.
 
-Guarantees: exit status 0 fine, 1 failed on the way, 2 wrong use (also where the machine lacks what
-was asked for), 130 or 143 after Ctrl-C or SIGTERM. What feedline raises on purpose ends a command
-with one message on stderr; the traceback is shown with `--debug` or FEEDLINE_DEBUG=1. `finally`
-blocks run on SIGTERM too, so no command leaves half a file.
+Guarantees: exit status 0 fine, 1 failed on the way, a finding or a failed check, 2 wrong use (also
+where the machine lacks what was asked for), 3 inconclusive, 130 or 143 after Ctrl-C or SIGTERM.
+What feedline raises on purpose ends a command with one message on stderr; the traceback is shown
+with `--debug` or FEEDLINE_DEBUG=1. `finally` blocks run on SIGTERM too, so no command leaves half
+a file.
 Relies on: each command importing torch, timm and the rest of feedline only when it runs, so that
 `feedline --help` takes a fraction of a second.
 """
@@ -22,8 +23,12 @@ from typer.core import TyperGroup
 from feedline import __version__
 from feedline.cli.bench import bench
 from feedline.cli.cache import cache
+from feedline.cli.check import check
 from feedline.cli.demo_data import demo_data
+from feedline.cli.doctor import doctor
+from feedline.cli.explain_overlap import explain_overlap
 from feedline.cli.output import complain
+from feedline.cli.report import report
 from feedline.cli.train import train
 from feedline.errors import FeedlineError, ResourceError, UsageError
 
@@ -69,7 +74,11 @@ app = typer.Typer(
 )
 app.command("train", no_args_is_help=True)(train)
 app.command("bench", no_args_is_help=True)(bench)
+app.command("report", no_args_is_help=True)(report)
+app.command("check", no_args_is_help=True)(check)
+app.command("explain-overlap")(explain_overlap)
 app.command("demo-data", no_args_is_help=True)(demo_data)
+app.command("doctor")(doctor)
 app.add_typer(cache, name="cache")
 
 

@@ -60,7 +60,7 @@ def verify(
     from feedline.cache.verify import verify as check  # loads torch
     from feedline.cli.cache_progress import CheckProgress
     from feedline.cli.progress import progress_bar
-    from feedline.stores.remote_path import is_url
+    from feedline.remote.filesystem import is_url
 
     started = time.monotonic()
     with progress_bar(TimeRemainingColumn()) as bar:

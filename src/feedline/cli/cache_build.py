@@ -46,7 +46,10 @@ def build(
         str, typer.Option(metavar="PX,PX,...", help="Shorter sides of the copies in pixels.")
     ],
     format: Annotated[Format, typer.Option(help="How copies are kept.")] = Format.webdataset,
-    quality: Annotated[int, typer.Option(help="Of the JPEGs, 1 to 100.")] = 95,
+    quality: Annotated[
+        int | None,
+        typer.Option(help="Of the JPEGs, 1 to 100. [dim]Default: 95, or as they are in DST.[/dim]"),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep pixels instead of JPEGs.")] = False,
     workers: Workers = "auto",
     ray: Ray = None,

@@ -1,7 +1,8 @@
-"""What every command says and writes: messages on stderr, and the `--json` file.
+"""What every command says and writes: messages on stderr, and the files of `--json` and the like.
 
-Guarantees: a JSON file is there whole or not at all; where it cannot be written, that is said
-before the work and not after it.
+Guarantees: a file is there whole or not at all; where it cannot be written, that is said before
+the work and not after it. A pipe, a device or a link, as /dev/stdout is, is written to and not
+replaced.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import typer
 
 from feedline.errors import UsageError
 
-__all__ = ["JsonFile", "complain", "write_json"]
+__all__ = ["HtmlFile", "JsonFile", "SvgFile", "complain", "write_json", "write_text"]
 
 
-def _writable(path: Path | None) -> Path | None:
-    if path is None:
-        return None
+def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is None or (_is_kept(path) and os.access(path, os.W_OK)):
+        return path
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "it is a folder" if path.is_dir() else f"{folder} is no folder one can write to"
-        raise UsageError(f"--json {path}: cannot write there, {problem}; name a file elsewhere")
+        raise UsageError(
+            f"{option.opts[0]} {path}: cannot write there, {problem}; name a file elsewhere"
+        )
     return path
 
 
@@ -36,6 +39,19 @@ JsonFile = Annotated[
     ),
 ]
 
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write the report to FILE as one page.", callback=_writable
+    ),
+]
+SvgFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--svg", metavar="FILE", help="Write the pictures to FILE as SVG.", callback=_writable
+    ),
+]
+
 
 def complain(message: str, *, label: str = "error: ") -> None:
     """Print one message to stderr, its label in red where stderr is a terminal."""
@@ -43,17 +59,29 @@ def complain(message: str, *, label: str = "error: ") -> None:
 
 
 def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
-    """Write `payload` to `path`, replacing it in one step; do nothing for None.
+    """Write `payload` to `path`, replacing a file in one step; do nothing for None.
 
     Raises:
         ValueError: a value is NaN or infinite, which JSON cannot say.
     """
-    if path is None:
+    if path is not None:
+        write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8, replacing a file in one step; what is no text in it is spelt."""
+    data = text.encode("utf-8", "backslashreplace")
+    if _is_kept(path):
+        path.write_bytes(data)
         return
-    text = json.dumps(payload, indent=2, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(data)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether something is there that is no file of its own: to replace it would do harm."""
+    return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())

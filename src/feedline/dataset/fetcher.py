@@ -195,14 +195,17 @@ class DatasetFetcher:
             return samples, keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
-            if at is None and one is None:  # the quickest loop there is: tiny samples feel it
+            each = laps.each
+            if at is None and one is None and not each:
+                # The quickest loop there is: tiny samples feel it.
                 return [dataset[key] for key in upcoming], keys
             samples = []
             for k, key in enumerate(upcoming):
                 if at is not None:
                     at(k)
                 samples.append(dataset[key] if one is None else one(k, key))
-                _sampled(key)
+                if each:
+                    laps.sample(key, "dataset")
             return samples, keys
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
@@ -220,7 +223,8 @@ class DatasetFetcher:
                 try:
                     samples.append(self._sample(one, k, key))
                     made.append(key)
-                    _sampled(key)
+                    if laps.each:
+                        laps.sample(key, "dataset")
                 except Exception as error:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
@@ -238,9 +242,3 @@ class DatasetFetcher:
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, key)
             raise
-
-
-def _sampled(key: Any) -> None:
-    """Note the time of a sample that is made."""
-    if laps.going:
-        laps.sample(key, "dataset")

@@ -44,7 +44,7 @@ def fill(
     """
     noted = laps.begin(page)
     try:
-        return _filled(piece, source, block, line, seat, noted)
+        return _filled(piece, source, block, line, seat, laps.each)
     finally:
         if noted:
             laps.done()
@@ -56,7 +56,7 @@ def _filled(
     block: NDArray[np.uint8],
     line: NDArray[np.int64],
     seat: int,
-    noted: bool,
+    each: bool,
 ) -> Report:
     samples = piece.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
@@ -81,7 +81,7 @@ def _filled(
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
-        if noted:  # by hand, as for tiny rows a call is felt
+        if each:  # by hand, as for small rows a call is felt
             now_ns = clock()
             if now_ns - before_ns > slow_ns or laps.timed:
                 slow_ns = laps.sample_took(sample, now_ns - before_ns)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 
 __all__ = [
+    "THREAD_SETTINGS",
     "UNGUARDED_STATUS",
     "WORKER_ENVIRONMENT",
     "WORKER_NAME",
@@ -32,7 +33,7 @@ UNGUARDED_STATUS = 78
 """Exit status of a worker whose import of the user's script came to a loader with workers."""
 
 
-_THREAD_SETTINGS = (
+THREAD_SETTINGS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -40,7 +41,7 @@ _THREAD_SETTINGS = (
     "VECLIB_MAXIMUM_THREADS",
 )
 WORKER_ENVIRONMENT = {
-    **dict.fromkeys(_THREAD_SETTINGS, "1"),
+    **dict.fromkeys(THREAD_SETTINGS, "1"),
     # glibc raises both by itself to the largest block ever freed, and then keeps that much for
     # good: with photographs a worker's own memory doubled over 50 epochs. Fixed, it stays flat.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),

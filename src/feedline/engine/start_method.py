@@ -24,7 +24,13 @@ from feedline.engine.process import (
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
 
-__all__ = ["WORKER_BYTES", "default_start_method", "start_crew", "taking_arguments"]
+__all__ = [
+    "WORKER_BYTES",
+    "crew_bytes",
+    "default_start_method",
+    "start_crew",
+    "taking_arguments",
+]
 
 # Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
 WORKER_BYTES = 64 << 20
@@ -49,6 +55,11 @@ def default_start_method() -> str:
     """The best start method this platform has: "forkserver" or "spawn"."""
     linux = sys.platform == "linux" and hasattr(os, "memfd_create")
     return "forkserver" if linux else "spawn"
+
+
+def crew_bytes(workers: int, slots_bytes: int) -> int:
+    """Memory that a crew takes, in bytes: it is not started where less is to be had."""
+    return BOARD_BYTES + slots_bytes + workers * WORKER_BYTES
 
 
 def start_crew(
@@ -78,7 +89,7 @@ def start_crew(
     if not 0 <= workers <= MAX_SEATS:
         raise UsageError(f"num_workers must be from 0 to {MAX_SEATS}, got {workers}")
     require_memory(
-        BOARD_BYTES + slots_bytes + workers * WORKER_BYTES,
+        crew_bytes(workers, slots_bytes),
         f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",
         "use fewer num_workers, a smaller batch_size, image size or prefetch",
     )

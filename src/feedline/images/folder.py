@@ -19,12 +19,12 @@ from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.rows import RowPipeline
+from feedline.remote.open_location import location_of
 from feedline.stores.cache_layout import is_cache
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import FolderIndex, scan_folder
-from feedline.stores.open_location import location_of
 
 __all__ = ["ImageFolder"]
 

@@ -21,6 +21,7 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
+from feedline.stores.cache_layout import level_size
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 from feedline.stores.file_store import FileStore
@@ -59,23 +60,16 @@ class RowPipeline(Generic[Store]):
         self._max_pixels = max_pixels
         self._begin()
 
-    def cached(self, cache: str | RowPipeline[Any]) -> RowPipeline[Any]:
+    def cached(self, cache: CacheStore) -> RowPipeline[Any]:
         """The same rows, of the smaller copies that a cache holds of the same files.
 
-        Args:
-            cache: its folder or URL, or rows of it.
-
         Raises:
-            DatasetError: there is no cache, or it is unfinished or damaged.
             UsageError: it lacks some of the images, or they are no files.
         """
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
-        store = CacheStore(cache) if isinstance(cache, str) else cache.store
-        if not isinstance(store, CacheStore):
-            raise UsageError(f"cache={cache!r} was given, which is no cache; leave it out")
-        store.check_exif(self.exif)
-        other.store = CachedFiles(files, store)
+        cache.check_exif(self.exif)
+        other.store = CachedFiles(files, cache)
         other.exif = False  # copies stand as they should
         other._begin()
         return other
@@ -172,11 +166,11 @@ class RowPipeline(Generic[Store]):
                     if rescued is None:
                         raise
                     image = rescued
+            placement = self._placement(image.shape[0], image.shape[1], item)
         except ImageError as error:
             raise ImageError(
                 f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded: {error}"
             ) from error
-        placement = self._placement(image.shape[0], image.shape[1], item)
         return cut(image, placement.part), placement
 
     def _decoded(self, data: bytes, item: Item) -> tuple[Pixels, Placement]:
@@ -194,10 +188,20 @@ class RowPipeline(Generic[Store]):
         return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:
-        """Which part of what was read, (height, width) pixels, is shown, and where it goes."""
+        """Which part of what was read, (height, width) pixels, is shown, and where it goes.
+
+        Raises:
+            ImageError: it is no copy of an original of the size that the store says.
+        """
         original = self.store.original_size(item.sample)
         if original is None or original == (height, width):
             return self.transform.place(height, width, item)
+        if level_size(*original, min(height, width)) != (height, width):
+            raise ImageError(
+                f"its copy has {width} x {height} pixels, and the cache's index says that the "
+                f"original has {original[1]} x {original[0]}: the index is damaged or another "
+                "cache's; `feedline cache verify` tells"
+            )
         return self.transform.place(*original, item).on(height, width, of=original)
 
     def _rescued(self, data: bytes) -> Pixels | None:

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import default_collate
 
 from feedline.engine.board import MAX_SEATS
+from feedline.engine.defaults import auto_workers
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.order import window_of
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
-from feedline.system import usable_cores
 
 __all__ = [
     "check_arguments",
@@ -284,7 +284,7 @@ def worker_count(workers: int | str) -> int:
         UsageError: neither of these.
     """
     if workers == "auto":
-        return min(usable_cores(), MAX_SEATS)
+        return auto_workers()
     if _is_whole(workers) and 0 <= workers <= MAX_SEATS:
         return int(workers)
     raise UsageError(f"{_WORKERS}, got {workers!r}")

@@ -228,6 +228,16 @@ class Controls:
         """Where the time of this loader's steps has gone so far; see `feedline.trace.run`."""
         return self.recorder.run()
 
+    def why(self) -> None:
+        """Print what holds this loader's training back, and what to do about it.
+
+        As HTML in a notebook, in colours in a terminal, as text elsewhere.
+        """
+        from feedline.diagnose.diagnose import diagnose
+        from feedline.report.why import show
+
+        show(diagnose(self.run))
+
     @property
     def recorder(self) -> Recorder:
         """Writes that down."""

@@ -1,6 +1,6 @@
 """Whose code makes the batches of a loader: decided once, here, and nowhere else.
 
-Guarantees: pure; a decision depends on the settings alone, and says its reasons.
+Guarantees: pure, but for opening the cache that it is given; a decision says its reasons.
 Relies on: `recognition`, which says of a torchvision dataset and of a TensorDataset whether
 feedline's code means the same.
 """
@@ -23,6 +23,7 @@ from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
 if TYPE_CHECKING:
     from feedline.recognition.pipeline import ImagePipeline
+    from feedline.stores.cache_store import CacheStore
 
 __all__ = ["Decision", "Kind", "decide", "decided_by", "workers_live_on"]
 
@@ -128,12 +129,13 @@ def decided_by(settings: Settings) -> tuple[Any, ...]:
     )
 
 
-def decide(settings: Settings, *, copies: bool = True) -> Decision:
+def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = None) -> Decision:
     """Decide whose code makes the batches.
 
     Args:
         settings: of the loader.
-        copies: read the cache that it has; else the originals, while the cache is filled.
+        open_cache: gives the cache that the loader has, to read its copies; None: the originals
+            are read, while the cache, if there is one, is filled.
 
     Raises:
         UsageError: what was asked for cannot be had in any way.
@@ -142,7 +144,7 @@ def decide(settings: Settings, *, copies: bool = True) -> Decision:
     if asked.iterable:
         return Decision(kind="torch")
     if asked.native:
-        source, wanted = _cached(settings, settings.dataset, copies)
+        source, wanted = _cached(settings, settings.dataset, open_cache)
         return _rows(settings, "native", source, to_fill=wanted)
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
@@ -155,7 +157,7 @@ def decide(settings: Settings, *, copies: bool = True) -> Decision:
             "cache, or leave `cache` out"
         )
     if pipeline is not None:
-        pipeline, wanted = _cached(settings, pipeline, copies)
+        pipeline, wanted = _cached(settings, pipeline, open_cache)
         known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "to_fill": wanted}
         blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
         if not blocked:
@@ -175,12 +177,15 @@ def decide(settings: Settings, *, copies: bool = True) -> Decision:
     return Decision(kind="dataset", reasons=reasons)
 
 
-def _cached(settings: Settings, source: Any, copies: bool) -> tuple[Any, ToFill | None]:
+def _cached(
+    settings: Settings, source: Any, open_cache: Callable[[], CacheStore] | None
+) -> tuple[Any, ToFill | None]:
     """What a loader with a cache reads, and what the cache is to be filled with meanwhile."""
-    root = settings.asked.cache
-    if root is None:
+    if settings.asked.cache is None:
         return source, None
-    return (source.cached(root), None) if copies else (source, to_fill(settings, source))
+    if open_cache is None:
+        return source, to_fill(settings, source)
+    return source.cached(open_cache()), None
 
 
 def _recognised(

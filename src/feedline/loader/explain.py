@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feedline.dataset import generators
+from feedline.engine.defaults import slots_for
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.predict import in_memory, predicted
 from feedline.loader.settings import Settings
@@ -137,7 +138,7 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
 
 
 def _memory(settings: Settings, decision: Decision, used: int) -> str:
-    slots = settings.asked.prefetch + 1
+    slots = slots_for(settings.asked.prefetch)
     if decision.rows is not None:
         return f"{slots * decision.slot_bytes / 2**20:.0f} MiB in {slots} batches"
     return f"{used / 2**20:.0f} MiB by now" if used else ""

@@ -21,8 +21,8 @@ from feedline.loader.cursor import BatchCursor
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.plan.batches import Plan
 from feedline.plan.state import is_count
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import is_finished
-from feedline.stores.remote_path import is_url
 
 if TYPE_CHECKING:
     from feedline.loader.filler import Filler

@@ -4,29 +4,29 @@ Guarantees: batches are made of the dataset as it is when an iteration begins, a
 tells. Workers live on from epoch to epoch with `persistent_workers=True`, with a schedule or a
 seed, and wherever no code of the user's runs in them; others end with the epoch. An iteration that
 was begun before another goes on by itself, with workers of its own.
-Relies on: being used from one thread; `decide` for the decision, `backends.build` for the backend.
+Relies on: being used from one thread; `current_decision` for the decision, `backends.build` for the
+backend.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from feedline.dataset.outline import Outline, outline
 from feedline.errors import ClosedError, UsageError
 from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
+from feedline.loader.current_decision import CurrentDecision
 from feedline.loader.cursor import BatchCursor, open_cursor
-from feedline.loader.decide import Decision, decide, decided_by, workers_live_on
+from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.filling import Filling
-from feedline.loader.identity import compare_made_by, fingerprint_of, identity_of, made_by, warn_of
+from feedline.loader.identity import compare_made_by, made_by, warn_of
 from feedline.loader.iteration import Iteration
 from feedline.loader.recording import Recording
 from feedline.loader.settings import Settings
@@ -38,8 +38,6 @@ from feedline.trace.split import Timing
 from feedline.trace.stage_page import Spent, joined
 
 __all__ = ["Session"]
-
-_log = logging.getLogger("feedline")
 
 
 class Session:
@@ -56,9 +54,7 @@ class Session:
         self.timing = Timing()
         self.batch: Batch | None = None
         self.backend: Backend = IDLE if engine is None else engine
-        self._decision: Decision | None = None
-        self._outline: Outline | None = None
-        self._fingerprint = ""  # of the dataset, once a state asked for it
+        self._current_decision = CurrentDecision()
         self._at_work: Decision | None = None  # with which the backend was built
         self._skipped: list[Skipped] = []  # by backends that have ended
         self._deaths: list[str] = []
@@ -76,18 +72,11 @@ class Session:
 
     def decision(self) -> Decision:
         """Whose code makes the batches of the dataset as it is now."""
-        settings = self.settings
-        copies = self.filling.reads_copies(lambda: decide(settings, copies=False).to_fill)
-        now = outline(*decided_by(settings), copies)
-        if self._decision is None or now != self._outline:
-            self._decision, self._outline = decide(settings, copies=copies), now
-            self._fingerprint = ""
-            _log.info("batches of %s: %s", type(settings.dataset).__name__, self._decision)
-        return self._decision
+        return self._current_decision.of(self.settings, self.filling)
 
     def refresh(self) -> None:
         """Look at the dataset anew when the next iteration begins, with new workers."""
-        self._decision = None
+        self._current_decision.forget()
 
     @property
     def _lives_on(self) -> bool:
@@ -174,6 +163,7 @@ class Session:
         other.cursor, other.timing = cursor, Timing()
         other.backend, other._at_work = IDLE, None
         other.filling = copy.copy(self.filling)
+        other._current_decision = copy.copy(self._current_decision)
         other._apart = weakref.WeakSet()
         self._apart.add(other)
         iteration.session = other
@@ -242,7 +232,7 @@ class Session:
     def state(self) -> dict[str, Any]:
         """Where the loader stands, of which dataset and order, and what made its pixels."""
         decision = self.decision()  # first: it sees whether the dataset is another
-        state = self.cursor.state(self._identity())
+        state = self.cursor.state(self._current_decision.identity(self.settings))
         return state | {"made_by": made_by(decision)} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -259,18 +249,13 @@ class Session:
             if is_size(size := state.get("image_size")):
                 decision.check_size(size, "the state's image size")
             differences = compare_made_by(state, decision)
-            self.cursor.load(state, self._identity())
+            self.cursor.load(state, self._current_decision.identity(self.settings))
         except BaseException:
             self.filling = before
             raise
         if differences:
             warn_of(differences, stacklevel=4)
         self.backend.restart_prefetch()
-
-    def _identity(self) -> dict[str, Any]:
-        # Kept until the decision is taken anew: hashing a million paths takes a second.
-        self._fingerprint = self._fingerprint or fingerprint_of(self.settings.dataset)
-        return identity_of(self.settings, self._fingerprint)
 
     # Workers
 

@@ -19,18 +19,15 @@ import torch
 from torch.utils.data import IterableDataset
 
 from feedline.device.normalise import Normalise
+from feedline.engine.defaults import DEFAULT_PREFETCH
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
 from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
-from feedline.stores.remote_path import is_url
+from feedline.remote.filesystem import is_url
 
-__all__ = ["DEFAULT_PREFETCH", "Asked", "Settings", "settings_of"]
-
-DEFAULT_PREFETCH = 3
-"""Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
-all workers share each batch."""
+__all__ = ["Asked", "Settings", "settings_of"]
 
 
 @dataclass(frozen=True, kw_only=True)

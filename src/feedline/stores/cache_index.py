@@ -7,6 +7,7 @@ their own; nothing is unpickled; a file that does not fit the manifest is a Data
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ import xxhash
 from feedline.errors import DatasetError
 from feedline.stores.cache_layout import INDEX, Level, Manifest
 from feedline.stores.path_table import starts_of
+from feedline.stores.read_file import without_waiting
 
 __all__ = [
     "COLUMNS",
@@ -108,12 +110,14 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
     """
     path = os.path.join(root, INDEX, f"{name}.npy")
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is no file")
         # numpy cannot map an array of nothing. A row of its memmap takes five times as long to get
         # as one of the plain array on the same memory.
         column: Array = np.asarray(
             np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
         raise DatasetError(
             f"the cache's index {path!r} cannot be read: {error}. Build the cache anew"
         ) from error
@@ -134,7 +138,7 @@ def load_entries(root: str, level: Level, samples: int) -> Array:
 def digest_of(path: str | os.PathLike[str]) -> str:
     """Of a file of an index, as the manifest has it; raises OSError where it cannot be read."""
     digest = xxhash.xxh3_64()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=without_waiting) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from feedline.errors import DatasetError
+from feedline.stores.read_file import without_waiting
 
 __all__ = [
     "AWAITED",
@@ -53,6 +54,9 @@ UNFINISHED = "unfinished"
 """The folder of what a build has done so far."""
 AWAITED = "awaited"
 """The file in it by which those say so who wait for a cache that is filled in the background."""
+
+_OF_A_BUILD = re.compile(rf"\..*|(?:settings\.json|\d{{6}}\.npz)(?:\.\w+\.partial)?|{AWAITED}")
+"""What that folder holds."""
 
 VERSION = 1
 MOST_MANIFEST_BYTES = 256 << 20
@@ -153,14 +157,21 @@ class Manifest:
 
 def is_cache(root: str) -> bool:
     """Whether a folder is a cache, finished or not."""
-    return os.path.exists(os.path.join(root, MANIFEST)) or os.path.isdir(
-        os.path.join(root, UNFINISHED)
-    )
+    return is_finished(root) or _is_unfinished(root)
 
 
 def is_finished(root: str) -> bool:
     """Whether a folder is a cache that is finished."""
     return os.path.exists(os.path.join(root, MANIFEST))
+
+
+def _is_unfinished(root: str) -> bool:
+    """Whether a build was begun in a folder: a class may be called "unfinished", too."""
+    try:
+        with os.scandir(os.path.join(root, UNFINISHED)) as entries:
+            return all(_OF_A_BUILD.fullmatch(entry.name) for entry in entries)
+    except OSError:
+        return False
 
 
 def read_manifest(root: str) -> Manifest:
@@ -171,10 +182,10 @@ def read_manifest(root: str) -> Manifest:
     """
     path = os.path.join(root, MANIFEST)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             data = file.read(MOST_MANIFEST_BYTES + 1)
     except FileNotFoundError:
-        if os.path.isdir(os.path.join(root, UNFINISHED)):
+        if _is_unfinished(root):
             raise DatasetError(
                 f"the cache {root!r} is not finished: its build was interrupted or is under way. "
                 "Run the same build once more; it goes on where it stopped"
@@ -204,7 +215,14 @@ def parse_manifest(data: bytes, root: str) -> Manifest:
                 "or build the cache anew"
             )
         return _checked(given)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise DatasetError(
             f"{MANIFEST} in {root!r} is no manifest of a cache: {type(error).__name__}: {error}. "
             "Is it damaged? Build the cache anew"
@@ -235,20 +253,23 @@ def _checked(given: dict[str, Any]) -> Manifest:
     texts = (dtype, made_of.fingerprint, *made_of.source, *(classes or ()), *digests.values())
     if not levels or sides != sorted(set(sides)):
         raise ValueError(f"the levels {sides}")
+    if len({len(level.shards) for level in levels}) != 1:
+        raise ValueError("the levels have different numbers of shards")
     counts = made_of.samples, made_of.samples_in_source, made_of.per_shard
     if made_of.format not in get_args(CacheFormat) or not all(map(_is_count, counts)):
         raise ValueError(f"format {made_of.format!r}, samples {counts!r}")
     if not all(isinstance(text, str) for text in texts) or len(made_of.source) != 2:
         raise ValueError("what should be text is none")
     if not (
-        re.fullmatch(r"bool|u?int\d+|float\d+|complex\d+", dtype) and all(map(_is_count, shape))
+        re.fullmatch(r"bool|uint8|int(8|16|32|64)|float(16|32|64)|complex(64|128)", dtype)
+        and all(map(_is_count, shape))
     ):
         raise ValueError(f"labels of {dtype!r}, {shape!r}")
     return made_of
 
 
 def _is_count(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
 def member(key: int) -> str:

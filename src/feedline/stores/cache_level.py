@@ -32,7 +32,7 @@ from feedline.stores.cache_layout import (
 )
 from feedline.stores.file_name import file_name
 from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
-from feedline.stores.read_file import read_file
+from feedline.stores.read_file import read_file, without_waiting
 from feedline.stores.store import Pixels
 
 __all__ = ["NPY_HEADER_BYTES", "LevelReader", "reader_of"]
@@ -148,7 +148,7 @@ class _Shards(LevelReader):
     def _map(self, shard: int) -> mmap.mmap:
         path = os.path.join(self._folder, shard_name(shard))
         try:
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = without_waiting(path, os.O_RDONLY)
             try:
                 size = os.fstat(descriptor).st_size
                 if size != self.level.shards[shard]:

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from feedline.errors import UsageError
+from feedline.errors import ResourceError, UsageError
 from feedline.stores.cache_layout import LOCK
 
 __all__ = ["is_locked", "only_builder", "sees_lock"]
@@ -31,13 +31,22 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
     """Work in a folder where no other build does; gives a token, by which `sees_lock` knows it.
 
     Args:
-        root: the cache's folder, which is there.
+        root: the cache's folder; made if it is missing.
         patience_s: how long to wait for another build to end; None for a few seconds.
 
     Raises:
         UsageError: one does.
+        ResourceError: the folder cannot be made or written to.
     """
-    descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path = os.path.join(root, LOCK)
+    try:
+        os.makedirs(root, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ResourceError(
+            f"the cache {root!r} cannot be built there: {error}. Name a folder that can be made "
+            "and written to"
+        ) from error
     try:
         deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
         while not _locked(descriptor):

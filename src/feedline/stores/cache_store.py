@@ -8,7 +8,6 @@ Relies on: a `CacheLocation` for where it lies, on a disk of this machine or els
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from feedline.plan.row import Field
 from feedline.stores.cache_layout import Level, Manifest
 from feedline.stores.cache_level import LevelReader
 from feedline.stores.cache_location import CacheLocation
-from feedline.stores.open_location import location_of
 from feedline.stores.store import Pixels
 
 __all__ = ["CacheStore"]
@@ -29,22 +27,18 @@ class CacheStore:
     """The images of a cache; a `SampleStore`.
 
     Args:
-        root: its folder, its URL, or where it lies.
+        location: where it lies.
         enlarge: use the largest level also where a smaller image than wanted is all there is.
 
     Raises:
         DatasetError: it is no cache, unfinished, damaged, out of reach or of a newer version.
-        UsageError: a URL that cannot be used.
+        UsageError: it is at a URL, and of a format that is read from a disk only.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str] | CacheLocation, *, enlarge: bool = False
-    ) -> None:
-        self.location: CacheLocation = (
-            location_of(root) if isinstance(root, str | os.PathLike) else root
-        )
+    def __init__(self, location: CacheLocation, *, enlarge: bool = False) -> None:
+        self.location = location
         self.enlarge = enlarge
-        self.manifest: Manifest = self.location.manifest()
+        self.manifest: Manifest = location.manifest()
         self._begin()
         self.location.close()  # workers open it for themselves
 

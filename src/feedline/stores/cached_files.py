@@ -1,8 +1,9 @@
 """Image files whose smaller copies lie in a cache: the files' labels, the cache's images.
 
 Guarantees: an image is the cache's copy of that very file, found by its path below the folder that
-both were made of; a file without a copy is an error when the two are joined, not later, unless it
-was broken: then it is an error when it is read, as of the original.
+both were made of; a file without a copy is an error when the two are joined, not later. One that
+was broken, and so left out, is read itself: what it gives, or which error, is what it was without
+the cache.
 """
 
 from __future__ import annotations
@@ -56,16 +57,18 @@ class CachedFiles:
         self.cache.prepare([row for row in rows if row != _BROKEN], side)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
-        """The cache's copy of a file."""
-        return self.cache.read(self._row(sample), side)
+        """The cache's copy of a file; the file itself where it was left out."""
+        row = self._row(sample)
+        return self.files.read(sample, side) if row is None else self.cache.read(row, side)
 
     def check_side(self, side: int) -> str:
         """The level that serves images wanted at this side."""
         return self.cache.check_side(side)
 
-    def original_size(self, sample: int) -> tuple[int, int]:
-        """The height and width of the original, in pixels."""
-        return self.cache.original_size(self._row(sample))
+    def original_size(self, sample: int) -> tuple[int, int] | None:
+        """The height and width of the original, in pixels; None: what is read is the original."""
+        row = self._row(sample)
+        return None if row is None else self.cache.original_size(row)
 
     def label(self, sample: int) -> Any:
         """The label of a file."""
@@ -83,9 +86,16 @@ class CachedFiles:
         """The cache's levels, in words."""
         return self.cache.form()
 
-    def _row(self, sample: int) -> int:
+    def _row(self, sample: int) -> int | None:
+        """Where the cache has a file; None: it was left out.
+
+        Raises:
+            ImageError: it was left out, and copies are turned upright, which files are not.
+        """
         row = int(self._rows[sample])
         if row == _BROKEN:
+            if not self.cache.manifest.exif:
+                return None
             name = self.files.paths.path(sample)
             why = next(why for _, left_out, why in self.cache.manifest.skipped if left_out == name)
             raise ImageError(f"it was left out of the cache {self.cache.root!r}: {why}")

@@ -38,5 +38,5 @@ def _folder(label: Any, classes: Sequence[str] | None) -> str:
     if classes is None or label >= len(classes):
         return str(int(label))
     # Percent signs keep names apart. A dot first would hide the folder, or lead out of it.
-    folder = quote(classes[int(label)], safe=" ")
+    folder = quote(classes[int(label)], safe=" ", errors="surrogatepass")
     return folder.replace(".", "%2E", 1) if folder.startswith(".") else folder or "%"

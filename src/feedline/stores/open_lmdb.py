@@ -39,6 +39,9 @@ class OpenLmdb:
                 'pip install "feedline[cache]"'
             ) from error
         self._folder, self._error = folder, lmdb.Error
+        path = os.path.join(folder, LMDB_FILE)
+        if os.path.exists(path) and not os.path.isfile(path):  # LMDB would wait on a pipe
+            raise self._unreadable(f"{path!r} is no file")
         try:
             # Nobody writes to it, so no lock file is made: its folder may be read only.
             self._environment = lmdb.open(
@@ -49,7 +52,7 @@ class OpenLmdb:
             raise self._unreadable(error) from error
         # A builder makes the file as long as this. To read what is missing would end the process.
         pages = self._environment.info()["last_pgno"] + 1
-        whole, path = pages * self._environment.stat()["psize"], os.path.join(folder, LMDB_FILE)
+        whole = pages * self._environment.stat()["psize"]
         if (size := os.path.getsize(path)) < whole:
             raise self._unreadable(f"{path!r} has {size} bytes of {whole}, it was not copied whole")
 

@@ -11,9 +11,9 @@ import stat
 
 from feedline.errors import ImageError
 
-__all__ = ["MOST_BYTES", "read_file", "read_part"]
+__all__ = ["check_size", "read_file", "read_part", "without_waiting"]
 
-MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 30
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
 _FLAGS = (
@@ -23,6 +23,16 @@ _FLAGS = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
+
+
+def check_size(size: int) -> None:
+    """See whether an image of so many bytes is read.
+
+    Raises:
+        ImageError: it is above 1 GiB. The message does not name it.
+    """
+    if size > _MOST_BYTES:
+        raise ImageError(f"it has {size} bytes, and at most {_MOST_BYTES} are read")
 
 
 def read_file(path: bytes) -> bytes:
@@ -40,8 +50,7 @@ def read_file(path: bytes) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise ImageError(f"it is {_kind(status.st_mode)}, not a file")
             size = status.st_size
-            if size > MOST_BYTES:
-                raise ImageError(f"it has {size} bytes, and at most {MOST_BYTES} are read")
+            check_size(size)
             parts: list[bytes] = []
             # A network file system may give less than it is asked for; nothing is the end.
             while size > 0 and (part := os.read(descriptor, size)):
@@ -57,6 +66,11 @@ def read_file(path: bytes) -> bytes:
         ) from error
 
 
+def without_waiting(path: str | bytes, flags: int) -> int:
+    """Open what may be a pipe: an `opener` of Python's `open`."""
+    return os.open(path, flags | _FLAGS)
+
+
 def read_part(path: bytes, first: int, length: int) -> bytes:
     """Read so many bytes of a file, from byte `first` on.
 
@@ -64,8 +78,7 @@ def read_part(path: bytes, first: int, length: int) -> bytes:
         ImageError: the file cannot be read or ends before, or these are above 1 GiB. The message
             does not name the file.
     """
-    if length > MOST_BYTES:
-        raise ImageError(f"it has {length} bytes, and at most {MOST_BYTES} are read")
+    check_size(length)
     parts: list[bytes] = []
     try:
         descriptor = os.open(path, _FLAGS)

@@ -2,9 +2,10 @@
 
 Code on the way of a sample calls `lap("decode")` when its part is done: the time since the lap
 before it was that stage's. Whoever makes a task calls `begin(page)` before and `done()` after, and
-`sample(number)` after each sample. Some of the tasks are timed stage by stage, the others only as
-a whole and sample by sample. Code that is passed for every row asks `laps.timed` first, as in
-`if laps.timed: laps.lap("decode")`, which costs some ns where a call costs 50.
+`sample(number)` after each sample, if `laps.each`. Some of the tasks are timed stage by stage, the
+others only as a whole, and sample by sample where samples are not tiny. Code that is passed for
+every row asks `laps.timed` first, as in `if laps.timed: laps.lap("decode")`, which costs some ns
+where a call costs 50.
 
 Guarantees: nothing of what is made changes; outside of a task nothing is noted.
 A thread that the code of a sample starts notes nothing.
@@ -22,14 +23,19 @@ from feedline.trace.stage_page import StagePage
 
 __all__ = ["begin", "decoded", "done", "lap", "sample", "sample_took", "timing"]
 
-_EVERY = 8
-"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up."""
+_EVERY, _EVERY_TINY = 8, 64
+"""Every eighth task of a worker is timed stage by stage, the fourth first: others warm up. Where
+samples are tiny, this is so for the first ones only, and later for every 64th."""
 
-going = False
-"""Whether a task is under way in this process. To be read only."""
+each = False
+"""Whether `sample` is to be called, of the task under way. To be read only.
+
+That is so where it is timed stage by stage, or samples take so long that this is not felt."""
 
 timed = False
 """Whether the task under way, if there is one, is timed stage by stage. To be read only."""
+
+_NOT_TINY_NS = 50_000
 
 _page: StagePage | None = None
 _slow_ns = 1 << 62  # none is that slow
@@ -120,13 +126,16 @@ def begin(page: StagePage | None) -> bool:
     Returns:
         whether `done` is to be called, whatever becomes of the task.
     """
-    global _page, going, timed, _thread, _slow_ns
+    global _page, each, timed, _thread, _slow_ns
     global _begun_ns, _begun_cpu_ns, _begun_queued_ns
     global _lap_ns, _lap_cpu_ns, _sample_ns, _sample_queued_ns
     if page is None or _page is not None:
         return False
-    _page, _slow_ns, going = page, page.slow_ns, True
-    timed = page.tasks % _EVERY == _EVERY // 2 - 1
+    _page, _slow_ns = page, page.slow_ns
+    tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
+    every = _EVERY_TINY if tiny and tasks >= _EVERY_TINY else _EVERY
+    timed = tasks % every == _EVERY // 2 - 1
+    each = timed or not tiny
     _thread = threading.get_ident()
     if timed:
         _begun_queued_ns = _sample_queued_ns = _queued_ns()
@@ -137,8 +146,8 @@ def begin(page: StagePage | None) -> bool:
 
 def done() -> None:
     """The task that `begin` has begun is done."""
-    global _page, going, timed, _slow_ns
-    page, _page, going = _page, None, False
+    global _page, each, timed, _slow_ns
+    page, _page, each = _page, None, False
     if page is not None:
         done_ns = _clock()
         page.task(_begun_ns, done_ns)

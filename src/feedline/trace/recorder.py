@@ -2,7 +2,7 @@
 
 Guarantees: memory that does not grow with the run; a step costs some microseconds; what was not
 measured stays None. Nothing here waits, and nothing runs beside the step: processes are looked at
-now and then within a step, for at most a hundredth of a core's time, and the workers' own pages
+now and then within a step, for at most a 500th of the time, and the workers' own pages
 are read when a run is asked for. Passes that go on at the same time, in one thread or in several,
 are kept apart.
 """
@@ -28,7 +28,7 @@ from feedline.trace.this_machine import device_name, this_machine
 __all__ = ["Recorder", "Workers"]
 
 _LOOK_S = 0.25
-_LOOK_SHARE = 0.005  # of the run's time may go to looks
+_LOOK_SHARE = 0.002  # of the run's time may go to looks
 _LOOK_AHEAD_S = 0.02  # and that much at its beginning
 
 _EXCERPT_STEPS = 32
@@ -135,7 +135,8 @@ class Recorder:
             if not record.over:
                 record.end(how)
                 self._going = [each for each in self._going if each is not record]
-                self._look(record.entry.loader)
+                if self.now_s() >= self._looked_s + _LOOK_S / 2:
+                    self._look(record.entry.loader)
                 self._note_work(record.entry)
                 self._noting = None
 

@@ -139,6 +139,8 @@ class StagePage:
     def __init__(self, memory: NDArray[np.int64]) -> None:
         self._bytes = memory.view(np.uint8)
         self._words = memory.data  # an item of it is twice as quick as an array's
+        self.sample_ns = 1 << 62
+        """How long samples take that were told of lately; before the first, as if it were long."""
         self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
         self._words[_PID] = os.getpid()
@@ -176,6 +178,8 @@ class StagePage:
 
     def sample(self, ns: int) -> None:
         """A sample of a timed task is made."""
+        mean_ns = self.sample_ns
+        self.sample_ns = ns if mean_ns == 1 << 62 else mean_ns + (ns - mean_ns) // 16
         words = self._words
         place = _SIZES + 2 * min(ns.bit_length() - 1 if ns > 0 else 0, _OCTAVES - 1)
         words[place] += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.errors import DatasetError
+from feedline.remote.open_location import was_url
 
 __all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map"]
 
@@ -54,6 +55,12 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
     """
     for folder in (root, val):
         if folder is not None and not folder.is_dir():
+            if was_url(folder):
+                raise DatasetError(
+                    f"{folder} was a URL, and this command reads folders of this machine: copy the "
+                    "images or the cache to a disk here. In Python, feedline.ImageFolder reads a "
+                    "cache at a URL"
+                )
             found = "a file, no folder" if folder.exists() else "no such folder"
             raise DatasetError(
                 f"{folder}: {found}. Name a folder of class folders, or one with train/ and val/; "

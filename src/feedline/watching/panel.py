@@ -118,7 +118,7 @@ class Panel:
 
 def line(figures: dict[str, float]) -> Text:
     """The figures of `Window.read` as a line."""
-    text = Text("feedline", style="bold")
+    text = Text.assemble(("feedline", "bold"))
 
     def say(words: str, style: str = "") -> None:
         text.append("  " + words, style=style)

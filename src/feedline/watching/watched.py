@@ -143,6 +143,13 @@ class Watched(Generic[_T]):
         self._settle()
         return self.recorder.run()
 
+    def why(self) -> None:
+        """Print what holds the run back, and what to do about it; see `DataLoader.why`."""
+        from feedline.diagnose.diagnose import diagnose
+        from feedline.report.why import show
+
+        show(diagnose(self.run))
+
     def _settle(self) -> None:
         """Learn of the latest pass's steps that the device has done meanwhile."""
         if self._clock is not None:

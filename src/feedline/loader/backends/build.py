@@ -19,6 +19,7 @@ from feedline.device.carrier import Carrier
 from feedline.device.host import HostCarrier
 from feedline.device.pinning import pins, registered
 from feedline.engine.crew import Crew
+from feedline.engine.defaults import slots_for
 from feedline.engine.feed import Feed
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.slots import FixedSlots, GrowingSlots
@@ -104,7 +105,7 @@ def _rows_backend(
     if settings.worker_init_fn is not None:
         init = WorkerInit(source, settings.worker_init_fn, asked.seed or 0)
         source = RowsWithInit(source, init)
-    count = asked.prefetch + 1
+    count = slots_for(asked.prefetch)
     crew = start_crew(
         source,
         slots_bytes=count * decision.slot_bytes,

@@ -1,0 +1,80 @@
+"""What to begin with on this machine, and why: the loader's own defaults, where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.filesize import decimal
+
+from feedline.doctor import batch
+from feedline.doctor.cores import cores_line
+from feedline.engine.defaults import DEFAULT_PREFETCH
+from feedline.engine.start_method import WORKER_BYTES, crew_bytes, default_start_method
+from feedline.system import CoreLimits
+
+__all__ = ["Setting", "starting_settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An argument of feedline.DataLoader, or a fact about it, with the reason for its value."""
+
+    name: str
+    value: int | str | bool
+    reason: str
+
+
+def starting_settings(
+    limits: CoreLimits, available_bytes: int | None, workers: int, *, gpu: bool
+) -> Iterator[Setting]:
+    """What to begin with.
+
+    Args:
+        limits: of the cores.
+        available_bytes: memory that can be had; None where that is not known.
+        workers: what `num_workers="auto"` means here.
+        gpu: there is one that torch can use.
+    """
+    slots_bytes = batch.SLOTS * batch.slot_bytes()
+    fitting = workers
+    if available_bytes is not None:
+        left = available_bytes - crew_bytes(0, slots_bytes)
+        fitting = max(0, min(workers, left // WORKER_BYTES))
+    reason = f'what num_workers="auto" takes, one for each core: {cores_line(limits)}'
+    if fitting < workers:
+        reason = (
+            f"each takes up to {decimal(WORKER_BYTES)}, and {decimal(available_bytes or 0)} are "
+            f'available; num_workers="auto" takes {workers}, one for each core'
+        )
+    yield Setting(name="num_workers", value=fitting, reason=reason)
+    yield Setting(
+        name="prefetch",
+        value=DEFAULT_PREFETCH,
+        reason="the default: one batch is with the training step, and two keep any number of "
+        "workers busy, as all of them share each batch",
+    )
+    yield Setting(
+        name="batch memory",
+        value=decimal(slots_bytes),
+        reason=f"{batch.SLOTS} batches of {batch.ROWS} images at {batch.SIZE_PX} px, as bytes "
+        f"({decimal(batch.slot_bytes())} each): those made ahead, and the one in use",
+    )
+    yield Setting(
+        name="start_method",
+        value=default_start_method(),
+        reason="the default for feedline's own sources; for any other Dataset it is Python's",
+    )
+    if gpu:
+        yield Setting(
+            name="device",
+            value="cuda",
+            reason="batches of feedline's own sources are then pinned and copied a step ahead; for "
+            "any other Dataset pin_memory=True",
+        )
+    else:
+        yield Setting(
+            name="pin_memory",
+            value=False,
+            reason="pinned memory speeds up copies to a GPU, and there is none that torch can use",
+        )

@@ -1,0 +1,29 @@
+"""How many workers, batches ahead and slots there are where no one says otherwise.
+
+Needs no torch: what is told about a loader before there is one reads the same numbers here.
+"""
+
+from __future__ import annotations
+
+from feedline.engine.board import MAX_SEATS
+from feedline.system import usable_cores
+
+__all__ = ["DEFAULT_PREFETCH", "auto_workers", "slots_for"]
+
+DEFAULT_PREFETCH = 3
+"""Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
+all workers share each batch."""
+
+
+def auto_workers(cores: int | None = None) -> int:
+    """How many workers `num_workers="auto"` means: one for each core.
+
+    Args:
+        cores: that this process may use; None asks the machine.
+    """
+    return min(usable_cores() if cores is None else cores, MAX_SEATS)
+
+
+def slots_for(prefetch: int) -> int:
+    """How many batches of rows there is memory for: those made ahead, and one to be read."""
+    return prefetch + 1

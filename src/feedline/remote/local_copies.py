@@ -1,0 +1,88 @@
+"""Parts of another machine's files, kept in sparse files on this one.
+
+Guarantees: nothing that goes wrong on the disk ends a read, it is then as if nothing were kept; no
+descriptor is kept open, so that a file which is removed gives its space back at once.
+
+Relies on: who reads a part to compare its checksum. What was never written reads as zeros or not at
+all; all processes write the same bytes to the same places, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+
+from feedline.errors import ImageError
+from feedline.remote.disk_room import PART_ENDING, DiskRoom
+from feedline.remote.joined_parts import Part
+from feedline.stores.read_file import read_part
+
+__all__ = ["LocalCopies"]
+
+_TOUCH_S = 60.0
+
+_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+_log = logging.getLogger("feedline")
+
+
+class LocalCopies:
+    """What is kept of some files.
+
+    Args:
+        folder: where.
+        room: how much may be kept there.
+    """
+
+    def __init__(self, folder: str, room: DiskRoom) -> None:
+        self._folder, self._room = folder, room
+        self._touched: dict[str, float] = {}
+        self._complained = False
+
+    def read(self, part: Part) -> bytes | None:
+        """The bytes in a part's place, whatever they are; None where there are none."""
+        path = self._path(part.name)
+        try:
+            data = read_part(os.fsencode(path), part.first, part.length)
+        except ImageError:
+            return None
+        self._touch(path)
+        return data
+
+    def keep(self, part: Part, data: bytes) -> None:
+        """Write a part in its place, if there is room for it."""
+        if not self._room.take(part.length):
+            return
+        path = self._path(part.name)
+        try:
+            try:
+                descriptor = os.open(path, _WRITE, 0o600)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                descriptor = os.open(path, _WRITE, 0o600)
+            try:
+                os.pwrite(descriptor, data, part.first)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._room.refuse()
+            if not self._complained:
+                self._complained = True
+                _log.warning(
+                    "images that were fetched cannot be kept in %s: %s; they are fetched again",
+                    self._folder,
+                    error.strerror or error,
+                )
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name.rpartition(".")[0] + PART_ENDING)
+
+    def _touch(self, path: str) -> None:
+        """Say that a file is in use."""
+        now = time.monotonic()
+        if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
+            self._touched[path] = now
+            with contextlib.suppress(OSError):
+                os.utime(path)

@@ -1,0 +1,234 @@
+"""A cache on another machine: its index is fetched once, its images as they are read.
+
+Guarantees: those of `shards`; no name that comes from there is a path here; nothing is
+unpickled, and no index is fetched that is larger than what may be kept on this machine.
+
+Relies on: digests in the manifest, which tell whether the index on this machine is the cache's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from feedline.errors import DatasetError, UsageError
+from feedline.remote.disk_room import ENDING, DiskRoom, default_limit, free_bytes
+from feedline.remote.error import RemoteError
+from feedline.remote.filesystem import shown
+from feedline.remote.joined_parts import BLOCK_BYTES, Part
+from feedline.remote.local_copies import LocalCopies
+from feedline.remote.parts import RemoteParts
+from feedline.remote.shards import RemoteShards
+from feedline.stores.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
+from feedline.stores.cache_layout import (
+    INDEX,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    Level,
+    Manifest,
+    parse_manifest,
+)
+from feedline.stores.cache_level import LevelReader
+
+__all__ = ["RemoteLocation"]
+
+_PATIENCE_S = 3.0
+_AT_ONCE = 16
+_HEADER_BYTES = 128
+_LONGEST_HEADER_BYTES = 4096
+_BASE = ("labels", "names", *COLUMNS)
+
+_log = logging.getLogger("feedline")
+
+
+class RemoteLocation:
+    """A cache below a URL.
+
+    Args:
+        url: of its folder, of any protocol that fsspec knows.
+        options: the arguments of fsspec's filesystem.
+        local_dir: where to keep what was fetched; None for `feedline` in the user's cache folder.
+        local_bytes: how much of it; None for 50 GB, and no more than half of what the disk has.
+        keep: keep images; else they are read from the other machine each time.
+
+    Raises:
+        UsageError: an argument cannot be used, or a package is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_bytes: int | None = None,
+        keep: bool = True,
+    ) -> None:
+        whole = isinstance(local_bytes, int) and not isinstance(local_bytes, bool)
+        if local_bytes is not None and not (whole and local_bytes > 0):
+            raise UsageError(f"local_bytes must be a whole number above 0, got {local_bytes!r}")
+        scheme = url.partition("://")[0]
+        if "::" in url or ("?" in url and scheme.startswith("http")):
+            raise UsageError(
+                f"{shown(url)!r} names no folder whose files could be read: give "
+                "PROTOCOL://HOST/FOLDER, without a query and without another protocol around it"
+            )
+        self._parts = RemoteParts(url, options)
+        self.local_dir = os.path.abspath(os.path.expanduser(local_dir or _default_folder()))
+        self.local_bytes = default_limit(self.local_dir) if local_bytes is None else local_bytes
+        self._keep = keep
+
+    def __str__(self) -> str:
+        return str(self._parts)
+
+    def manifest(self) -> Manifest:
+        """What lies there now.
+
+        Raises:
+            DatasetError: it cannot be read, or is no manifest.
+            UsageError: it is of a format that is read from a disk only.
+        """
+        part = Part(MANIFEST, 0, MOST_MANIFEST_BYTES + 1)
+        try:
+            data = self._parts.rest(part, patience_s=_PATIENCE_S)
+        except RemoteError as error:
+            raise DatasetError(f"the cache {self} cannot be read: {error}") from error
+        manifest = parse_manifest(data, str(self))
+        if manifest.format != "webdataset":
+            raise UsageError(
+                f"the cache {self} has the format {manifest.format!r}, of which no parts can be "
+                "read from another machine: copy it to a disk here, or build it with "
+                "`feedline cache build ... --format webdataset`"
+            )
+        return manifest
+
+    def still_holds(self, manifest: Manifest) -> bool:
+        """Yes, without a look: a worker can begin while the other machine is away.
+
+        What was built anew since has other checksums, and is noticed when it is read.
+        """
+        return True
+
+    def folder(self, manifest: Manifest) -> str:
+        """Where copies of this cache are kept: another one for each URL and each content."""
+        same = [str(self), manifest.fingerprint, *(manifest.digests.get(name) for name in _BASE)]
+        digest = hashlib.blake2b("\n".join(map(str, same)).encode(), digest_size=8).hexdigest()
+        shown = re.sub(r"[^\w-]+", "_", str(self).rpartition("/")[2], flags=re.ASCII)[:40]
+        return os.path.join(self.local_dir, f"{shown}-{digest}{ENDING}")
+
+    def index(self, manifest: Manifest) -> CacheIndex:
+        """The columns of the cache, fetched unless they are on this machine.
+
+        Raises:
+            DatasetError: they cannot be fetched or kept, or are not what the manifest says.
+        """
+        folder = self.folder(manifest)
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            os.makedirs(os.path.join(folder, INDEX), exist_ok=True)
+            for name, rows, dtype, shape in _columns(manifest, folder):
+                size = rows * np.dtype(dtype).itemsize * math.prod(shape) + _HEADER_BYTES
+                self._have(folder, name, size, manifest.digests.get(name))
+        except RemoteError as error:
+            raise DatasetError(f"the cache {self} cannot be read: {error}") from error
+        except OSError as error:
+            raise DatasetError(
+                f"the index of the cache {self} cannot be kept in {folder!r}: "
+                f"{error.strerror or error}. Make room there, or name another folder as local_dir"
+            ) from error
+        return CacheIndex(folder, manifest)
+
+    def _have(self, folder: str, name: str, size: int, digest: str | None) -> None:
+        """Have a file of the index on this machine.
+
+        Args:
+            folder: of the cache's copies.
+            name: of the column.
+            size: how many bytes it should have.
+            digest: of all of them.
+        """
+        path = os.path.join(folder, INDEX, f"{name}.npy")
+        with contextlib.suppress(FileNotFoundError):
+            if digest_of(path) == digest:
+                os.utime(path)
+                return
+        if size > min(self.local_bytes, free_bytes(folder)):
+            raise DatasetError(
+                f"the index of the cache {self} has a file of {size / 1e9:.2f} GB, and "
+                f"{min(self.local_bytes, free_bytes(folder)) / 1e9:.2f} GB may be kept in "
+                f"{self.local_dir!r}: pass a larger local_bytes, or a local_dir with more room"
+            )
+        _log.info("fetching %s of the cache %s, %.1f MB", name, self, size / 1e6)
+        found = xxhash.xxh3_64()
+        descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}-", os.path.join(folder, INDEX))
+        try:
+            with open(descriptor, "wb") as file:
+                for data in self._blocks(f"{INDEX}/{name}.npy", size):
+                    found.update(data)
+                    file.write(data)
+            if found.hexdigest() != digest:
+                raise DatasetError(
+                    f"{INDEX}/{name}.npy of the cache {self} is not what its manifest says, its "
+                    "digest differs: a damaged file, a copy that was not finished, or files of two "
+                    "caches. Copy the cache there once more, or build it anew"
+                )
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """A file of about so many bytes, block by block, several fetched at a time."""
+        starts = range(0, size - BLOCK_BYTES, BLOCK_BYTES)
+        parts = [Part(name, first, BLOCK_BYTES) for first in starts]
+        for at in range(0, len(parts), _AT_ONCE):
+            some = parts[at : at + _AT_ONCE]
+            for part, data in zip(some, self._parts.fetch(some), strict=True):
+                if isinstance(data, Exception):
+                    data = self._parts.read(part, patience_s=_PATIENCE_S)
+                yield data
+        first = BLOCK_BYTES * len(parts)
+        rest = Part(name, first, size - first + _LONGEST_HEADER_BYTES)
+        yield self._parts.rest(rest, patience_s=_PATIENCE_S)
+
+    def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
+        """What reads one of its levels."""
+        folder = self.folder(manifest)
+        room = DiskRoom(self.local_dir, self.local_bytes)
+        copies = LocalCopies(folder, room) if self._keep else None
+        return RemoteShards(folder, manifest, level, index, self._parts, copies)
+
+    def in_words(self) -> str:
+        """Its URL, and where its images are kept."""
+        return f"{self}, kept in {self.local_dir}, at most {self.local_bytes / 1e9:.1f} GB"
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._parts.close()
+
+
+def _default_folder() -> str:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(caches, "feedline")
+
+
+def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, tuple[int, ...]]]:
+    """The files of an index, in an order in which each says how long the next ones are."""
+    samples, (dtype, shape) = manifest.samples, manifest.label
+    yield "labels", samples, dtype, shape
+    for name, (dtype, shape) in COLUMNS.items():
+        yield name, samples, dtype, shape
+    for level in manifest.levels:
+        yield f"level-{level.name}", samples, *ENTRY
+    ends = load_column(folder, "name_ends", samples, *COLUMNS["name_ends"])
+    yield "names", max(0, int(ends[-1])) if samples else 0, "uint8", ()

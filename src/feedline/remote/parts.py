@@ -1,0 +1,136 @@
+"""Parts of the files below a URL, fetched many at a time.
+
+Guarantees: what is given has the length that was asked for; all requests have a deadline; those of
+`filesystem`.
+
+Relies on: `range_guard` for answers that are something else; fsspec's own event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from feedline.errors import UsageError
+from feedline.remote.error import Altered
+from feedline.remote.filesystem import Filesystem
+from feedline.remote.joined_parts import Part, joined
+
+__all__ = ["RemoteParts"]
+
+IN_FLIGHT = 32
+"""Requests of each process at a time, unless the options have another "batch_size"."""
+
+_DEADLINE_S = 20.0  # of the requests that are sent together
+_SHORT_DEADLINE_S = 2.0  # while a server is away
+
+Answer = bytes | Exception
+
+
+class RemoteParts:
+    """The files below a URL, in parts. Its text is the URL without user and password.
+
+    Args:
+        url: of their folder, of any protocol that fsspec knows.
+        options: the arguments of fsspec's filesystem; "batch_size" among them is how many requests
+            each process sends at a time.
+
+    Raises:
+        UsageError: the URL or an option cannot be used, or a package is missing.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        others = dict(options or {})
+        self._in_flight = given = others.pop("batch_size", IN_FLIGHT)
+        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+            raise UsageError(
+                'the "batch_size" of storage_options is how many requests are sent at a time, a '
+                f"whole number above 0; got {given!r}"
+            )
+        self._there = Filesystem(url, others, parts=self._in_flight)
+
+    def __str__(self) -> str:
+        return str(self._there)
+
+    def close(self) -> None:
+        """Let go of the connections; the next read makes others."""
+        self._there.close()
+
+    def fetch(self, parts: Sequence[Part]) -> list[Answer]:
+        """Fetch parts, in any order, at the same time, each once: its bytes, or what went wrong."""
+        try:
+            blocks, where = joined(parts)
+        except ImportError as error:
+            return [error] * len(parts)
+        found = self._ask(blocks, short=False)
+        given: list[Answer] = []
+        for part, at in zip(parts, where, strict=True):
+            data, start = found[at], part.first - blocks[at].first
+            given.append(data[start : start + part.length] if isinstance(data, bytes) else data)
+        return given
+
+    def _ask(self, blocks: Sequence[Part], *, short: bool) -> list[Answer]:
+        """One request for each block; `short`: files may end before their blocks do."""
+        deadline_s = _SHORT_DEADLINE_S if self._there.is_away else _DEADLINE_S
+        try:
+            filesystem, top = self._there.opened()
+            options: dict[str, Any] = {}
+            if filesystem.async_impl:
+                options = {"batch_size": self._in_flight, "timeout": deadline_s}
+            answers = filesystem.cat_ranges(
+                [f"{top}/{block.name}" for block in blocks],
+                [block.first for block in blocks],
+                [block.first + block.length for block in blocks],
+                on_error="return",
+                **options,
+            )
+        except Exception as error:
+            return [error] * len(blocks)
+        pairs = zip(blocks, answers, strict=True)
+        return [_checked(block, answer, short) for block, answer in pairs]
+
+    def read(
+        self, part: Part, *, patience_s: float, sound: Callable[[bytes], bool] = lambda data: True
+    ) -> bytes:
+        """A part, asked for again while that may help.
+
+        Args:
+            part: what is wanted.
+            patience_s: how long to begin anew.
+            sound: whether bytes are what was written there.
+
+        Raises:
+            RemoteError: it cannot be had.
+        """
+
+        def once() -> bytes:
+            (found,) = self.fetch([part])
+            if isinstance(found, Exception):
+                raise found
+            if not sound(found):
+                raise Altered("its checksum differs from that of what was written")
+            return found
+
+        place = f"{part.length} bytes of '{self}/{part.name}' from byte {part.first} on"
+        return self._there.ask(once, f"{place} cannot be read", patience_s=patience_s)
+
+    def rest(self, part: Part, *, patience_s: float) -> bytes:
+        """A part, or as much of it as its file has; raises as `read` does."""
+
+        def once() -> bytes:
+            (found,) = self._ask([part], short=True)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        refused = f"'{self}/{part.name}' cannot be read"
+        return self._there.ask(once, refused, patience_s=patience_s)
+
+
+def _checked(block: Part, answer: Any, short: bool) -> Answer:
+    if isinstance(answer, Exception):
+        return answer
+    data = bytes(answer)
+    if len(data) == block.length or (short and len(data) < block.length):
+        return data
+    return Altered(f"{len(data)} bytes came, and there were {block.length}")

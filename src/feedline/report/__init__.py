@@ -1,0 +1,1 @@
+"""What is known of a run, shown: in a terminal, on a page, as JSON."""

@@ -1,0 +1,82 @@
+"""A comparison of two runs in a terminal, and what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from feedline.report.comparable import phase_label
+from feedline.report.compare import Comparison, PhasePair, Ratio
+from feedline.report.figures import UNKNOWN, as_ms, as_percent, as_rate, printable
+from feedline.report.tables import Table
+from feedline.report.terminal import table_view
+
+__all__ = ["comparison_view", "verdict_of"]
+
+_FINE, _SLOWER, _INCONCLUSIVE = 0, 1, 3
+
+
+def verdict_of(found: Comparison) -> tuple[int, str]:
+    """The exit status, and the comparison in a sentence."""
+    ratio = found.ratio
+    if ratio is None:
+        return _INCONCLUSIVE, "Inconclusive: the images/s of a run were not measured."
+    if "inconclusive" in found.bound:
+        return _INCONCLUSIVE, f"Inconclusive: a run is too short. B / A is {_times(ratio)}."
+    if ratio.beyond is None:
+        said = "a run is too short to tell its spread"
+        return _INCONCLUSIVE, f"B is {_times(ratio)} as fast as A, and {said}."
+    if not ratio.beyond:
+        return _FINE, f"B is {_times(ratio)} as fast as A: no difference beyond the spread."
+    word = "faster" if ratio.times > 1 else "slower"
+    return (
+        _SLOWER if ratio.times < 1 else _FINE,
+        f"B is {_times(ratio)} as fast as A: {word}, beyond the spread.",
+    )
+
+
+def _times(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.times:.2f}x"
+    return f"{ratio.times:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def comparison_view(found: Comparison, names: Sequence[str]) -> RenderableType:
+    """Two runs as a table, what differs between them, and what it comes to."""
+    _, said = verdict_of(found)
+    changed = [[printable(each) for each in row] for row in found.changed]
+    views: list[RenderableType] = [
+        Text(f"A: {printable(names[0])}\nB: {printable(names[1])}\n"),
+        table_view(Table(title="Runs", heads=["", "A", "B", "B / A"], rows=_rows(found))),
+    ]
+    if changed:
+        views += [
+            Text(""),
+            table_view(Table(title="What differs", heads=["", "A", "B"], rows=changed)),
+        ]
+    views += [Text(f"\n{said}", "bold"), *(Text(note, "dim") for note in found.notes)]
+    return Group(*views)
+
+
+def _rows(found: Comparison) -> list[list[str]]:
+    rows = [["verdict", *found.bound, ""]]
+    rows += [_phase(pair) for pair in found.phases]
+    if len(found.phases) > 1:
+        ratio = UNKNOWN if found.ratio is None else _times(found.ratio)
+        rows.append(["all phases", *map(as_rate, found.rates), ratio])
+    rows.append(["exposed wait", *map(as_percent, found.wait_pct), ""])
+    rows += [
+        [f"{part} a step", *(as_ms(split.get(part)) for split in found.split_ms), ""]
+        for part in ("wait", "copy", "compute")
+    ]
+    return rows
+
+
+def _phase(pair: PhasePair) -> list[str]:
+    return [
+        phase_label(pair.image_size, pair.batch_size),
+        *map(as_rate, pair.rates),
+        UNKNOWN if pair.ratio is None else _times(pair.ratio),
+    ]

@@ -1,0 +1,126 @@
+"""A report in a terminal, and a verdict alone.
+
+Guarantees: at most 100 columns; no colour where NO_COLOR is set or nobody looks; nothing that a
+class or a file is called controls the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from feedline.report.facts import Facts
+from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
+from feedline.report.glyphs import COLOURS, Glyphs
+from feedline.report.sentences import Judged, about, ceiling, headline, parts
+from feedline.report.tables import Table, tables
+from feedline.report.terminal_timeline import course_lines, lane_lines, legend
+
+__all__ = ["WIDTH", "report_view", "table_view", "verdict_view"]
+
+WIDTH = 100
+_BAR = 30
+_BOUND = {"not input-bound": "bold green", "inconclusive": "bold yellow"}
+
+
+def verdict_view(judged: Judged, glyphs: Glyphs) -> RenderableType:
+    """What binds a run, by how much, and what to do about it."""
+    return Group(*_verdict(judged, glyphs))
+
+
+def _verdict(judged: Judged, glyphs: Glyphs) -> Iterator[RenderableType]:
+    yield Text(headline(judged), _BOUND.get(judged.bound, "bold red"))
+    grid = Grid.grid(padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(overflow="fold")
+    for part in parts(judged.split_ms):
+        share = "" if part.share is None else as_percent(100 * part.share)
+        bar = Text(glyphs.busy * round(_BAR * (part.share or 0.0)), COLOURS.get(part.key, "red"))
+        if part.key == "wait":
+            bar = Text(glyphs.idle["making"] * len(bar), COLOURS["making"])
+        elif part.key == "copy":
+            bar = Text(glyphs.idle["copying"] * len(bar), COLOURS["copying"])
+        grid.add_row(part.name, Text(part.ms, justify="right"), Text(share, justify="right"), bar)
+    yield Padding(grid, (0, 0, 0, 2))
+    for line in ceiling(judged.ceiling):
+        yield Padding(Text(line), (0, 0, 0, 2))
+    for number, finding in enumerate(judged.findings, 1):
+        yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
+        said = {"what": finding.cause, "evidence": finding.evidence, "do": finding.fix}
+        if finding.fix:
+            said["gain"] = as_gain(finding.gain)
+        yield Padding(_pairs([[name, text] for name, text in said.items() if text]), (0, 0, 0, 3))
+
+
+def report_view(facts: Facts, name: str, glyphs: Glyphs, width: int) -> RenderableType:
+    """A report.
+
+    Args:
+        facts: of the run.
+        name: what the run is called: its path.
+        glyphs: that can be written.
+        width: of the terminal, in columns.
+    """
+    return Group(*_report(facts, name, glyphs, min(WIDTH, width)))
+
+
+def _report(facts: Facts, name: str, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
+    rank = "" if facts.world_size == 1 else f", rank {facts.rank} of {facts.world_size}"
+    yield Text(
+        f"{printable(name)}: {as_seconds(facts.seconds)} from {as_date(facts.started)} on "
+        f"{printable(facts.machine.host)}{rank}\n",
+        "dim",
+    )
+    yield from _verdict(facts, glyphs)
+    used: set[str] = set()
+    for timeline in facts.timelines:
+        lines, glyphs_of = lane_lines(timeline, glyphs, width)
+        used |= glyphs_of
+        yield Text(f"\n{about(timeline)}", "bold")
+        yield from lines
+    if facts.timelines:
+        yield from legend(used, glyphs)
+    else:
+        yield Text("\nNo steps were recorded one by one, so there is no picture of what overlaps.")
+    course = course_lines(facts.course, glyphs, width)
+    yield Text("\nThroughput over time" + ("" if course else ": not measured"), "bold")
+    yield from course
+    for table in tables(facts):
+        yield Text("")
+        yield table_view(table)
+    if facts.notes:
+        yield Text("\nNot measured", "bold")
+        yield from (Padding(Text(printable(note)), (0, 0, 0, 2)) for note in facts.notes)
+
+
+def table_view(table: Table) -> RenderableType:
+    """A table with its title and what is to be known of it."""
+    shown: list[RenderableType] = [Text(table.title, "bold")]
+    if table.heads:
+        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+        for k, head in enumerate(table.heads):
+            grid.add_column(
+                Text(head), justify="right" if k else "left", overflow="fold", header_style="dim"
+            )
+        for row in table.rows:
+            grid.add_row(*(Text(cell) for cell in row))
+        shown.append(Padding(grid, (0, 0, 0, 2)))
+    else:
+        shown.append(Padding(_pairs(table.rows), (0, 0, 0, 2)))
+    if table.note:
+        shown.append(Padding(Text(table.note, "dim"), (0, 0, 0, 2)))
+    return Group(*shown)
+
+
+def _pairs(rows: list[list[str]]) -> Grid:
+    """A name and what is said of it, a row each."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, said in rows:
+        grid.add_row(Text(printable(name)), Text(printable(said)))
+    return grid

@@ -1,0 +1,217 @@
+"""What is on the disk when a record says that a unit is done: all of it, whenever the power goes.
+
+No power is cut here. The calls that bring files to the disk are noted, and their order is looked at
+in the moment in which a record, or the manifest, gets its name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caches import FORMATS, contents, made, photo, photos
+from feedline.cache import destination
+from feedline.cache.add_size import add_size
+from feedline.cache.delivery import ToBuilder
+from feedline.cache.lmdb_writer import LmdbWriter
+from feedline.stores.cache_layout import LMDB_FILE, MANIFEST, UNFINISHED, shard_name
+
+PER_CLASS = 40  # three units
+LEVELS = ("16", "24")
+
+
+class Disk:
+    """Notes what was brought to the disk, in its order.
+
+    Attributes:
+        bytes: of files that were brought to the disk, by device and inode: how many there were.
+        named: of paths, the number of the call that gave the file its name, or made the folder.
+        listed: of folders, the number of the call that last brought the names in it to the disk.
+        checked: how many records and manifests were looked at.
+        then: called before a file gets its name, with its path.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes: dict[tuple[int, int], int] = {}
+        self.named: dict[Path, int] = {}
+        self.listed: dict[tuple[int, int], int] = {}
+        self.calls = self.checked = 0
+        self.then: Callable[[Path], None] = lambda path: None
+        fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
+
+        def noted_fsync(descriptor: int) -> None:
+            fsync(descriptor)
+            self.calls += 1
+            status = os.fstat(descriptor)
+            place = status.st_dev, status.st_ino
+            self.bytes[place] = status.st_size
+            self.listed[place] = self.calls
+
+        def noted_replace(source: Any, target: Any) -> None:
+            self.then(Path(target))
+            replace(source, target)
+            self.calls += 1
+            self.named[Path(target)] = self.calls
+
+        def noted_mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+            mkdir(path, *arguments, **options)
+            self.calls += 1
+            self.named[Path(path)] = self.calls
+
+        monkeypatch.setattr(os, "mkdir", noted_mkdir)
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(os, "replace", noted_replace)
+
+    def holds(self, path: Path, root: Path) -> bool:
+        """Whether a file would be there, and whole, if the power went now."""
+        status = path.stat()
+        if self.bytes.get((status.st_dev, status.st_ino)) != status.st_size:
+            return False
+        above = [folder for folder in path.parents if root in folder.parents]
+        return all(self.lists(each.parent, self.named[each]) for each in (path, *above))
+
+    def lists(self, folder: Path, since: int) -> bool:
+        """Whether the names in a folder were brought to the disk since a call."""
+        status = folder.stat()
+        return self.listed.get((status.st_dev, status.st_ino), 0) > since
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
+
+
+def images_below(root: Path, levels: tuple[str, ...] = LEVELS) -> list[Path]:
+    """The shards of some levels, or their single images."""
+    found = [path for level in levels for path in (root / level).rglob("*") if path.is_file()]
+    ours = [path for path in found if path.suffix in (".tar", ".jpg", ".npy")]
+    assert ours
+    return ours
+
+
+def watch(disk: Disk, root: Path, levels: tuple[str, ...] = LEVELS) -> None:
+    """See, when a record gets its name, whether the files of its unit are on the disk."""
+
+    def then(path: Path) -> None:
+        if path.suffix == ".npz":
+            disk.checked += 1
+            assert [each for each in images_below(root, levels) if not disk.holds(each, root)] == []
+
+    disk.then = then
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_record_says_that_a_unit_is_done_when_it_is_on_the_disk(
+    disk: Disk, source: Path, tmp_path: Path, format: str, raw: bool
+) -> None:
+    if format == "lmdb":
+        pytest.importorskip("lmdb")
+    root = tmp_path / "cache"
+    watch(disk, root)
+    made(source, root, format, raw=raw)
+    assert disk.checked == 3
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_so_it_does_where_the_files_come_from_elsewhere(
+    disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    if format == "lmdb":
+        pytest.importorskip("lmdb")
+    # As if those who make units saw another folder than the builder's.
+    elsewhere = ToBuilder("a lock that is nowhere")
+    monkeypatch.setattr(destination._Folder, "delivery", lambda self, elsewhere_: elsewhere)
+    root = tmp_path / "cache"
+    watch(disk, root)
+    made(source, root, format)
+    assert disk.checked == 3
+    disk.then = lambda path: None
+    monkeypatch.undo()
+    made(source, tmp_path / "here", format)
+    assert contents(root) == contents(tmp_path / "here")
+
+
+def test_so_it_does_of_a_level_that_is_added(disk: Disk, source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    watch(disk, root, ("20",))
+    add_size(root, 20, workers=0)
+    assert disk.checked == 3
+
+
+def test_what_went_into_an_lmdb_is_on_the_disk_when_its_tar_files_are_removed(
+    disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    root, opened, put = tmp_path / "cache", [], LmdbWriter.put
+    really_open, unlink = lmdb.open, Path.unlink
+    began: list[int] = []
+
+    def open_lmdb(*arguments: Any, **options: Any) -> Any:
+        opened.append(really_open(*arguments, **options))
+        return opened[-1]
+
+    def noted_put(writer: LmdbWriter, unit: int) -> None:
+        began.append(disk.calls)
+        put(writer, unit)
+
+    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == shard_name(len(began) - 1) and path.exists():
+            disk.checked += 1
+            # Each of their transactions is on the disk when it is done.
+            flags = [environment.flags() for environment in opened]
+            assert [(each["sync"], each["metasync"]) for each in flags] == [(True, True)] * 2
+            for level in LEVELS:
+                assert (root / level / LMDB_FILE).exists()
+                assert disk.lists(root / level, began[-1])
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(lmdb, "open", open_lmdb)
+    monkeypatch.setattr(LmdbWriter, "put", noted_put)
+    monkeypatch.setattr(Path, "unlink", noted_unlink)
+    made(source, root, "lmdb")
+    assert disk.checked == 3 * len(LEVELS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_has_its_manifest_or_its_records(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    if format == "lmdb":
+        pytest.importorskip("lmdb")
+    source, root = photos(tmp_path / "photos", PER_CLASS), tmp_path / "cache"
+    rmtree, unlink = shutil.rmtree, Path.unlink
+
+    def noted_rmtree(path: Any, *arguments: Any, **options: Any) -> None:
+        if Path(path) == root / UNFINISHED:
+            disk.checked += 1
+            assert disk.lists(root, disk.named[root / MANIFEST])
+        rmtree(path, *arguments, **options)
+
+    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path == root / MANIFEST and path.exists():
+            disk.checked += 1
+            records = [root / UNFINISHED / f"{unit:06d}.npz" for unit in range(3)]
+            records.append(root / UNFINISHED / "settings.json")
+            assert all(disk.holds(record, root) for record in records)
+            assert disk.lists(root, disk.named[records[-1]])
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(shutil, "rmtree", noted_rmtree)
+    monkeypatch.setattr(Path, "unlink", noted_unlink)
+    made(source, root, format)
+    assert disk.checked == 1
+    photo(source / "cats" / "3.jpg", 7, 1)
+    made(source, root, format)
+    assert disk.checked == 3

@@ -1,0 +1,95 @@
+"""Small caches for the tests, and ways to damage them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+
+from feedline.cache.build import build_cache
+from feedline.remote.open_location import open_cache
+from feedline.stores.cache_layout import Manifest
+
+SIZES = (16, 24)
+FORMATS = ("webdataset", "lmdb", "folder")
+STOPPED = 99  # the exit status of a script that stops in the middle
+
+
+def photos(root: Path, count: int = 6) -> Path:
+    """root/CLASS/N.jpg: 2 classes of so many JPEGs, 40 px high and wider, smooth, all different."""
+    for label, name in enumerate(("cats", "dogs")):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            photo(root / name / f"{number}.jpg", number, label)
+    return root
+
+
+def photo(path: Path, number: int, label: int = 0) -> None:
+    y, x = np.mgrid[0:40, 0 : 44 + number % 16]
+    waves = [np.sin((x * (1 + label) + y * (1 + number) + c * 9) / 11) for c in range(3)]
+    pixels = (127 + 120 * np.stack(waves, axis=2)).astype(np.uint8)
+    path.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels)))
+
+
+def made(source: Path, root: Path, format: str = "webdataset", **options: object) -> Manifest:
+    """A cache, made in this process."""
+    sizes = options.pop("sizes", SIZES)
+    return build_cache(source, root, sizes, format=format, workers=0, **options)  # type: ignore
+
+
+def contents(root: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """The bytes of all files below a folder, by their paths; without locks."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name not in (".lock", *but)
+    }
+
+
+def images(root: Path) -> list[bytes]:
+    """The bytes of all copies, level by level."""
+    store = open_cache(root)
+    levels = store.manifest.levels
+    found = [store.read(sample, level.side) for level in levels for sample in range(len(store))]
+    store.close()
+    return [bytes(memoryview(np.asarray(each))) for each in found]
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file in its place."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def find(path: Path, image: bytes) -> int:
+    """Where in a file an image lies."""
+    at = path.read_bytes().find(image)
+    assert at >= 0
+    return at
+
+
+def stopping(call: str) -> list[str]:
+    """The command of a script that calls something and is killed after one unit of three or more.
+
+    Args:
+        call: Python, in which `progress` is what stops it.
+    """
+    script = (
+        "import os\n"
+        "from feedline.cache.add_size import add_size\n"
+        "def progress(said):\n"
+        "    if said.made:\n"
+        f"        os._exit({STOPPED})\n"
+        f"{call}\n"
+    )
+    return [sys.executable, "-c", script]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

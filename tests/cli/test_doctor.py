@@ -1,0 +1,200 @@
+"""`feedline doctor`: what it prints and writes, how it ends, and on what screens."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Command, Ended
+
+from feedline.doctor.examine import CHECK_IDS
+
+COMMAND = [sys.executable, "-m", "feedline.cli.app", "doctor"]
+WORDS = "ok|note|warn|fail|not measured"
+LINE = re.compile(rf"(\S) ({WORDS}) +([a-z-]+) +(\S.*)")
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's, with changes; None takes a variable out."""
+    taken = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "OMP_NUM_THREADS")
+    kept = {name: text for name, text in os.environ.items() if name not in taken}
+    return {**kept, **{name: text for name, text in changes.items() if text is not None}}
+
+
+def run(*arguments: object, **changes: str) -> Ended:
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env=environment(**changes),
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def statuses(out: str) -> dict[str, str]:
+    """The words of all checks, by their ids."""
+    return {found[3]: found[2] for found in map(LINE.fullmatch, out.splitlines()) if found}
+
+
+def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: Path) -> None:
+    target = tmp_path / "doctor.json"
+    ended = run(tiny_set, "--json", target, PYTHONIOENCODING="utf-8")
+    assert ended.err == ""
+    words = statuses(ended.out)
+    assert list(words) == list(CHECK_IDS)
+    signs = {found[1] for found in map(LINE.fullmatch, ended.out.splitlines()) if found}
+    assert signs <= set("\u2713\u00b7!\u2717?")
+    written = json.loads(target.read_text())
+    said = {"unknown": "not measured"}
+    assert words == {
+        check["id"]: said.get(check["status"], check["status"]) for check in written["checks"]
+    }
+    assert written["folder"] == str(tiny_set)
+    assert {"num_workers", "prefetch"} <= {each["name"] for each in written["settings"]}
+    faults = {check["id"] for check in written["checks"] if check["status"] in ("warn", "fail")}
+    assert ended.status == bool(faults)
+    fixes = [line for line in ended.out.splitlines() if line.lstrip().startswith("fix: ")]
+    assert len(fixes) == sum(bool(check["fix"]) for check in written["checks"])
+
+
+def test_no_fault_is_status_0_and_a_fault_is_1(tiny_set: Path, tmp_path: Path) -> None:
+    """Of two runs that differ in one thing: a limit, which one of them holds the process to."""
+    counts = []
+    for limit in ("2048", "512"):
+        target = tmp_path / "doctor.json"
+        shell = f'ulimit -Sn {limit} && exec "$@"'
+        done = subprocess.run(
+            ["sh", "-c", shell, "sh", *COMMAND, tiny_set, "--json", target],
+            capture_output=True, text=True, timeout=120, env=environment(),
+        )  # fmt: skip
+        checks = {check["id"]: check for check in json.loads(target.read_text())["checks"]}
+        faults = {name for name, check in checks.items() if check["status"] in ("warn", "fail")}
+        assert done.returncode == bool(faults), done.stderr
+        counts.append(faults)
+    assert counts[1] - counts[0] == {"open-files"}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_a_process_that_is_held_to_one_core_is_told_so(tiny_set: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        COMMAND, capture_output=True, text=True, timeout=120,
+        env=environment(OMP_NUM_THREADS="64"), preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )  # fmt: skip
+    words = statuses(done.stdout)
+    assert (words["usable-cores"], words["omp-threads"]) == ("warn", "warn")
+    assert done.returncode == 1
+    assert "export OMP_NUM_THREADS=1" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gone", "file"])
+def test_a_folder_that_is_none_is_wrong_use(feedline: Command, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    ended = feedline("doctor", tmp_path / name)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("feedline: error: DIR ")
+    assert ended.err.count("\n") == 1
+
+
+def test_a_json_file_that_cannot_be_written_is_wrong_use(feedline: Command, tmp_path: Path) -> None:
+    ended = feedline("doctor", "--json", tmp_path / "nowhere" / "x.json")
+    assert (ended.status, ended.out) == (2, "")
+
+
+def test_json_may_go_to_the_screen() -> None:
+    ended = run("--json", "/dev/stdout")
+    assert ended.err == ""
+    written = json.loads(ended.out[ended.out.index("\n{\n") :])
+    assert [check["id"] for check in written["checks"]] == list(statuses(ended.out))
+
+
+def on_a_terminal(**changes: str | None) -> str:
+    """What the command prints on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        env=environment(**{"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes}),
+    ):  # fmt: skip
+        os.close(theirs)
+        parts = []
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(ours)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def test_colour_is_for_terminals_and_adds_nothing(tiny_set: Path) -> None:
+    coloured = on_a_terminal()
+    assert "\x1b[32m\u2713 ok" in coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert set(statuses(plain)) == set(statuses(run().out))
+
+
+def test_no_color_is_respected() -> None:
+    assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
+    assert "\x1b" not in on_a_terminal(TERM="dumb")
+    assert "\x1b" not in run().out
+
+
+def test_a_screen_of_ascii_gets_plain_signs(tmp_path: Path) -> None:
+    odd = tmp_path / "\u00fcber \u732b"
+    odd.mkdir()
+    (odd / "\u732b.jpg").write_bytes(b"x")
+    ended = run(odd, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0")
+    assert ended.err == ""
+    assert ended.out.isascii()
+    assert re.search(r"^\+ ok +data-folder", ended.out, re.MULTILINE)
+
+
+def test_a_folder_whose_name_is_no_text_is_looked_at(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(odd)
+    done = subprocess.run([*COMMAND, odd], capture_output=True, timeout=120, env=environment())
+    assert done.stderr == b""
+    assert re.search(rb"warn +data-folder +it is empty", done.stdout)
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    with subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        said = command.stderr.read()
+    assert said == b""
+    assert command.returncode in (0, 1)
+
+
+def test_nothing_is_written_not_even_at_home(tiny_set: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    before = sorted(tiny_set.rglob("*"))
+    ended = run(tiny_set, HOME=str(home), TMPDIR=str(home), PYTHONDONTWRITEBYTECODE="1")
+    assert ended.err == ""
+    assert list(statuses(ended.out)) == list(CHECK_IDS)
+    assert sorted(tiny_set.rglob("*")) == before
+    assert not list(home.iterdir())
+
+
+def test_to_measure_tells_what_could_not_be(feedline: Command) -> None:
+    import torch
+
+    ended = feedline("doctor", "--measure")
+    words = statuses(ended.out.replace("+ ok", "\u2713 ok"))
+    if not torch.cuda.is_available():
+        assert words["copy-rate"] == words["pinned-memory"] == "not measured"
+        assert "0.0" not in next(line for line in ended.out.splitlines() if "copy-rate" in line)
+    else:
+        assert words["copy-rate"] in ("ok", "warn")

@@ -1,0 +1,132 @@
+"""`feedline explain-overlap`: what it measures is what it shows, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import Command
+
+QUICK = ("--size", 32, "--batch-size", 4, "--seconds", 0.05)
+
+
+def test_both_loops_are_measured_and_drawn(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    svg, target = tmp_path / "o.svg", tmp_path / "o.json"
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    ended = feedline(
+        "explain-overlap", tiny_set, *QUICK, "--workers", 2, "--step-ms", 3,
+        "--svg", svg, "--json", target,
+    )  # fmt: skip
+    assert (ended.status, ended.err) == (0, "")
+    after = psutil.Process().children(recursive=True)
+    left = [each for each in after if each.pid not in before]
+    assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
+    found = json.loads(target.read_text())
+    alone, behind = found["sides"]
+    assert (alone["workers"], behind["workers"]) == (0, 2)
+    assert found["images"] == 16
+    for side in found["sides"]:
+        assert side["compute_ms"] >= 3
+        assert side["step_ms"] >= side["wait_ms"] + side["compute_ms"] - 0.5
+        assert side["images_per_s"] == pytest.approx(4000 / side["step_ms"])
+        lanes = {lane["name"]: lane["spans"] for lane in side["timeline"]["lanes"]}
+        assert lanes["step"]
+        assert side["timeline"]["left_out"] == 0
+    lanes = [lane["name"] for lane in alone["timeline"]["lanes"]]
+    assert lanes == ["loading", "step"]
+    lanes = [lane["name"] for lane in behind["timeline"]["lanes"]]
+    assert lanes[-1] == "step"
+    assert lanes[:2] == ["worker 0", "worker 1"]
+    shown = " ".join(ended.out.split())
+    for words in ("0 workers: ", "2 workers: ", "loading", "as many images a second"):
+        assert words in shown, shown
+    rate = alone["images_per_s"]
+    assert f"{rate:.0f} images/s" in shown or f"{rate:.1f} images/s" in shown
+    root = ElementTree.fromstring(svg.read_text())
+    assert root.tag.endswith("svg")
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 20
+
+
+def test_without_a_loading_that_is_hidden_the_loop_loads_in_the_steps_way(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "o.json"
+    feedline("explain-overlap", tiny_set, *QUICK, "--workers", 1, "--json", target)
+    found = json.loads(target.read_text())
+    alone = found["sides"][0]
+    assert alone["wait_ms"] >= alone["load_ms"] * 0.99
+    spans = {lane["name"]: lane["spans"] for lane in alone["timeline"]["lanes"]}
+    for span in spans["loading"]:
+        assert span["stage"] in ("make", "unknown") or span["cause"] in ("behind", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workers", 0), "--workers must be at least 1"),
+        (("--workers", "many"), "--workers must be 'auto'"),
+        (("--step-ms", 0), "--step-ms must be above 0"),
+        (("--step-ms", "nan"), "--step-ms must be above 0"),
+        (("--size", 0), "size must be"),
+        (("--batch-size", -4), "batch_size must be"),
+        (("--seconds", 0), "seconds must be"),
+        (("--svg", "/nowhere/o.svg"), "--svg /nowhere/o.svg: cannot write there"),
+    ],
+)
+def test_wrong_use_is_said_before_anything_is_measured(
+    feedline: Command, tiny_set: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    ended = feedline("explain-overlap", tiny_set, *arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert words in " ".join(ended.err.split())
+
+
+def test_a_folder_that_holds_no_images_is_said(feedline: Command, tmp_path: Path) -> None:
+    ended = feedline("explain-overlap", tmp_path)
+    assert ended.status == 2
+    assert str(tmp_path) in ended.err
+
+
+def test_a_broken_image_is_named(feedline: Command, tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
+    ended = feedline("explain-overlap", tmp_path, *QUICK, "--workers", 1)
+    assert ended.status == 1
+    assert "torn.jpg" in ended.err
+
+
+@pytest.mark.timeout(300)
+def test_images_are_made_where_none_are_named_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "feedline.cli.app", "explain-overlap", "--seconds", "3"),
+            *("--size", "32", "--batch-size", "8", "--workers", "2", "--step-ms", "10"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        children: list[psutil.Process] = []
+        while len(children) < 2 and process.poll() is None:  # until workers are at work
+            time.sleep(0.02)
+            children = psutil.Process(process.pid).children(recursive=True)
+        assert list(tmp_path.glob("feedline-bench-*/demo/train/*/*.jpg"))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, b"", b"feedline: interrupted\n")
+    assert not list(tmp_path.glob("feedline*"))
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive

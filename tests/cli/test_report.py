@@ -1,0 +1,352 @@
+"""`feedline report` and `feedline check`: statuses, files, and every run that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import Command
+
+from feedline.diagnose.finding import Finding, PhaseSplit, Verdict
+from feedline.report.open_run import facts_at
+from feedline.trace.look import Batch
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Loader, Machine, Run
+from feedline.trace.run_file import RUN_FILE, write_run
+
+MACHINE = Machine(
+    host="here",
+    cpu="A Processor",
+    cores=2,
+    usable_cores=2,
+    quota_cores=None,
+    memory_bytes=1 << 34,
+    gpu=None,
+    platform="Linux",
+    versions={"torch": "2.15.0"},
+)
+Judge = Callable[..., None]
+
+
+def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
+    """A run whose steps take as long as this rate says, by a clock that is told and not read."""
+    recorder = Recorder()
+    recorder.loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
+    now = time.monotonic_ns()
+    record = recorder.begin(0, 0, now)
+    step = round(8e9 / rate)
+    for _ in range(steps):
+        record.handed_out(Batch(image_size=64, samples=8), now, now + step // 2)
+        now += step
+    recorder.end(record, "exhausted")
+    return replace(recorder.run(), machine=MACHINE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_run(recorded(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """Let rules come to a verdict, whatever the run: what follows from one is tried here."""
+
+    def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
+        def diagnose(run: Run, *_: object) -> Verdict:
+            points = run.course
+            rate = sum(p.samples or 0 for p in points) / sum(p.seconds for p in points)
+            phase = PhaseSplit(
+                image_size=64,
+                batch_size=8,
+                epochs=(0, 0),
+                steps=399,
+                images_per_s=rate,
+                wait_ms=None,
+                copy_ms=None,
+                compute_ms=None,
+                hidden_ms=None,
+                wait_pct=wait_pct,
+            )
+            return Verdict(
+                bound=bound,  # type: ignore[arg-type]
+                split_ms={"wait": None, "copy": None, "compute": 3.0},
+                wait_pct=wait_pct,
+                phases=[phase],
+                findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
+            )
+
+        monkeypatch.setattr("feedline.report.open_run.diagnose", diagnose)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("bound", "rule", "status"),
+    [
+        ("not input-bound", "healthy", 0),
+        ("not input-bound", "compute-bound", 0),
+        ("not input-bound", "unpinned-copy", 1),
+        ("moderately input-bound", "decode-bound", 1),
+        ("highly input-bound", "inconclusive", 1),
+        ("inconclusive", "inconclusive", 3),
+    ],
+)
+def test_the_exit_status_is_the_verdict(
+    feedline: Command, judged: Judge, run: Path, bound: str, rule: str, status: int
+) -> None:
+    judged(bound, 30.0, rule)
+    for place in (run, run / RUN_FILE):
+        ended = feedline("report", place)
+        assert (ended.status, ended.err) == (status, "")
+        assert bound.capitalize() in ended.out
+
+
+def test_files_hold_the_same_facts(
+    feedline: Command, judged: Judge, run: Path, tmp_path: Path
+) -> None:
+    judged("highly input-bound", 50.0)
+    html, said = tmp_path / "r.html", tmp_path / "r.json"
+    ended = feedline("report", run, "--html", html, "--json", said)
+    assert ended.status == 1
+    found = json.loads(said.read_text())
+    assert found["bound"] == "highly input-bound"
+    assert [each["rule"] for each in found["findings"]] == ["a-rule"]
+    assert found["images_per_s"] == pytest.approx(1000, rel=0.02)
+    assert found["timelines"][0]["steps"] == 32
+    text = html.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "a-rule" in text
+    assert "a-rule" in ended.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json", "run"]
+
+
+def test_a_run_with_the_rules_as_they_are_ends_without_an_error(
+    feedline: Command, run: Path, tmp_path: Path
+) -> None:
+    ended = feedline("report", run, "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
+    assert ended.status in (0, 1, 3)
+    assert ended.err == ""
+    assert facts_at(run).bound == json.loads((tmp_path / "r.json").read_text())["bound"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-40]), "is no run, or is damaged"),
+        (lambda file: file.write_bytes(b""), "is no run, or is damaged"),
+        (lambda file: file.write_bytes(b"\xff\xfe\x00"), "is no run, or is damaged"),
+        (lambda file: file.write_text('{"a": 1}'), "does not say that it is one"),
+        (lambda file: file.write_text("[]"), "is no run, or is damaged"),
+        (lambda file: file.unlink(), "cannot be read"),
+        (
+            lambda file: file.write_text(file.read_text().replace('"version":1}', '"version":99}')),
+            "is of version 99",
+        ),
+        (
+            lambda file: file.write_text(file.read_text().replace('"seconds":', '"seconds":"x')),
+            "damaged",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [("report",), ("check", "--max-wait-pct", 5)])
+def test_what_is_no_run_is_wrong_use(
+    feedline: Command,
+    run: Path,
+    spoil: Callable[[Path], object],
+    words: str,
+    command: tuple[object, ...],
+) -> None:
+    spoil(run / RUN_FILE)
+    ended = feedline(*command, run)
+    assert (ended.status, ended.out) == (2, "")
+    assert words in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--html", "x.html"), "name one run"),
+        (("a", "--compare", "b", "c"), "name one run"),
+        (("--compare", "b", "c", "--html", "x.html"), "--html draws one run"),
+        (("a", "--html", "/nowhere/r.html"), "--html /nowhere/r.html: cannot write there"),
+        (("a", "--json", "/nowhere/r.json"), "--json /nowhere/r.json: cannot write there"),
+        (("nowhere",), "no run at 'nowhere'"),
+    ],
+)
+def test_wrong_use_of_report_is_said(
+    feedline: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = feedline("report", *arguments)
+    assert ended.status == 2
+    assert words in " ".join(ended.err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "words"),
+    [
+        (("--max-wait-pct", 50), 0, "passed"),
+        (("--max-wait-pct", 5), 1, "FAILED"),
+        (("--min-images-per-s", 500), 0, "passed"),
+        (("--min-images-per-s", 5000), 1, "at least 5000 images/s"),
+        (("--max-wait-pct", 50, "--min-images-per-s", 5000), 1, "at most 50%"),
+    ],
+)
+def test_a_check_passes_or_fails(
+    feedline: Command,
+    judged: Judge,
+    run: Path,
+    tmp_path: Path,
+    limits: tuple[object, ...],
+    status: int,
+    words: str,
+) -> None:
+    judged("highly input-bound", 30.0)
+    target = tmp_path / "check.json"
+    ended = feedline("check", run, *limits, "--json", target)
+    assert (ended.status, ended.err) == (status, "")
+    assert words in ended.out
+    found = json.loads(target.read_text())
+    assert found["passed"] is (status == 0)
+    assert len(found["checks"]) == len(limits) // 2
+
+
+def test_a_check_of_a_run_that_says_nothing_is_inconclusive(
+    feedline: Command, judged: Judge, run: Path, tmp_path: Path
+) -> None:
+    judged("inconclusive", None)
+    ended = feedline("check", run, "--max-wait-pct", 5, "--json", tmp_path / "c.json")
+    assert ended.status == 3
+    assert "inconclusive" in ended.out
+    assert "400 steps" in ended.out
+    assert json.loads((tmp_path / "c.json").read_text())["passed"] is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ((), "name a limit"),
+        (("--max-wait-pct", -1), "from 0 to 100, got -1.0"),
+        (("--max-wait-pct", "nan"), "from 0 to 100, got nan"),
+        (("--min-images-per-s", 0), "above 0, got 0.0"),
+        (("--min-images-per-s", "inf"), "above 0, got inf"),
+    ],
+)
+def test_wrong_limits_are_refused(
+    feedline: Command, run: Path, limits: tuple[object, ...], words: str
+) -> None:
+    ended = feedline("check", run, *limits)
+    assert ended.status == 2
+    assert words in ended.err
+
+
+@pytest.mark.parametrize(("rate", "status"), [(1000, 0), (2000, 0), (600, 1)])
+def test_two_runs_are_compared(
+    feedline: Command, judged: Judge, run: Path, tmp_path: Path, rate: int, status: int
+) -> None:
+    judged("highly input-bound", 30.0)
+    write_run(recorded(rate), tmp_path / "other")
+    target = tmp_path / "c.json"
+    ended = feedline("report", "--compare", run, tmp_path / "other", "--json", target)
+    assert (ended.status, ended.err) == (status, "")
+    assert "64 px @8" in ended.out
+    found = json.loads(target.read_text())
+    assert found["ratio"]["times"] == pytest.approx(rate / 1000, rel=0.02)
+    assert found["said"] in " ".join(ended.out.split())
+
+
+def test_runs_that_cannot_be_compared_are_wrong_use(
+    feedline: Command, judged: Judge, run: Path, tmp_path: Path
+) -> None:
+    judged("highly input-bound", 30.0)
+    other = recorded()
+    other.machine = replace(MACHINE, gpu="H200")
+    write_run(other, tmp_path / "other")
+    ended = feedline("report", "--compare", run, tmp_path / "other")
+    assert (ended.status, ended.out) == (2, "")
+    assert "GPU none and 'H200'" in ended.err
+
+
+def test_a_pipe_gets_plain_text_and_an_ascii_terminal_ascii(run: Path) -> None:
+    def printed(**environ: str) -> bytes:
+        return subprocess.run(
+            [sys.executable, "-m", "feedline.cli.app", "report", str(run)],
+            capture_output=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, **environ},
+        ).stdout
+
+    text = printed(PYTHONIOENCODING="utf-8").decode()
+    assert "\x1b" not in text
+    assert "█" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert printed(PYTHONIOENCODING="ascii").decode("ascii")
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_colours_unless_it_wants_none(run: Path, no_color: bool) -> None:
+    ours, theirs = os.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environ.pop("NO_COLOR", None)
+    if no_color:
+        environ["NO_COLOR"] = "1"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "feedline.cli.app", "report", str(run)],
+        stdout=theirs,
+        stderr=theirs,
+        env=environ,
+    )
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not more:
+            break
+        text += more
+    os.close(ours)
+    process.wait(timeout=60)
+    assert process.returncode in (0, 1, 3), text
+    assert (b"\x1b[32m" in text) is not no_color  # green, as a step that computes is
+
+
+def test_a_watched_loop_is_reported_with_its_workers(
+    feedline: Command, judged: Judge, tmp_path: Path
+) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from feedline import watch
+
+    loader = DataLoader(TensorDataset(torch.zeros(400, 3, 32, 32)), batch_size=4, num_workers=2)
+    for number, _ in enumerate(watch(loader, run=tmp_path / "run", name=str(tmp_path))):
+        time.sleep(0.002)
+        if number == 60:
+            break
+    judged("highly input-bound", 30.0)
+    target = tmp_path / "r.json"
+    ended = feedline("report", tmp_path / "run", "--json", target, "--html", tmp_path / "r.html")
+    assert (ended.status, ended.err) == (1, "")
+    found = json.loads(target.read_text())
+    lanes = {lane["name"]: lane["spans"] for lane in found["timelines"][0]["lanes"]}
+    assert any(span["stage"] == "make" for span in lanes["worker 0"] + lanes["worker 1"])
+    assert [loader["workers"] for loader in found["loaders"]] == [2]
+    assert found["machine"]["cores"] > 0

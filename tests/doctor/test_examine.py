@@ -1,0 +1,166 @@
+"""All checks together: each once, none undocumented, without torch, on strange machines too."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from machine_files import write_files
+
+import feedline.doctor
+from feedline.doctor import examine as examining
+from feedline.doctor.check import Check
+from feedline.doctor.examine import CHECK_IDS, examine
+from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
+from feedline.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+OF_DATA = {"disk", "read-rate", "page-cache"}
+
+
+def test_each_check_comes_once_and_is_told_as_it_comes(jpeg_folder: Path) -> None:
+    told: list[Check] = []
+    found = examine(str(jpeg_folder), tell=told.append)
+    assert [check.id for check in found.checks] == list(CHECK_IDS)
+    assert tuple(told) == found.checks
+
+
+def test_without_a_folder_no_disk_is_looked_at() -> None:
+    found = examine()
+    assert [check.id for check in found.checks] == [x for x in CHECK_IDS if x not in OF_DATA]
+    assert {check.id: check.status for check in found.checks}["data-folder"] == "unknown"
+
+
+def test_all_is_plain_and_goes_into_json(jpeg_folder: Path) -> None:
+    found = examine(str(jpeg_folder))
+    plain = [asdict(each) for each in (*found.checks, *found.settings)]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_the_settings_are_the_loaders_own_defaults() -> None:
+    settings = {setting.name: setting for setting in examine().settings}
+    assert settings["num_workers"].value == auto_workers()
+    assert settings["prefetch"].value == DEFAULT_PREFETCH
+    assert all(setting.reason for setting in settings.values())
+
+
+def test_every_check_in_the_code_is_in_the_list() -> None:
+    named = set()
+    for path in Path(feedline.doctor.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check":
+                (given,) = (word.value for word in node.keywords if word.arg == "id")
+                named |= {given.value} if isinstance(given, ast.Constant) else set()
+    assert named == set(CHECK_IDS)
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="tests run apart from the repository")
+def test_every_check_is_in_the_page_of_checks() -> None:
+    page = (ROOT / "docs" / "DOCTOR.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
+    assert rows == list(CHECK_IDS)
+
+
+def test_a_folder_that_is_none_is_refused_before_anything_is_told(tmp_path: Path) -> None:
+    told: list[Check] = []
+    with pytest.raises(UsageError, match="does not exist"):
+        examine(str(tmp_path / "nowhere"), tell=told.append)
+    assert not told
+
+
+def test_a_machine_without_proc_and_sys_is_looked_at(jpeg_folder: Path, tmp_path: Path) -> None:
+    found = {check.id: check for check in examine(str(jpeg_folder), root=tmp_path).checks}
+    assert list(found) == list(CHECK_IDS)
+    assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
+
+
+def test_a_machine_whose_limits_are_broken_is_looked_at(tmp_path: Path) -> None:
+    root = write_files(
+        tmp_path,
+        {
+            "/proc/self/cgroup": "0::/job\n\udcff",
+            "/proc/self/mountinfo": "nonsense",
+            "/sys/fs/cgroup/job/cpu.max": "much 0",
+            "/sys/fs/cgroup/job/memory.max": "-7",
+            "/sys/fs/cgroup/job/memory.current": "",
+            "/proc/driver/nvidia/version": "odd",
+        },
+    )
+    found = {check.id: check for check in examine(root=root, environ={}).checks}
+    assert found["usable-cores"].details["quota_cores"] is None
+    assert found["memory"].details["cgroup_limit_bytes"] is None
+    assert found["gpu"].status == "note"
+
+
+def test_a_quota_and_a_limit_are_seen_and_the_threads_warned_of(tmp_path: Path) -> None:
+    root = write_files(
+        tmp_path,
+        {
+            "/proc/self/cgroup": "0::/job",
+            "/sys/fs/cgroup/job/cpu.max": "50000 100000",
+            "/sys/fs/cgroup/job/memory.max": str(300 << 20),
+            "/sys/fs/cgroup/job/memory.current": str(290 << 20),
+        },
+    )
+    examined = examine(root=root, environ={})
+    found = {check.id: check for check in examined.checks}
+    assert found["usable-cores"].details["quota_cores"] == 0.5
+    assert found["usable-cores"].status == "warn"
+    assert found["memory"].status == "fail"
+    assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 0
+
+
+def test_one_look_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a strange machine")
+
+    for name in ("look_at_decoder", "gpus_here", "memory_limits"):
+        monkeypatch.setattr(examining, name, breaks)
+    monkeypatch.setattr(examining, "_memory", lambda root: None)
+    found = {check.id: check for check in examine().checks}
+    for name in ("jpeg-decoder", "compiled-parts", "gpu", "pcie-link", "memory"):
+        assert found[name].summary == "RuntimeError: a strange machine"
+        assert found[name].status == "unknown"
+    assert found["torch-build"].status == "ok"
+
+
+QUIET = """
+import os, sys
+from feedline.doctor.examine import examine
+found = examine(sys.argv[1])
+assert "torch" not in sys.modules
+assert "cv2" not in sys.modules
+print({check.id: check.status for check in found.checks}["torch-build"])
+"""
+
+
+def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def test_torch_is_not_imported(jpeg_folder: Path) -> None:
+    done = run(["-c", QUIET, str(jpeg_folder)])
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_where_torch_is_not_installed_that_is_what_fails(jpeg_folder: Path, tmp_path: Path) -> None:
+    site = Path(sysconfig.get_path("purelib"))
+    for entry in site.iterdir():
+        if not entry.name.startswith(("torch", "functorch", "feedline", "__editable__")):
+            (tmp_path / entry.name).symlink_to(entry)
+    package = Path(feedline.__file__).parent
+    (tmp_path / "feedline").symlink_to(package)
+    # -S: without the folder of installed packages, but for what is linked here.
+    done = run(["-S", "-c", QUIET, str(jpeg_folder)], PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "fail\n"), done.stderr

@@ -1,0 +1,59 @@
+"""How many files may be open: limits that the kernel holds a process to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedline.doctor.open_files import look_at_open_files
+
+resource = pytest.importorskip("resource")
+
+LOOK = """
+import json, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+soft = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft if sys.argv[2:] else hard))
+from feedline.doctor.open_files import look_at_open_files
+check = look_at_open_files()
+print(json.dumps({"status": check.status, "fix": check.fix, **check.details}))
+"""
+
+
+def looked(*arguments: object) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, *map(str, arguments)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("soft", "status"), [(1024, "ok"), (1023, "warn"), (31, "fail")])
+def test_a_low_limit_is_a_fault(soft: int, status: str) -> None:
+    found = looked(soft)
+    assert (found["status"], found["soft_limit"]) == (status, soft)
+    assert (status == "ok") or str(found["fix"]).startswith("ulimit -n ")
+
+
+def test_a_limit_that_cannot_be_raised_has_another_remedy() -> None:
+    found = looked(512, "hard")
+    assert found["hard_limit"] == 512
+    assert "limits.conf" in str(found["fix"])
+
+
+def test_the_files_of_this_process_are_counted() -> None:
+    before = look_at_open_files().details["open"]
+    if before is None:
+        pytest.skip("no list of open files here")
+    with open(__file__):
+        assert look_at_open_files().details["open"] == before + 1
+
+
+def test_where_no_list_is_their_number_is_not_known(tmp_path: Path) -> None:
+    assert look_at_open_files(tmp_path / "fd").details["open"] is None

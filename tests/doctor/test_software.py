@@ -1,0 +1,168 @@
+"""The decoder, the compiled parts, torch and the other libraries, as they are installed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import numpy
+import PIL
+import pytest
+import torch
+
+import feedline.images
+from feedline.doctor import start_method
+from feedline.doctor.decoder import look_at_decoder
+from feedline.doctor.gpus import Gpu, Gpus
+from feedline.doctor.libraries import look_at_libraries
+from feedline.doctor.start_method import look_at_start_method
+from feedline.doctor.torch_build import TorchBuild, look_at_torch, torch_build
+from feedline.images import jpeg, lut, resize
+
+# The decoder
+
+
+def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
+    decoder, parts = look_at_decoder()
+    assert decoder.details["pillow"] == PIL.__version__
+    assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
+    assert parts.details["resample"] == bool(resize._quick)
+    assert parts.details["lut"] == (lut.compiled is not None)
+    assert decoder.details["crop_only"] == parts.details["jpeg"]
+
+
+@pytest.mark.parametrize("name", ["_jpeg", "_resample", "_lut"])
+def test_a_part_that_was_not_compiled_is_warned_of(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
+    decoder, parts = look_at_decoder()
+    assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
+    assert f"{name} was not compiled" in parts.summary
+    assert (decoder.status == "note") == (name == "_jpeg")
+
+
+def test_a_part_that_was_compiled_for_another_python_is_told_from_one_that_was_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "_lut.py").write_text("raise ImportError('undefined symbol: PyAnother')\n")
+    monkeypatch.setattr(feedline.images, "__path__", [str(tmp_path), *feedline.images.__path__])
+    monkeypatch.delitem(sys.modules, "feedline.images._lut", raising=False)
+    _, parts = look_at_decoder()
+    assert "_lut cannot be loaded: undefined symbol: PyAnother" in parts.summary
+
+
+def test_a_processor_or_a_pillow_that_a_part_cannot_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick = pytest.importorskip("feedline.images._resample")
+    pytest.importorskip("feedline.images._jpeg")
+    from PIL import _imaging
+
+    monkeypatch.setattr(quick, "supported", False)
+    monkeypatch.setattr(_imaging, "__file__", str(tmp_path / "nowhere.so"))
+    _, parts = look_at_decoder()
+    assert parts.details["resample"] is False
+    assert parts.details["jpeg"] is False
+    assert "AVX2" in parts.summary
+    assert "Pillow's libjpeg" in parts.summary
+
+
+# torch
+
+
+def test_the_build_that_is_read_is_the_one_that_is_imported() -> None:
+    build = torch_build()
+    assert build is not None
+    assert build.version == str(torch.__version__)
+    assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
+
+
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        (
+            "__version__ = '2.4.1+cu121'\ndebug = False\ncuda = '12.1'\nhip = None\n",
+            TorchBuild(version="2.4.1+cu121", cuda="12.1", hip=None),
+        ),
+        (
+            "from typing import Optional\n__version__: str = '2.5.0+rocm6.2'\n"
+            "cuda: Optional[str] = None\nhip: Optional[str] = '6.2.4'\n",
+            TorchBuild(version="2.5.0+rocm6.2", cuda=None, hip="6.2.4"),
+        ),
+        ("__version__ = '2.5.0+cpu'\n", TorchBuild(version="2.5.0+cpu", cuda=None, hip=None)),
+    ],
+)
+def test_a_build_is_read_from_its_file(text: str, build: TorchBuild, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(text)
+    assert torch_build(tmp_path) == build
+
+
+@pytest.mark.parametrize("text", ["", "__version__ = 2\n", "def (", "import os\n", "\0", "\x80"])
+def test_a_build_that_does_not_say_what_it_is_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match="version"):
+        torch_build(tmp_path)
+
+
+def test_reading_a_build_runs_nothing_of_it(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    (tmp_path / "version.py").write_text(
+        f"open({str(left)!r}, 'w')\n__version__ = '2.5.0'\ncuda = open({str(left)!r}, 'w')\n"
+    )
+    assert torch_build(tmp_path) == TorchBuild(version="2.5.0", cuda=None, hip=None)
+    assert not left.exists()
+
+
+NVIDIA = Gpus(nvidia=(Gpu(name="NVIDIA A"),), driver="580.65.06", nvidia_cards=1)
+AMD = Gpus(amd_cards=1, amd_driver=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "hip", "gpus", "status"),
+    [
+        ("2.5.0+cu124", "12.4", None, Gpus(), "ok"),
+        ("2.5.0+cu124", "12.4", None, NVIDIA, "ok"),
+        ("2.5.0+cpu", None, None, Gpus(), "ok"),
+        ("2.5.0+cpu", None, None, NVIDIA, "fail"),
+        ("2.5.0+rocm6", None, "6.2", NVIDIA, "fail"),
+        ("2.5.0+rocm6", None, "6.2", AMD, "ok"),
+        ("2.5.0+cu124", "12.4", None, AMD, "fail"),
+        ("2.5.0+cpu", None, None, Gpus(amd_cards=1), "ok"),
+        ("2.1.2", "12.1", None, Gpus(), "fail"),
+        ("strange", None, None, Gpus(), "fail"),
+    ],
+)
+def test_a_build_that_cannot_use_what_is_here_fails(
+    version: str, cuda: str | None, hip: str | None, gpus: Gpus, status: str
+) -> None:
+    build = TorchBuild(version=version, cuda=cuda, hip=hip)
+    assert look_at_torch(build, gpus).status == status
+
+
+def test_no_torch_at_all_fails() -> None:
+    assert look_at_torch(None, Gpus()).status == "fail"
+
+
+# The rest
+
+
+def test_the_versions_are_those_that_are_installed() -> None:
+    check = look_at_libraries()
+    assert check.status == "ok"
+    assert check.details["numpy"] == numpy.__version__
+    assert check.details["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    check = look_at_libraries()
+    assert (check.status, check.fix) == ("fail", "pip install xxhash")
+
+
+def test_the_start_methods_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = look_at_start_method()
+    assert check.details["python_default"] == multiprocessing.get_all_start_methods()[0]
+    monkeypatch.setattr(start_method, "default_start_method", lambda: "spawn")
+    assert look_at_start_method().status == "note"

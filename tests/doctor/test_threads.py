@@ -1,0 +1,117 @@
+"""How many threads libraries start beside the workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from feedline.doctor.threads import look_at_opencv, look_at_openmp
+from feedline.system import CoreLimits
+
+FOUR_OF_8 = CoreLimits(machine=8, affinity=8, quota=4.0, allotted=None, processes=1)
+ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "given", "status"),
+    [
+        (ALL_8, None, "ok"),
+        (FOUR_OF_8, None, "warn"),  # libgomp knows of no quota
+        (FOUR_OF_8, "4", "ok"),
+        (FOUR_OF_8, "1", "note"),
+        (FOUR_OF_8, "5", "warn"),
+        (FOUR_OF_8, "4,2", "ok"),
+        (FOUR_OF_8, "8,1", "warn"),
+        (FOUR_OF_8, "many", "warn"),
+        (FOUR_OF_8, "", "warn"),
+        (FOUR_OF_8, "0", "warn"),
+        (FOUR_OF_8, "-1", "warn"),
+        (FOUR_OF_8, "9" * 5000, "warn"),
+    ],
+)
+def test_more_threads_than_cores_are_warned_of(
+    limits: CoreLimits, given: str | None, status: str
+) -> None:
+    check = look_at_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
+    assert check.status == status
+    assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
+
+
+THREADS = """
+import torch
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
+def test_a_number_of_threads_that_is_none_is_passed_over() -> None:
+    environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}
+    environ["OMP_NUM_THREADS"] = "many"
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, env=environ
+    )
+    # One for each core, or for each that is no second thread of another.
+    assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module of OpenCV's name and with the one function that is asked."""
+    if importlib.util.find_spec("cv2") is not None:
+        pytest.skip("OpenCV is here itself")
+    (tmp_path / "cv2.py").write_text("def getNumThreads():\n    return 16\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("cv2", None)
+
+
+def test_without_opencv_nothing_is_to_be_set() -> None:
+    if importlib.util.find_spec("cv2") is not None:
+        pytest.skip("OpenCV is here")
+    check = look_at_opencv(ALL_8, {}, measure=True)
+    assert (check.status, check.details["packages"]) == ("ok", {})
+
+
+@pytest.mark.usefixtures("opencv")
+@pytest.mark.parametrize(
+    ("given", "status", "threads"),
+    [("", "note", None), ("0", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5)],
+)
+def test_opencv_is_judged_by_its_setting_and_not_imported(
+    given: str, status: str, threads: int | None
+) -> None:
+    check = look_at_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    assert (check.status, check.details["threads"]) == (status, threads)
+    assert "cv2" not in sys.modules
+
+
+@pytest.mark.usefixtures("opencv")
+@pytest.mark.parametrize("given", ["many", "-2"])
+def test_a_setting_of_opencv_that_is_no_number_is_warned_of(given: str) -> None:
+    check = look_at_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    assert check.status == "warn"
+
+
+@pytest.mark.usefixtures("opencv")
+def test_to_measure_asks_opencv_itself() -> None:
+    check = look_at_opencv(FOUR_OF_8, {}, measure=True)
+    assert (check.status, check.details["threads"]) == ("warn", 16)
+
+
+def test_an_opencv_that_cannot_be_imported_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("cv2") is not None:
+        pytest.skip("OpenCV is here itself")
+    (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = look_at_opencv(ALL_8, {}, measure=True)
+    assert check.status == "warn"
+    assert "libGL.so.1" in check.summary

@@ -1,0 +1,478 @@
+"""Servers that fail, lie or go away: never another picture, never an endless wait, and mended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from caches import environment
+from caches import made as build
+from caches import photos as make_photos
+from feedline import DataLoader, ImageFolder
+from feedline.errors import DatasetError, ImageError
+from feedline.remote import filesystem, joined_parts, location, parts, shards
+from feedline.stores.cache_layout import MANIFEST
+from processes import eventually
+from range_server import Answer, RangeServer
+from row_of import made
+
+pytest.importorskip("aiohttp")
+
+COUNT = 80
+OPTIONS: dict[str, Any] = {"seed": 1, "shuffle": True, "image_size": 24, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 images of 16 and 24 px in three shards, as "cache" in a folder."""
+    root = tmp_path_factory.mktemp("caches")
+    build(make_photos(root / "photos", COUNT // 2), root / "cache")
+    return root / "cache"
+
+
+@pytest.fixture(scope="module")
+def wanted(cache: Path) -> list[torch.Tensor]:
+    return batches(ImageFolder(cache))
+
+
+@pytest.fixture
+def server(cache: Path) -> Iterator[RangeServer]:
+    served = RangeServer(cache.parent)
+    yield served
+    served.fault = None
+    served.stop()
+
+
+@pytest.fixture
+def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
+    return ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "local")
+
+
+class Clock:
+    """Stands still but for pauses, of which none takes time.
+
+    Attributes:
+        pauses: each of them, in seconds.
+        passed_s: what has passed beside these.
+        then: called in a pause.
+    """
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self.passed_s = 0.0
+        self.then: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.passed_s + sum(self.pauses)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.then()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which it is decided when to try again."""
+    made = Clock()
+    monkeypatch.setattr(filesystem, "time", made)
+    return made
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image is a request."""
+    monkeypatch.setattr(joined_parts, "GAP_BYTES", 0)
+
+
+def batches(data: ImageFolder, **options: Any) -> list[torch.Tensor]:
+    with DataLoader(data, 16, **{**OPTIONS, **options}) as loader:
+        return [images.clone() for images, _ in loader]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+# Faults that pass
+
+
+def unavailable(answer: Answer) -> bool:
+    answer.give(503, b"overloaded")
+    return True
+
+
+def reset(answer: Answer) -> bool:
+    answer.reset()
+    return True
+
+
+def cut_short(answer: Answer) -> bool:
+    answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
+    return True
+
+
+def altered(answer: Answer) -> bool:
+    answer.give(206, bytes(byte ^ 1 for byte in answer.part))
+    return True
+
+
+def shorter(answer: Answer) -> bool:
+    answer.give(206, answer.part[:-1])
+    return True
+
+
+PASSING = (unavailable, reset, cut_short, altered, shorter)
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
+    remote: ImageFolder,
+    server: RangeServer,
+    wanted: list[torch.Tensor],
+    apart: None,
+    fault: Callable[[Answer], bool],
+    workers: int,
+) -> None:
+    asked: Counter[tuple[str, int, int]] = Counter()
+
+    def twice(answer: Answer) -> bool:
+        part = answer.path, answer.first, answer.stop
+        asked[part] += 1
+        # Of some only, as to wait for all of them takes long.
+        return part[1] % 7 == 0 and asked[part] <= 2 and fault(answer)
+
+    server.fault = twice
+    assert same(batches(remote, num_workers=workers), wanted)
+    assert max(asked.values()) == 3
+
+
+def test_a_server_that_comes_back_is_waited_for(
+    remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor], clock: Clock
+) -> None:
+    def come_back() -> None:
+        if len(clock.pauses) == 4:
+            server.fault = None
+            server.start()
+
+    clock.then = come_back
+    with DataLoader(remote, 16, **OPTIONS) as loader:
+        found = []
+        for images, _ in loader:
+            found.append(images.clone())
+            if len(found) == 2:
+                server.stop()
+                server.fault = reset  # of connections that are still open
+    assert same(found, wanted)
+    assert len(clock.pauses) == 4
+    assert clock.pauses == sorted(clock.pauses)
+
+
+def test_a_worker_begins_while_the_server_is_away_and_reads_what_is_here(
+    remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor]
+) -> None:
+    batches(remote)
+    server.stop()
+    try:
+        assert same(batches(remote, num_workers=2), wanted)
+    finally:
+        server.start()
+
+
+# Faults that last
+
+
+def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from_then_on(
+    remote: ImageFolder, server: RangeServer, clock: Clock
+) -> None:
+    server.stop()
+    try:
+        with pytest.raises(
+            ImageError,
+            match=rf"sample 3, .* of '{server.url}/cache/24/000000\.tar' from byte \d+ on cannot "
+            r"be read \(tried \d+ times in \d+ s\): Client\w+.*Is the server down",
+        ):
+            made(remote, 24, 3, 0)
+        assert 30 < sum(clock.pauses) <= 1.5 * shards._PATIENCE_S
+        waited = len(clock.pauses)
+        for sample in range(4, 20):
+            with pytest.raises(ImageError):
+                made(remote, 24, sample, 0)
+        assert len(clock.pauses) == waited
+        clock.passed_s = 60.0  # it is given another chance
+        with pytest.raises(ImageError):
+            made(remote, 24, 3, 0)
+        assert len(clock.pauses) > waited
+    finally:
+        server.start()
+    clock.passed_s = 200.0
+    assert made(remote, 24, 3, 0)[0].any()
+
+
+@pytest.mark.parametrize("fault", [altered, shorter])
+def test_bytes_that_are_not_the_images_are_named_and_never_kept(
+    remote: ImageFolder,
+    server: RangeServer,
+    cache: Path,
+    tmp_path: Path,
+    clock: Clock,
+    apart: None,
+    fault: Callable[[Answer], bool],
+) -> None:
+    place = np.load(cache / "index" / "level-24.npy")[5, 1]
+    server.fault = lambda answer: answer.first == place and fault(answer)
+    with DataLoader(remote, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+        ((name, why),) = loader.skipped
+    assert name == remote.name(5)
+    assert "built anew since the dataset was made" in why
+    assert len(clock.pauses) == 2
+    (part,) = tmp_path.rglob("24/000000.part")
+    length = int(np.load(cache / "index" / "level-24.npy")[5, 2])
+    assert part.read_bytes()[place : place + length] == bytes(length)
+
+
+def endless(status: int, length: bool) -> Callable[[Answer], bool]:
+    def fault(answer: Answer) -> bool:
+        answer.send_response(status)
+        answer.send_header(*(("Content-Length", str(10**12)) if length else ("X-No", "length")))
+        answer.end_headers()
+        with contextlib.suppress(OSError):  # the client has gone
+            for _ in range(10**5):
+                answer.wfile.write(bytes(1 << 16))
+                answer.server.owner.sent_bytes += 1 << 16
+        answer.close_connection = True
+        return True
+
+    return fault
+
+
+@pytest.mark.parametrize("status", [200, 206, 404, 503])
+@pytest.mark.parametrize("length", [False, True])
+def test_a_body_without_end_is_not_read(
+    server: RangeServer, tmp_path: Path, status: int, length: bool, clock: Clock
+) -> None:
+    server.fault = endless(status, length)
+    said = {
+        200: "status 200",
+        206: "say how long|sends",
+        404: "not copied whole",
+        503: "overloaded",
+    }
+    with pytest.raises(DatasetError, match=said[status]):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
+    assert eventually(lambda: server.in_flight == 0)
+    # For each try what lies in the buffers of both sides' sockets.
+    assert server.sent_bytes < len(server.requests) * (16 << 20)
+
+
+def whole_file(answer: Answer) -> bool:
+    answer.give(200, answer.whole)
+    return True
+
+
+def test_a_server_that_gives_no_parts_is_named_when_the_dataset_is_made(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    server.fault = whole_file
+    with pytest.raises(DatasetError, match=r"RangeIgnored.*status 200.*nginx.*http\.server"):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
+
+
+def test_one_that_ceases_to_give_parts_is_named_at_once(
+    remote: ImageFolder, server: RangeServer, clock: Clock
+) -> None:
+    server.fault = whole_file
+    with pytest.raises(ImageError, match=r"sample 3.*RangeIgnored.*status 200"):
+        made(remote, 24, 3, 0)
+    assert not clock.pauses
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "tries"),
+    [
+        (401, "credentials", 1),
+        (403, "credentials", 1),
+        (404, "misspelt URL", 1),
+        (410, "410", 1),
+        (429, "overloaded", 4),
+        (500, "overloaded", 4),
+    ],
+)
+def test_what_lasts_is_not_tried_again_and_what_may_pass_is_for_a_while(
+    server: RangeServer,
+    tmp_path: Path,
+    clock: Clock,
+    status: int,
+    said: str,
+    tries: int,
+) -> None:
+    def fault(answer: Answer) -> bool:
+        answer.give(status, b"no")
+        return True
+
+    server.fault = fault
+    with pytest.raises(DatasetError, match=said):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
+    assert len(server.requests) == pytest.approx(tries, abs=1 if tries > 1 else 0)
+
+
+def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DatasetError, match=r"FileNotFoundError.*must hold all that"):
+        ImageFolder(f"{server.url}/nothing", local_dir=tmp_path)
+    monkeypatch.setattr(location, "_PATIENCE_S", 0.0)
+    server.stop()
+    server.fault = reset  # of connections that are still open
+    try:
+        with pytest.raises(DatasetError, match=rf"{server.url}/cache.*Connect.*Is the server down"):
+            ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
+    finally:
+        server.start()
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(shards, "_PATIENCE_S", 0.0)
+    ended = threading.Event()
+    server.fault = lambda answer: not ended.wait(60)
+    try:
+        with pytest.raises(ImageError, match="FSTimeoutError"):
+            made(remote, 24, 3, 0)
+    finally:
+        ended.set()
+
+
+# The local disk
+
+
+def test_a_full_disk_ends_nothing(server: RangeServer, cache: Path, tmp_path: Path) -> None:
+    script = (
+        "import resource, torch, logging\n"
+        "from feedline import DataLoader, ImageFolder\n"
+        "logging.basicConfig()\n"
+        f"data = ImageFolder({server.url + '/cache'!r}, local_dir={str(tmp_path / 'local')!r})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "def batches(data):\n"
+        "    options = dict(seed=1, shuffle=True, image_size=24, num_workers=0)\n"
+        "    with DataLoader(data, 16, **options) as loader:\n"
+        "        return [images.clone() for images, _ in loader]\n"
+        f"wanted = batches(ImageFolder({str(cache)!r}))\n"
+        "for _ in range(2):\n"
+        "    assert all(map(torch.equal, batches(data), wanted))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be kept" in ended.stderr
+    assert all(path.stat().st_size <= 8192 for path in tmp_path.rglob("*.part"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(server: RangeServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match=r"cannot be kept in '.*file/.*name another folder as"):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "file")
+
+
+# A cache from a stranger
+
+
+def test_an_index_that_is_not_what_the_manifest_says_is_refused(
+    server: RangeServer, cache: Path, tmp_path: Path
+) -> None:
+    def fault(answer: Answer) -> bool:
+        return answer.path.endswith("labels.npy") and altered(answer)
+
+    server.fault = fault
+    with pytest.raises(DatasetError, match=r"index/labels\.npy of the cache .* its digest differs"):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob("labels.npy"))
+
+
+def forged(cache: Path, root: Path, column: str | None = None, array: Any = None, **said: Any):
+    """A copy of a cache, with other things in its manifest and a column of its index."""
+    shutil.copytree(cache, root)
+    manifest = json.loads((root / MANIFEST).read_text())
+    if column is not None:
+        data = io.BytesIO()
+        np.save(data, array, allow_pickle=True)
+        (root / "index" / f"{column}.npy").write_bytes(data.getvalue())
+        manifest["digests"][column] = xxhash.xxh3_64_hexdigest(data.getvalue())
+    (root / MANIFEST).write_text(json.dumps({**manifest, **said}))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"samples": 10**15},
+        {"samples": 2**62},
+        {"label": ["int64", [10**6, 10**6]]},
+    ],
+    ids=str,
+)
+def test_an_index_that_is_too_large_is_not_fetched(
+    server: RangeServer, cache: Path, tmp_path: Path, said: dict[str, Any]
+) -> None:
+    forged(cache, tmp_path / "forged", **said)
+    server.root = tmp_path
+    with pytest.raises(DatasetError, match=r"has a file of .* GB, and .* GB may be kept"):
+        ImageFolder(f"{server.url}/forged", local_dir=tmp_path / "local")
+    assert server.asked("labels.npy") == 0
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(3, 0, 100), (2**63, 0, 100), (0, 2**63, 100), (0, 0, 2**40), (0, 2**64 - 1, 2**64 - 1)],
+)
+def test_an_index_that_leads_elsewhere_gives_an_error_of_that_image_alone(
+    server: RangeServer, cache: Path, tmp_path: Path, place: tuple[int, int, int]
+) -> None:
+    entries = np.load(cache / "index" / "level-24.npy")
+    entries[5, :3] = place
+    forged(cache, tmp_path / "forged", "level-24", entries)
+    server.root = tmp_path
+    data = ImageFolder(f"{server.url}/forged", local_dir=tmp_path / "local")
+    with DataLoader(data, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+        ((_, why),) = loader.skipped
+    assert "lies where no shard is" in why
+    assert {path for path, _ in server.requests if ".tar" in path} <= {
+        f"/forged/24/00000{shard}.tar" for shard in range(3)
+    }
+
+
+def test_an_index_of_pickled_objects_is_refused(
+    server: RangeServer, cache: Path, tmp_path: Path
+) -> None:
+    objects = np.array([object()] * COUNT)
+    forged(cache, tmp_path / "forged", "keys", objects)
+    server.root = tmp_path
+    with pytest.raises(DatasetError):
+        ImageFolder(f"{server.url}/forged", local_dir=tmp_path / "local")
+    ends = np.zeros(10, np.int64)
+    forged(cache, tmp_path / "other", "name_ends", ends)
+    with pytest.raises(DatasetError, match="does not match its manifest"):
+        ImageFolder(f"{server.url}/other", local_dir=tmp_path / "local")

@@ -1,0 +1,201 @@
+"""Folders at URLs: what is listed, what is tried again, and what an error says."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.errors import DatasetError, UsageError
+from feedline.remote import filesystem
+from feedline.remote.filesystem import is_url, shown
+from feedline.remote.folder import RemoteFolder
+from range_server import Answer, RangeServer
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    (tmp_path / "some").write_bytes(bytes(range(100)))
+    served = RangeServer(tmp_path)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between tries, none of which takes time."""
+    made: list[float] = []
+
+    class Clock:
+        monotonic = staticmethod(lambda: sum(made))
+        sleep = staticmethod(made.append)
+
+    monkeypatch.setattr(filesystem, "time", Clock)
+    return made
+
+
+def test_what_fails_by_chance_is_tried_again(server: RangeServer, pauses: list[float]) -> None:
+    def twice(answer: Answer) -> bool:
+        if len(server.requests) > 2:
+            return False
+        answer.give(503, b"overloaded")
+        return True
+
+    server.fault = twice
+    assert RemoteFolder(server.url).read("some", 3, 8) == bytes(range(3, 8))
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "again"),
+    [(403, "credentials", False), (501, "can what it names", False), (503, "overloaded", True)],
+)
+def test_what_lasts_is_said_at_once_and_all_else_after_a_while(
+    server: RangeServer, pauses: list[float], status: int, said: str, again: bool
+) -> None:
+    def fault(answer: Answer) -> bool:
+        answer.give(status, b"no")
+        return True
+
+    server.fault = fault
+    there = RemoteFolder(server.url)
+    often = r" \(tried \d+ times in \d+ s\)" if again else ""
+    wanted = rf"^'{server.url}/some' cannot be read{often}: ClientResponseError: {status}, .*{said}"
+    with pytest.raises(DatasetError, match=wanted):
+        there.read("some", 3, 8)
+    assert len(server.requests) == len(pauses) + 1
+    assert bool(pauses) == again
+    before = len(server.requests)
+    with pytest.raises(DatasetError, match=rf"cannot be read: ClientResponseError: {status}"):
+        there.read("some", 3, 8)
+    assert len(server.requests) == before + 1  # while it is away, each is tried once
+
+
+def test_a_file_that_is_missing_is_no_failure(server: RangeServer, pauses: list[float]) -> None:
+    there = RemoteFolder(server.url)
+    with pytest.raises(FileNotFoundError):
+        there.read("other", 3, 8)
+    assert len(server.requests) == 1
+    assert there.read("some", 0, 2) == b"\0\1"
+
+
+def test_a_password_is_not_shown(server: RangeServer) -> None:
+    url = server.url.replace("//", "//me:secret@")
+    there = RemoteFolder(f"{url}/nowhere/")
+    assert str(there) == f"{server.url}/nowhere"
+    with pytest.raises(DatasetError, match="cannot be listed: FileNotFoundError") as refused:
+        list(there.walk())
+    assert "secret" not in str(refused.value)
+    assert "secret" not in there.file_url("a")
+    with pytest.raises(UsageError) as not_opened:
+        RemoteFolder("nonsense://me:secret@host/x")
+    assert "secret" not in str(not_opened.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("https://key@host:1/a?b@c", "https://host:1/a?b@c"),
+        ("ftp://me:se@cret@host/a", "ftp://host/a"),
+        ("abfs://container@account.host/a", "abfs://container@account.host/a"),
+    ],
+)
+def test_a_url_is_shown_without_who_asks(url: str, wanted: str) -> None:
+    assert is_url(url)
+    assert shown(url) == wanted
+
+
+def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
+    for name in ("a/x", "a/b/y", "a/b/z", "c/d/e/w", "c/v", "u"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    def walked(steps: Iterator[tuple[str, list[str], list[str]]]) -> list[Any]:
+        found = []
+        for folder, folders, files in steps:
+            folders[:] = sorted(name for name in folders if name != "e")
+            found.append((folder, list(folders), sorted(files)))
+        return found
+
+    here = [
+        (os.path.relpath(folder, tmp_path) if folder != str(tmp_path) else "", folders, files)
+        for folder, folders, files in walked(os.walk(tmp_path))
+    ]
+    assert walked(RemoteFolder(tmp_path.as_uri()).walk()) == here
+    assert [folder for folder, _, _ in here] == ["", "a", "a/b", "c", "c/d"]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Lists folders, and breaks off where one is deep."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.rstrip("/").endswith("deep"):
+            self.send_error(403)
+        else:
+            super().do_GET()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "x").write_text("")
+    handler = functools.partial(Handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{serving.server_port}"
+            steps = RemoteFolder(url).walk()
+            assert next(steps) == ("", ["a"], [])
+            assert next(steps) == ("a", ["deep"], ["x"])
+            with pytest.raises(DatasetError, match=rf"'{url}/a/deep' cannot be listed: .*403"):
+                next(steps)
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
+def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(
+    server: RangeServer,
+) -> None:
+    one, other = RemoteFolder(server.url), RemoteFolder(f"{server.url}/deeper")
+    (shared, top), (same, deeper) = one._there.opened(), other._there.opened()
+    assert shared is same
+    assert f"{top}/deeper" == deeper
+    again = pickle.loads(pickle.dumps(one))
+    assert again._there.opened()[0] is shared
+    assert again.read("some", 0, 1) == b"\0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_opens_its_own(server: RangeServer) -> None:
+    there = RemoteFolder(server.url)
+    shared = there._there.opened()[0]
+    assert there.read("some", 0, 1) == b"\0"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            own = there._there.opened()[0] is not shared
+            os.write(writing, b"own" if own and there.read("some", 1, 2) == b"\1" else b"no")
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read() == b"own"
+    os.waitpid(child, 0)
+    assert there.read("some", 2, 3) == b"\2"

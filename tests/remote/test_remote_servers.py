@@ -1,0 +1,248 @@
+"""Caches on real servers: nginx, and one that speaks S3's protocol."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from caches import flip
+from caches import made as build
+from caches import photos as make_photos
+from feedline import DataLoader, ImageFolder
+from feedline.cache.info import cache_info
+from feedline.cache.verify import verify
+from feedline.errors import DatasetError, FeedlineError
+from feedline.remote.open_location import open_cache
+from processes import eventually
+from range_server import Answer, RangeServer
+from row_of import made
+
+pytest.importorskip("s3fs")
+moto_server = pytest.importorskip("moto.server")
+
+COUNT = 80
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 images of 16 and 24 px in three shards, in a folder that any user may read."""
+    root = tmp_path_factory.mktemp("served")
+    build(make_photos(root / "photos", COUNT // 2), root / "cache")
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    return root / "cache"
+
+
+@pytest.fixture(scope="module")
+def wanted(cache: Path) -> list[torch.Tensor]:
+    return batches(ImageFolder(cache), num_workers=0)
+
+
+def batches(data: Any, **options: Any) -> list[torch.Tensor]:
+    options = {"seed": 1, "shuffle": True, "image_size": 24, **options}
+    with DataLoader(data, 16, **options) as loader:
+        return [images.clone() for images, _ in loader]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+# nginx
+
+
+@pytest.fixture(scope="module")
+def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the folder that the cache lies in."""
+    binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if binary is None:
+        pytest.skip("there is no nginx: apt-get install nginx-light")
+    scratch = tmp_path_factory.mktemp("nginx")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    temporary = "".join(
+        f"{name}_temp_path {scratch};"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.getuid() == 0 else ""
+    (scratch / "nginx.conf").write_text(
+        f"daemon off; {user} pid {scratch}/pid; error_log {scratch}/error.log;"
+        "events { worker_connections 512; }"
+        f"http {{ access_log off; {temporary} default_type application/octet-stream;"
+        "gzip on; gzip_types *; gzip_min_length 1;"
+        f"server {{ listen 127.0.0.1:{port}; root {cache.parent}; }} }}"
+    )
+    server = subprocess.Popen(
+        [binary, "-c", scratch / "nginx.conf", "-e", scratch / "error.log"],
+        stderr=subprocess.DEVNULL,
+    )
+
+    def answers() -> bool:
+        assert server.poll() is None, (scratch / "error.log").read_text()
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        assert eventually(answers)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_nginx_gives_the_batches_of_the_cache_itself(
+    nginx: str, wanted: list[torch.Tensor], tmp_path: Path
+) -> None:
+    data = ImageFolder(f"{nginx}/cache", local_dir=tmp_path)
+    for _ in range(2):
+        assert same(batches(data, num_workers=2), wanted)
+    with pytest.raises(DatasetError, match="not copied whole"):
+        ImageFolder(f"{nginx}/elsewhere", local_dir=tmp_path)
+
+
+# S3
+
+
+@pytest.fixture(scope="module")
+def bucket(cache: Path) -> Iterator[Any]:
+    """A client of S3, with the cache in a bucket."""
+    import boto3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        for path in cache.rglob("*"):
+            if path.is_file():
+                client.upload_file(str(path), "bucket", f"train/{path.relative_to(cache)}")
+        yield client
+        client.close()
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "start_method": "fork"},
+        {"num_workers": 2, "start_method": "forkserver"},
+        {"num_workers": 2, "start_method": "spawn"},
+    ],
+    ids=lambda how: str(how.get("start_method", "here")),
+)
+def test_s3_gives_the_batches_of_the_cache_itself(
+    bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, how: dict[str, Any]
+) -> None:
+    data = ImageFolder("s3://bucket/train", local_dir=tmp_path)
+    assert same(batches(data, **how), wanted)
+    assert same(batches(data, **how), wanted)
+
+
+def test_an_endpoint_may_be_named_in_the_options(
+    bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "word"}
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    data = ImageFolder("s3://bucket/train", local_dir=tmp_path, storage_options=options)
+    assert same(batches(data, num_workers=2), wanted)
+    with pytest.raises(FeedlineError, match=r'NoCredentialsError.*AWS_PROFILE.*"anon": True'):
+        ImageFolder(
+            "s3://bucket/train",
+            local_dir=tmp_path,
+            storage_options={"endpoint_url": options["endpoint_url"]},
+        )
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/nothing", "s3://no-such-bucket/train"])
+def test_what_is_not_in_s3_is_named(bucket: Any, tmp_path: Path, url: str) -> None:
+    with pytest.raises(DatasetError, match=rf"{url}.*FileNotFoundError.*misspelt URL"):
+        ImageFolder(url, local_dir=tmp_path)
+
+
+def test_a_shard_that_is_not_what_was_written_is_found_and_named(
+    bucket: Any, cache: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(cache, tmp_path / "damaged")
+    store = open_cache(cache)
+    place = int(store.reader(store.level_for(24))._entries[40, 1])
+    flip(damaged / "24" / "000001.tar", place)
+    os.truncate(damaged / "16" / "000002.tar", 4096)
+    for path in damaged.rglob("*"):
+        if path.is_file():
+            bucket.upload_file(str(path), "bucket", f"damaged/{path.relative_to(damaged)}")
+    url = "s3://bucket/damaged"
+    found = verify(url, workers=1)
+    assert found.images == 2 * COUNT
+    assert {(each.level, each.sample) for each in found.damaged} > {(24, 40)}
+    assert {each.level for each in found.damaged if each.sample != 40} == {16}
+    (one,) = (each for each in found.damaged if each.level == 24)
+    assert (one.name, one.file) == (store.name(40), f"{url}/24/000001.tar")
+    assert "checksum differs" in one.why
+    assert all(each.file == f"{url}/16/000002.tar" for each in found.damaged if each.level == 16)
+
+
+def test_a_whole_cache_is_sound_and_none_of_its_images_are_kept(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = verify("s3://bucket/train", workers=2, decode=True)
+    assert found.sound
+    assert found.images == 2 * COUNT
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_info_tells_of_a_cache_at_a_url_what_it_tells_of_one_here(
+    bucket: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here, there = (cache_info(root, measure=False) for root in (cache, "s3://bucket/train"))
+    assert there.root == "s3://bucket/train"
+    assert (there.manifest, there.levels) == (here.manifest, here.levels)
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_an_endpoint_that_gives_more_than_was_asked_for_is_refused(
+    bucket: Any, cache: Path, tmp_path: Path, status: int
+) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "train").symlink_to(cache)
+    server = RangeServer(tmp_path)
+
+    def more(answer: Answer) -> bool:
+        if answer.path.endswith(".json") and status == 206:
+            return False
+        answer.give(status, answer.whole)
+        return True
+
+    server.fault = more
+    try:
+        with pytest.raises(FeedlineError, match=r"RangeIgnored.*(status 200|and sends \d+ bytes)"):
+            made(
+                ImageFolder(
+                    "s3://bucket/train",
+                    local_dir=tmp_path / "local",
+                    storage_options={"endpoint_url": server.url},
+                ),
+                *(24, 0, 0),
+            )
+    finally:
+        server.stop()
