@@ -161,8 +161,8 @@ def _stage(each: StageTime, scale: float, blocked: float) -> Stage:
 def _tail(run: Run, work_ms: float) -> Tail | None:
     """Slow samples, where they are few and much slower than the others.
 
-    What usual ones take is known from the tasks that were timed. How much slow ones add follows from
-    all tasks, as few of a few samples are in those that were timed.
+    What usual ones take is known from the tasks that were timed. How much slow ones add follows
+    from all tasks, as few of a few samples are in those that were timed.
     """
     sizes = {k: (count, ms) for k, (count, ms) in run.sample_sizes.items() if count > 0}
     total = sum(count for count, _ in sizes.values())

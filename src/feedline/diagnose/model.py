@@ -24,7 +24,16 @@ from feedline.diagnose.finding import Gain
 from feedline.diagnose.lanes import Stage
 from feedline.diagnose.phases import Phase
 
-__all__ = ["Change", "Load", "best_workers", "gain_of", "gain_of_saved", "less_work", "load_of", "without_collate"]
+__all__ = [
+    "Change",
+    "Load",
+    "best_workers",
+    "gain_of",
+    "gain_of_saved",
+    "less_work",
+    "load_of",
+    "without_collate",
+]
 
 _ALIKE = 1.03  # fewer workers that are as good within 3% are better
 _ERRORS = 2.0  # standard errors on either side
