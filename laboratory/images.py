@@ -1,9 +1,8 @@
-"""Images for the laboratory, made once into a folder of their own."""
+"""Images for the laboratory, made when they are wanted first, into a folder of their own."""
 
 from __future__ import annotations
 
 import io
-import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -16,21 +15,22 @@ LARGE = 64
 CLASSES = 4
 LARGE_PX = (1600, 1200)
 
-FOLDER = Path(os.environ.get("FEEDLINE_LABORATORY", "")) or Path()
+FOLDER = Path()
 
 
 def photos() -> Path:
     """JPEGs of 500 x 375 px in a folder for each class."""
-    return FOLDER / "photos"
+    return _made("photos", PHOTOS)
 
 
 def large() -> Path:
     """JPEGs of 1600 x 1200 px."""
-    return FOLDER / "large"
+    return _made("large", LARGE)
 
 
 def small() -> Path:
     """The large ones at a shorter side of 128 px."""
+    _made("large", LARGE)
     return FOLDER / "small"
 
 
@@ -40,12 +40,14 @@ def use(folder: Path) -> None:
     FOLDER = folder
 
 
-def make(folder: Path) -> None:
-    """Make them all."""
-    jobs = [(folder, k, "photos") for k in range(PHOTOS)]
-    jobs += [(folder, k, "large") for k in range(LARGE)]
-    with ProcessPoolExecutor() as pool:
-        list(pool.map(_make, jobs, chunksize=8))
+def _made(kind: str, count: int) -> Path:
+    """The folder of a kind, whose images are made when they are wanted first."""
+    done = FOLDER / f"{kind}.made"
+    if not done.exists():
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(_make, [(FOLDER, k, kind) for k in range(count)], chunksize=8))
+        done.touch()
+    return FOLDER / kind
 
 
 def _make(job: tuple[Path, int, str]) -> None:

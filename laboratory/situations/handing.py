@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
-from datasets import Arrays, Computed
+from samples import Arrays, Computed
 from situation import CORES, Outcome, paced, situation, train
 
 
@@ -73,16 +73,16 @@ def floats(fixed: bool) -> Outcome:
 
 @situation("shallow-prefetch", "torch")
 def one_batch_ahead(fixed: bool) -> Outcome:
-    """The step writes a log every tenth time, and one batch is ahead; fix: many are."""
+    """The step writes a log every fifth time, and one batch is ahead; fix: many are."""
     number = 0
 
     def step(batch: Any) -> None:
         nonlocal number
         number += 1
-        time.sleep(0.25 if number % 10 == 0 else 0.005)
+        time.sleep(0.12 if number % 5 == 0 else 0.005)
 
     loader = DataLoader(
-        Computed(16 * 200, 1.6),
+        Computed(16 * 180, 2.4),
         16,
         num_workers=CORES,
         prefetch_factor=8 if fixed else 1,

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import feedline
 import images
-from datasets import Arrays, Computed, Repeated, folder, usual
+from samples import Arrays, Computed, Repeated, folder, usual
 from situation import CORES, Outcome, paced, situation, train
 
 

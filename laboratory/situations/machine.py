@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import feedline
-from datasets import Arrays, Computed
+from samples import Arrays, Computed
 from situation import CORES, Outcome, burn, paced, situation, train
 
 

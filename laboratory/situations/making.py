@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 import feedline
 import images
-from datasets import Arrays, Computed, Repeated, folder, usual
+from samples import Arrays, Computed, Repeated, folder, usual
 from situation import CORES, Outcome, paced, situation, train
 
 

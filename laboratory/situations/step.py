@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import feedline
-from datasets import Computed
+from samples import Computed
 from situation import CORES, Outcome, paced, situation, train
 
 
@@ -26,11 +26,11 @@ def long_steps_of_feedline(fixed: bool) -> Outcome:
 
 @situation("new-shape", "torch")
 def tuned_for_each_size(fixed: bool) -> Outcome:
-    """The first three steps at a size look for the best kernels; fix: that was done before."""
+    """The first steps at a size look for the best kernels; fix: later sizes were met before."""
     seen: dict[tuple[int, ...], int] = {}
     sizes = [32, 48, 64, 80]
     if fixed:
-        seen = {(16, 3, size, size): 3 for size in sizes}
+        seen = {(16, 3, size, size): 3 for size in sizes[1:]}
 
     def step(batch: Any) -> None:
         shape = tuple(batch[0].shape)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import feedline
 import images
-from datasets import FarFolder, Repeated, usual
+from samples import FarFolder, Repeated, usual
 from situation import CORES, Outcome, paced, situation, train
 
 _FILES = 160

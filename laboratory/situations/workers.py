@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import feedline
 import images
-from datasets import Computed, Repeated, folder, usual
+from samples import Computed, Repeated, folder, usual
 from situation import CORES, Outcome, paced, situation, train
 
 

@@ -41,7 +41,8 @@ class Facts:
             and no core was free.
         hand_cpu_ms: for how long of the waiting the trainer itself was on a core.
         compute_cpu_ms: for how long of the computing the training thread was on a core.
-        cores_used: by trainer and workers together, in cores.
+        cores_used: by trainer and workers together, in cores,
+        cores_wanted: and those that they were ready for, these included.
         crowding: how many times as long the step's work on cores takes because programs of others
             have them.
         device: whether there is one.
@@ -73,6 +74,7 @@ class Facts:
     hand_cpu_ms: float | None
     compute_cpu_ms: float | None
     cores_used: float | None
+    cores_wanted: float | None
     crowding: float
     device: bool
     spread: float
@@ -201,6 +203,7 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         hand_cpu_ms=hand,
         compute_cpu_ms=_sum(run.passes, "compute_cpu_ms", steps),
         cores_used=cores.used,
+        cores_wanted=cores.wanted,
         crowding=crowding,
         device=run.machine.gpu is not None or any(each.device_clock for each in run.passes),
         spread=_spread(run.passes, step_ms, steps),

@@ -13,6 +13,7 @@ from feedline.trace.run import Loader, Run, StageTime
 __all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
 
 _SLOW_OCTAVES = 3  # a sample is slow that takes at least 8 times the median
+_NO_WORK_MS = 1e-6  # below what a clock can tell
 _SLOW_SHARE = 0.1  # and slow ones are few
 
 
@@ -130,6 +131,8 @@ def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | 
     if run.timed and run.timed_queued_ms is not None and run.timed_ms > 0:
         waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
         ratio = waiting / on_core if on_core > 0 else 0.0
+    if work_ms * (1.0 - waiting) < _NO_WORK_MS:
+        return None
     lanes = max(1, loader.workers or 1)
     scale = work_ms / run.timed_ms if run.timed and run.timed_ms > 0 else 0.0
     # Of the time that a stage is on no core, as much is spent blocked as of all such time.
@@ -156,7 +159,11 @@ def _stage(each: StageTime, scale: float, blocked: float) -> Stage:
 
 
 def _tail(run: Run, work_ms: float) -> Tail | None:
-    """Slow samples among the timed ones, where they are few and much slower than the others."""
+    """Slow samples, where they are few and much slower than the others.
+
+    What usual ones take is known from the tasks that were timed. How much slow ones add follows
+    from all tasks, as few of a few samples are in those that were timed.
+    """
     sizes = {k: (count, ms) for k, (count, ms) in run.sample_sizes.items() if count > 0}
     total = sum(count for count, _ in sizes.values())
     if total < 8 or not run.timed or run.timed_ms <= 0:
@@ -171,13 +178,25 @@ def _tail(run: Run, work_ms: float) -> Tail | None:
     few = {k: own for k, own in sizes.items() if k not in slow}
     usual_count, usual_ms = (sum(own[i] for own in few.values()) for i in (0, 1))
     slow_count, slow_ms = (sum(own[i] for own in slow.values()) for i in (0, 1))
-    if not slow_count or slow_count > _SLOW_SHARE * total or usual_count <= 0:
+    if slow_count > _SLOW_SHARE * total or usual_count <= 0:
         return None
     usual = usual_ms / usual_count
-    excess = max(0.0, slow_ms - slow_count * usual)
+    timed_ms = (run.timed_ms - max(0.0, slow_ms - slow_count * usual)) / run.timed
+    if slow_count:
+        return Tail(
+            share=slow_count / total,
+            usual_ms=usual,
+            slow_ms=slow_ms / slow_count,
+            excess_ms=min(work_ms, max(0.0, work_ms - timed_ms)),
+        )
+    # Those that are too few to be among the timed ones are at least among the slowest.
+    named = [each.ms for each in run.slowest if each.ms > 2.0**_SLOW_OCTAVES * usual]
+    if not named:
+        return None
+    excess_ms = sum(named) - len(named) * usual
     return Tail(
-        share=slow_count / total,
+        share=min(_SLOW_SHARE, len(named) / (total * max(1.0, run.tasks / run.timed))),
         usual_ms=usual,
-        slow_ms=slow_ms / slow_count,
-        excess_ms=work_ms * min(1.0, excess / run.timed_ms),
+        slow_ms=sum(named) / len(named),
+        excess_ms=min(work_ms, work_ms * excess_ms / run.tasks_ms),
     )

@@ -21,9 +21,19 @@ from dataclasses import dataclass, replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Gain
+from feedline.diagnose.lanes import Stage
 from feedline.diagnose.phases import Phase
 
-__all__ = ["Change", "Load", "best_workers", "gain_of", "gain_of_saved", "less_work", "load_of"]
+__all__ = [
+    "Change",
+    "Load",
+    "best_workers",
+    "gain_of",
+    "gain_of_saved",
+    "less_work",
+    "load_of",
+    "without_collate",
+]
 
 _ALIKE = 1.03  # fewer workers that are as good within 3% are better
 _ERRORS = 2.0  # standard errors on either side
@@ -130,6 +140,22 @@ def less_work(facts: Facts, cpu_ms: float, blocked_ms: float) -> Change:
             work_cpu_ms=load.work_cpu_ms * (1 - of_cpu),
             work_blocked_ms=load.work_blocked_ms * (1 - of_blocked),
         )
+
+    return change
+
+
+def without_collate(facts: Facts, stage: Stage) -> Change:
+    """A change to torch's own collating, from one whose work was a stage.
+
+    torch's writes a batch into shared memory at once; what another one makes is copied there after
+    its task.
+    """
+    less = less_work(facts, stage.cpu_ms, stage.blocked_ms)
+    copies = facts.loader.kind == "torch" and bool(facts.loader.collate)
+
+    def change(load: Load) -> Load:
+        own = less(load)
+        return replace(own, beside_cpu_ms=0.0) if copies else own
 
     return change
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding, Gain
-from feedline.diagnose.model import Change, Load, gain_of, less_work, load_of
+from feedline.diagnose.lanes import Lanes
+from feedline.diagnose.model import Change, Load, gain_of, load_of, without_collate
 from feedline.diagnose.words import count, ms, percent, size
 
 __all__ = ["collate", "hand_over", "shallow_prefetch", "shared_memory", "small_batch"]
@@ -16,6 +17,7 @@ _IDLE = 0.85  # workers that are at work for less of the time could do more
 _DEEP = 16  # batches ahead: more do not help against stalls that one still sees
 _FULL = 0.8  # of the shared memory
 _TINY_MS = 2.0  # a batch whose work is longer is not made of what a batch costs as such
+_SOME = 0.2  # of the waiting: for the rest the trainer waits for the workers' side of it
 _AT_LEISURE = 0.4  # of the time: workers that are at work for less are not what is waited for
 _EVERY_STEP = 0.7  # of the steps
 _TINY = 32  # samples
@@ -30,8 +32,7 @@ def collate(facts: Facts) -> Finding | None:
     stage = lanes.of("collate", "pack")
     if stage.ms < _MUCH * lanes.own_ms or _tiny(facts):
         return None
-    # To copy a batch's bytes once remains in any case: at the speed at which that goes here.
-    gain = gain_of(facts, less_work(facts, stage.cpu_ms, stage.blocked_ms))
+    gain = gain_of(facts, without_collate(facts, stage))
     if gain.predicted < facts.thresholds.worth:
         return None
     own = facts.loader.collate
@@ -55,8 +56,7 @@ def hand_over(facts: Facts) -> Finding | None:
     if lanes is None or not facts.workers or not facts.waits or hand is None or _tiny(facts):
         return None
     beside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
-    idle = lanes.busy < _AT_LEISURE and facts.stalls.waited > _EVERY_STEP
-    if not idle and hand < 0.5 * facts.wait_ms:
+    if not _handing(facts, lanes):
         return None
 
     def change(load: Load) -> Load:
@@ -84,7 +84,7 @@ def shallow_prefetch(facts: Facts) -> Finding | None:
     if lanes is None or not facts.workers or not facts.waits or lanes.busy >= _IDLE:
         return None
     ahead = facts.workers * (facts.loader.prefetch_factor or 2)
-    if ahead >= _DEEP or facts.stalls.waited > _EVERY_STEP or _tiny(facts):
+    if ahead >= _DEEP or _handing(facts, lanes) or _tiny(facts):
         return None
     loads = [load_of(facts, phase) for phase in facts.phases]
     if any(load.produce_ms > load.consume_ms for load in loads):
@@ -153,6 +153,13 @@ def small_batch(facts: Facts) -> Finding | None:
 def _worth(facts: Facts, change: Change) -> Gain | None:
     gain = gain_of(facts, change)
     return gain if gain.predicted >= facts.thresholds.worth else None
+
+
+def _handing(facts: Facts, lanes: Lanes) -> bool:
+    """Whether steps wait for batches to be taken over, rather than to be made."""
+    hand = facts.hand_cpu_ms or 0.0
+    idle = lanes.busy < _AT_LEISURE and facts.stalls.waited > _EVERY_STEP
+    return hand >= (_SOME if idle else 0.5) * facts.wait_ms
 
 
 def _tiny(facts: Facts) -> bool:

@@ -12,6 +12,7 @@ from feedline.diagnose.words import count, ms
 __all__ = ["busy_machine", "cpu_quota", "noisy_threads"]
 
 _USED_UP = 0.8  # of the cores
+_CROWDED_OUT = 1.5  # times the cores, wanted
 _THROTTLED = 0.05  # of the time
 _MORE_CPU = 1.5  # of all threads of a worker to its main one
 _OWN_THREADS = 3  # torch's workers have their own, one that sends, and one that hands files over
@@ -27,9 +28,13 @@ def cpu_quota(facts: Facts) -> Finding | None:
         return None
     throttled = facts.use.throttled_s or 0.0
     held_up = facts.seconds > 0 and throttled >= _THROTTLED * facts.seconds
-    used = facts.cores_used
-    if not held_up and (used is None or used < _USED_UP * facts.cores or not facts.waits):
-        return None
+    used, wanted = facts.cores_used, facts.cores_wanted
+    if not held_up:
+        if used is None or wanted is None or not facts.waits:
+            return None
+        # Where others use them as well, these cores are wanted all the same.
+        if used < _USED_UP * facts.cores and wanted < _CROWDED_OUT * facts.cores:
+            return None
     most = max(facts.cores, machine.cores // max(1, machine.shared_by))
     gains = {cores: gain_of(facts, _with(cores)) for cores in range(facts.cores + 1, most + 1)}
     best = max((gain.predicted for gain in gains.values()), default=1.0)

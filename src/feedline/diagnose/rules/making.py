@@ -5,7 +5,7 @@ from __future__ import annotations
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
 from feedline.diagnose.lanes import Lanes, Stage
-from feedline.diagnose.model import gain_of, less_work
+from feedline.diagnose.model import Change, gain_of, less_work, without_collate
 from feedline.diagnose.rules.storage import reading_blocked_ms
 from feedline.diagnose.words import ms, percent
 
@@ -119,8 +119,12 @@ def largest_part(facts: Facts) -> Finding | None:
     return max(gaining, key=lambda each: each.gain.predicted if each.gain else 1.0, default=None)
 
 
+def _without(facts: Facts, stage: Stage) -> Change:
+    return less_work(facts, stage.cpu_ms, stage.blocked_ms)
+
+
 def _named(facts: Facts, lanes: Lanes, stage: Stage, name: str) -> Finding | None:
-    gain = gain_of(facts, less_work(facts, stage.cpu_ms, stage.blocked_ms))
+    gain = gain_of(facts, _without(facts, stage))
     if gain.predicted < facts.thresholds.worth:
         return None
     waits = stage.blocked_ms > 0.5 * stage.ms
@@ -183,7 +187,9 @@ def cpu_mix(facts: Facts) -> Finding | None:
         name = mixing.name.replace("transform: ", "")
         if mixing.ms < _MUCH * lanes.own_ms:
             return None
-    gain = gain_of(facts, less_work(facts, mixing.cpu_ms, mixing.blocked_ms))
+    collated = not mixing.name.startswith("transform: ")
+    change = (without_collate if collated else _without)(facts, mixing)
+    gain = gain_of(facts, change)
     if gain.predicted < facts.thresholds.worth:
         return None
     return Finding(

@@ -1,0 +1,33 @@
+"""Planted bottlenecks are named, from a real loop to its verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("broken-off", "inconclusive"),
+        ("raising", "inconclusive"),
+        ("slow-collate", "collate"),
+        ("loader-of-an-epoch", "loader-rebuilt"),
+        ("dying-workers", "workers-restarted"),
+    ],
+)
+def test_what_is_planted_is_named_first(name: str, planted: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    command = [sys.executable, str(LABORATORY), "--only", name, "--named-only"]
+    command += ["--patience", "0", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["planted"], row["named"]) == (planted, planted)
