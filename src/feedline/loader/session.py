@@ -18,13 +18,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from feedline.errors import ClosedError, UsageError
+from feedline.errors import ClosedError
 from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.current_decision import CurrentDecision
-from feedline.loader.cursor import BatchCursor, open_cursor
+from feedline.loader.cursor import BatchCursor, check_length, open_cursor
 from feedline.loader.decide import Decision, workers_live_on
+from feedline.loader.ended_workers import EndedWorkers
 from feedline.loader.filling import Filling
 from feedline.loader.identity import compare_made_by, made_by, warn_of
 from feedline.loader.iteration import Iteration
@@ -35,7 +36,7 @@ from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.state import check_state, is_size
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.trace.split import Timing
-from feedline.trace.stage_page import Spent, joined
+from feedline.trace.stage_page import Spent
 
 __all__ = ["Session"]
 
@@ -56,8 +57,7 @@ class Session:
         self.backend: Backend = IDLE if engine is None else engine
         self._current_decision = CurrentDecision()
         self._at_work: Decision | None = None  # with which the backend was built
-        self._skipped: list[Skipped] = []  # by backends that have ended
-        self._deaths: list[str] = []
+        self._ended = EndedWorkers()
         self._owner, self._closed = os.getpid(), False
         self._inherited: list[object] = []  # of the process that this one was forked from
         self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of earlier iterations
@@ -65,7 +65,6 @@ class Session:
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
         self.filling = Filling(settings.asked.cache)
-        self._spent: dict[int, Spent] = {}  # by workers that have ended
         self.recording = Recording(self)
 
     # Decision
@@ -164,6 +163,7 @@ class Session:
         other.backend, other._at_work = IDLE, None
         other.filling = copy.copy(self.filling)
         other._current_decision = copy.copy(self._current_decision)
+        other._ended = copy.copy(self._ended)
         other._apart = weakref.WeakSet()
         self._apart.add(other)
         iteration.session = other
@@ -188,19 +188,11 @@ class Session:
             UsageError: the dataset has another length than when the state was loaded that this
                 epoch is to go on from.
         """
+        check_length(self.cursor, self.settings, settings)
         before, self.settings = self.settings, settings
         if isinstance(self.cursor, PlannedCursor) and settings.plan is not None:
-            plan, old = settings.plan, before.plan
-            assert old is not None
-            if plan.length != old.length and self.cursor.restored:
-                self.settings = before
-                raise UsageError(
-                    f"the dataset has {plan.length} samples, and had {old.length} when the state "
-                    "was loaded that this epoch is to go on from; make it what it was, or begin "
-                    "anew with set_epoch"
-                )
-            if plan != old:
-                self.cursor.replan(plan)
+            if settings.plan != before.plan:
+                self.cursor.replan(settings.plan)
                 self.backend.restart_prefetch()
         elif isinstance(self.cursor, SampledCursor):
             self.cursor.set_generator(settings.generator)
@@ -262,22 +254,20 @@ class Session:
     @property
     def skipped(self) -> list[Skipped]:
         """Samples left out so far: their names and why."""
-        return [*self._skipped, *self.backend.skipped]
+        return self._ended.skipped(self.backend)
 
     @property
     def deaths(self) -> list[str]:
         """How each worker died that had to be replaced."""
-        return [*self._deaths, *self.backend.deaths]
+        return self._ended.deaths(self.backend)
 
     def spent(self) -> dict[int, Spent]:
         """What the workers have spent their time on, by seat."""
-        return joined(self._spent, self.backend.spent())
+        return self._ended.spent(self.backend)
 
     def _end_workers(self) -> None:
-        self._spent = self.spent()
         old, self.backend = self.backend, IDLE
-        self._skipped += old.skipped
-        self._deaths += old.deaths
+        self._ended.add(old)
         if self._current is not None and (iteration := self._current()) is not None:
             iteration.ended_workers = old.handles
         old.close()
