@@ -25,7 +25,7 @@ setup(
         ),
         Extension(
             "feedline.images._jpeg",
-            ["src/feedline/images/_jpeg.c"],
+            ["src/feedline/images/_jpeg.c", "src/feedline/images/_entropy.c"],
             libraries=["dl"] if sys.platform == "linux" else [],
             optional=True,
         ),
