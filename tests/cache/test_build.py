@@ -61,7 +61,6 @@ def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_pa
         assert (store.read(sample, 64) == original.read_bytes()) is kept
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_copies_are_ordinary_jpegs_with_restart_markers() -> None:
     shades = np.linspace(0, 255, 300 * 400 * 3).reshape(300, 400, 3).astype(np.uint8)
     encoder = LevelEncoder([Level(side=96, quality=95)], exif=False, max_pixels=1 << 20)
@@ -76,6 +75,7 @@ def test_copies_are_ordinary_jpegs_with_restart_markers() -> None:
     assert encoder.copies(shades).images == (copy,)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     for raw in (False, True):
