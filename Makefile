@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python, pip and make:
 #   make demo   sets everything up and trains with progressive resizing on images it makes itself
 #   make test   sets everything up, lints, type-checks and runs the tests
+# and   make test-all   runs those that are marked as slow, too
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,14 +9,18 @@ PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench-peers clean
+.PHONY: demo test test-all lint bench-peers clean
 
 demo: $(READY)
 	$(BIN)/feedline demo-data demo-data
 	$(BIN)/feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2" --batch-size 16
 
+# Many tests wait for processes, so there are more at a time than cores.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks conformance examples laboratory

@@ -25,7 +25,8 @@ setup(
         ),
         Extension(
             "feedline.images._jpeg",
-            ["src/feedline/images/_jpeg.c"],
+            ["src/feedline/images/_jpeg.c", "src/feedline/images/_entropy.c"],
+            depends=["src/feedline/images/_entropy.h", "src/feedline/images/_libjpeg.h"],
             libraries=["dl"] if sys.platform == "linux" else [],
             optional=True,
         ),

@@ -1,16 +1,17 @@
 """feedline over its caches, against what users could read the same copies with.
 
-Method: for each work a cache is built in each format, of the folder's images. All contestants get
-these very copies: torch's loaders read the files of the cache of format "folder", FFCV a file
-of its own that holds those files' bytes (of raw levels, their pixels), the `webdataset` package the
-cache's own shards, and bare processes do nothing but call feedline's row pipeline on the
-WebDataset cache (`peers/bare_rows.py`). Beside them feedline reads the originals. Each contestant
+Method: for each work a cache is built in each format, of the folder's images. The others get files
+of the same pixels, size and quality, without the restart markers that feedline's copies have and
+that slow other decoders: torch's loaders read them as they are, FFCV from a file of its own that
+holds their bytes (of raw levels, their pixels), the `webdataset` package from shards of its own.
+Bare processes do nothing but call feedline's row pipeline on the WebDataset cache
+(`peers/bare_rows.py`). Beside them feedline reads the originals. Each contestant
 runs in a process of its own, they are measured in turn, `--rounds` times (A B C A B C): `--lead`
 seconds use up what was made ahead, `--seconds` are counted, then all its processes come to rest. A
 first round warms up and is left out. Batches are uint8, files come from the page cache. Ratios are
 taken round by round. Works:
 
-    256 px JPEG, 128 px JPEG    quality 95, at 224 and 112 px: crops of 25 to 100% of the area
+    256 px JPEG, 128 px JPEG    of `--quality`, at 224 and 112 px: crops of 25 to 100% of the area
     256 px raw, 128 px raw      the same without a decode
 
 Caveats: one machine's figures. An epoch has `--repeat` times the images where a peer can be told
@@ -24,6 +25,7 @@ with less care (see their files), and keep the advantage of it.
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from typing import Any
 
 from caches_table import bars, table
 from contest import Result, contestants
+from copies import without_restarts
 from page_cache import read_once
 from peers.work import Work
 from report import machine, save, versions
@@ -74,7 +77,7 @@ class Entry:
     """A contestant: what the table calls it, its module, and what it reads.
 
     Args:
-        reads: a format: the cache as a whole; "files": those of the cache of format "folder";
+        reads: a format: the cache as a whole; "files": copies without restart markers, or raw ones;
             "originals": what the caches were made of.
     """
 
@@ -94,8 +97,8 @@ OF_JPEGS = (
     Entry("torch uint8, by hand", "torch_uint8", "files"),
     Entry("timm", "timm_prefetch", "files"),
     Entry("DALI", "dali", "files"),
-    Entry("WebDataset", "webdataset", "webdataset"),
-    Entry("WebDataset + Pillow", "webdataset_pillow", "webdataset"),
+    Entry("WebDataset", "webdataset", "files"),
+    Entry("WebDataset + Pillow", "webdataset_pillow", "files"),
 )
 OF_RAW = (Entry("torch uint8, by hand", "torch_uint8", "files"),)
 
@@ -113,9 +116,17 @@ def measure(task: Task, originals: Path, scratch: Path, options: Any) -> list[Re
     folders = {"originals": ("jpeg", originals)}
     for name in FORMATS:
         root = scratch / name
-        build_cache(originals, root, (task.side,), format=name, raw=task.raw)
+        quality = None if task.raw else options.quality
+        build_cache(originals, root, (task.side,), format=name, raw=task.raw, quality=quality)
         folders[name] = "cache", root
-    folders["files"] = "npy" if task.raw else "jpeg", scratch / "folder" / str(task.side)
+    level = str(task.side)
+    folders["files"] = "npy", scratch / "folder" / level
+    if not task.raw:
+        build_cache(originals, scratch / "pixels", (task.side,), format="folder", raw=True)
+        jpegs, pixels = scratch / "folder" / level, scratch / "pixels" / level
+        files = without_restarts(jpegs, pixels, options.quality, scratch / "files")
+        folders["files"] = "jpeg", files
+        shutil.rmtree(scratch / "pixels")
     read_once(originals)
     read_once(scratch)
     taking_part, works = entries(task, options.peers), []
@@ -155,6 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="a folder with one sub-folder a class")
     parser.add_argument("--only", default="", help="part of a work's name, to run less")
     parser.add_argument("--peers", default="", help="modules of peers/, comma separated; all")
+    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -169,7 +181,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
-    fixed = ("workers", "batch_size", "rounds", "seconds", "lead", "repeat")
+    fixed = ("quality", "workers", "batch_size", "rounds", "seconds", "lead", "repeat")
     tasks: list[dict[str, Any]] = []
     found: dict[str, Any] = {
         "machine": machine(),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-__all__ = ["jpeg_copies", "raw_copies"]
+__all__ = ["jpeg_copies", "raw_copies", "without_restarts"]
 
 _BICUBIC = Image.Resampling.BICUBIC
 
@@ -38,6 +39,38 @@ def _square(job: tuple[Path, int]) -> np.ndarray:
     side = job[1]
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+def _without_restarts(job: tuple[Path, Path, Path, int]) -> None:
+    copy, pixels, target, quality = job
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if pixels.exists():
+        image = Image.fromarray(np.load(pixels))
+        image.save(target, "JPEG", quality=quality, subsampling="4:2:0")
+    else:
+        shutil.copyfile(copy, target)
+
+
+def without_restarts(jpegs: Path, pixels: Path, quality: int, target: Path) -> Path:
+    """The copies that a cache of format "folder" has, without restart markers; their folder.
+
+    They have the same pixels. Decoders that read all of an image take longer with such markers, and
+    people who make copies without feedline have none.
+
+    Args:
+        jpegs: the level's folder.
+        pixels: that of a cache of raw pixels; an image that is not in it is copied as it is.
+        quality: of the level.
+        target: the folder to make.
+    """
+    files = [path.relative_to(jpegs) for path, _ in _files(jpegs)]
+    jobs = [
+        (jpegs / file, (pixels / file).with_suffix(".npy"), target / file, quality)
+        for file in files
+    ]
+    with Pool() as pool:
+        pool.map(_without_restarts, jobs, chunksize=16)
+    return target
 
 
 def jpeg_copies(root: Path, shorter: int, target: Path) -> Path:

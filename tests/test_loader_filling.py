@@ -25,6 +25,7 @@ from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
 from feedline.loader import filler
 from feedline.stores.cache_layout import MANIFEST, read_manifest
+from slow import slow
 
 TRAIN = v2.Compose(
     [
@@ -116,6 +117,7 @@ def test_an_epoch_of_originals_then_copies(
         assert same(epochs(loader, 1), wanted_of(data, finished, 1, "c"))
 
 
+@pytest.mark.slow
 def test_parts_of_a_torchvision_folder_fill_one_cache(
     photos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -273,7 +275,7 @@ def fillers(root: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, *slow(signal.SIGINT)])
 def test_a_filler_ends_with_its_trainer_and_the_next_goes_on(
     photos: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -294,6 +296,7 @@ def test_a_filler_ends_with_its_trainer_and_the_next_goes_on(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a choice of cores")
+@pytest.mark.slow
 def test_a_filler_ends_with_its_trainer_though_a_child_of_that_lives_on(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -370,6 +373,7 @@ def test_what_cannot_be_filled_is_said_at_once(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_an_unfinished_cache_is_finished_as_it_was_begun(photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     unfinished(photos, root, (40, 80))

@@ -16,6 +16,7 @@ import torch
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from loader_reading import read
+from slow import slow
 
 TESTS = Path(__file__).parent
 
@@ -175,8 +176,8 @@ def test_a_module_finds_the_trainers_arguments_paths_and_directory(tmp_path: Pat
     [
         ("forkserver", "Mine(0)", False),
         ("forkserver", "Kept(0)", True),
-        ("spawn", "Kept(0)", False),  # multiprocessing itself imports the script in any case
-        ("fork", "Mine(0)", True),
+        # multiprocessing itself imports the script in any case
+        *slow(("spawn", "Kept(0)", False), ("fork", "Mine(0)", True)),
     ],
 )
 def test_a_script_from_stdin_is_told_to_be_a_file(

@@ -16,6 +16,7 @@ from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import MANIFEST, read_manifest
+from slow import slow
 
 PER_CLASS = 40  # three units
 
@@ -47,7 +48,7 @@ def test_an_added_level_is_what_a_build_of_all_levels_makes(tmp_path, few, form)
     assert verify(tmp_path / "cache", workers=1).sound
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
 def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
     tmp_path, source, form
 ) -> None:
@@ -73,7 +74,7 @@ def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
         assert sum(len(batch) for batch, _ in loader) == 80
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
 def test_an_addition_that_was_killed_goes_on_where_it_was(tmp_path, source, form) -> None:
     root = tmp_path / "cache"
     made(source, root, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import shutil
@@ -11,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from cache_contents import shown
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
+from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.remote.open_location import open_cache
+from feedline.stores.cache_layout import Level
 from processes import eventually, gone
 
 lmdb = pytest.importorskip("lmdb")
@@ -55,6 +59,20 @@ def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_pa
         original = Path(source.path(sample))
         kept = original.suffix == ".jpg"
         assert (store.read(sample, 64) == original.read_bytes()) is kept
+
+
+def test_copies_are_ordinary_jpegs_with_restart_markers() -> None:
+    shades = np.linspace(0, 255, 300 * 400 * 3).reshape(300, 400, 3).astype(np.uint8)
+    encoder = LevelEncoder([Level(side=96, quality=95)], exif=False, max_pixels=1 << 20)
+    (copy,) = encoder.copies(shades).images
+    interval = copy.index(b"\xff\xdd\x00\x04")  # ITU T.81, B.2.4.4
+    assert int.from_bytes(copy[interval + 4 : interval + 6], "big") == 4
+    # 96 x 128 pixels: 6 x 8 blocks of 16 x 16.
+    assert sum(copy.count(bytes((0xFF, 0xD0 + k))) for k in range(8)) == 6 * 8 // 4 - 1
+    found = simplejpeg.decode_jpeg(copy)
+    assert found.shape == (96, 128, 3)
+    assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(copy))))
+    assert encoder.copies(shades).images == (copy,)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -15,6 +15,7 @@ from feedline import DataLoader, ImageFolder
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
 from row_of import made
+from slow import slow
 
 pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -37,7 +38,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["webdataset", "folder", *slow("lmdb")])
 def test_a_flipped_byte_is_named_and_never_shown(
     damaged: Callable[..., Path], format: str, raw: bool
 ) -> None:

@@ -21,6 +21,7 @@ from feedline.cache import unit_maker
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
 from feedline.errors import DatasetError, UsageError
+from slow import slow
 
 lmdb = pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -87,7 +88,7 @@ def _alone(odd_photos: Path, root: Path, format: Any) -> None:
     build_cache(odd_photos, root, (16, 24), format=format, workers=2)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
 def test_a_build_that_is_killed_at_any_moment_goes_on(
     odd_photos: Path, tmp_path: Path, format: Any
 ) -> None:
@@ -178,7 +179,7 @@ except ResourceError as error:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of files that raise an error")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
 def test_a_disk_that_takes_no_more_is_said_and_the_build_goes_on_later(
     odd_photos: Path, tmp_path: Path, format: Any
 ) -> None:

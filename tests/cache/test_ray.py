@@ -21,7 +21,7 @@ import pytest
 from pictures import pictures
 
 import feedline
-from caches import FORMATS, contents, made, photos
+from caches import contents, made, photos
 from feedline.cache import ray_makers
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
@@ -31,6 +31,7 @@ from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
 from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
 from s3_server import Bucket, serving
+from slow import slow
 
 # Ray reads these when it is imported: all on the loopback interface, and for this cluster alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -178,7 +179,7 @@ def waiting(gate: Path) -> dict[int, str]:
     return {int(path.name.split("-")[1]): path.name.split("-")[2] for path in found}
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
 def test_a_cluster_makes_what_one_machine_makes(
     cluster: Any, source: Path, tmp_path: Path, away: Any, scratch: Path, format: Any
 ) -> None:
@@ -276,6 +277,7 @@ def test_a_broken_image_ends_a_build_as_it_does_here(
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
     cluster: Any, tmp_path: Path, away: Any, scratch: Path
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_finished_cache_is_brought_up_to_date_and_added_to(
     )
 
 
+@pytest.mark.slow
 def test_nodes_read_from_a_store_and_write_into_one(
     cluster: Any, server: Any, source: Path, tmp_path: Path, scratch: Path
 ) -> None:
@@ -431,6 +434,7 @@ def test_the_command_builds_on_a_cluster(
     assert left.value.code == 2
 
 
+@pytest.mark.slow
 def test_without_a_connection_of_the_callers_one_is_made_and_closed(
     cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

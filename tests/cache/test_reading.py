@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import UsageError
 from row_of import made
+from slow import slow
 
 pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -78,7 +79,7 @@ def test_a_level_that_is_too_small_is_used_only_where_that_was_asked_for(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", *slow("spawn")])
 def test_batches_do_not_depend_on_how_workers_start(
     built: Callable[..., Path], format: str, start_method: str
 ) -> None:

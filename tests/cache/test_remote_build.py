@@ -335,6 +335,7 @@ def test_a_lock_that_another_has_taken_over_is_left_to_it(bucket: Bucket, source
 # What has changed, and what is added
 
 
+@pytest.mark.slow
 def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", PER_CLASS)
     train, root = bucket.fill("train", source), f"{bucket.url}/cache"
@@ -373,6 +374,7 @@ def test_an_update_that_was_broken_off_goes_on(bucket: Bucket, tmp_path: Path) -
     assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=False)
 
 
+@pytest.mark.slow
 def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Path) -> None:
     root = f"{bucket.url}/cache"
     first = far(train, root)

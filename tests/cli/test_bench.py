@@ -116,6 +116,7 @@ def test_a_run_prints_a_table_and_writes_its_results(
     assert result["verdict"]
 
 
+@pytest.mark.slow
 def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
     feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.slow
 def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
     photos: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from torch.utils.data._utils import collate as torch_collate
 from feedline.loader import DataLoader
 from processes import eventually
 from sets import Made, as_it_is, plain, worker_of, worker_of_batch
+from slow import slow
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
@@ -251,7 +252,7 @@ def test_what_users_have_registered_for_the_default_collate(
     assert ours[0][1][0] == plain("0 1 2 3")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_batches_of_very_many_samples_and_of_very_many_bytes(method: str) -> None:
     # Their keys alone are larger than any message, a batch of them larger than any pipe.
     data = Subset(range(500_000), range(500_000))  # type: ignore[arg-type]

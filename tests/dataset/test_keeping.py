@@ -21,6 +21,7 @@ from feedline.loader import DataLoader
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Schedule
 from sets import Made, as_it_is
+from slow import slow
 
 LENGTH = 120
 
@@ -50,7 +51,7 @@ def is_whole(batch: list[dict[str, Any]], first: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
 def test_all_batches_of_two_epochs_are_whole_at_the_end(method: str) -> None:
     with loader(start_method=method) as batches:
         kept = [*batches, *batches]

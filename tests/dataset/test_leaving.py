@@ -18,6 +18,7 @@ import torch
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, running, shared_memory, start_script
 from sets import Closed, Kept, Made, Slow, as_it_is
+from slow import slow
 
 TRAIN = """
 import os, sys
@@ -35,7 +36,7 @@ if __name__ == "__main__":
 METHODS = ["fork", "forkserver", "spawn"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
@@ -197,9 +198,9 @@ class Leaving(Kept):
 @pytest.mark.parametrize(
     ("method", "start"),
     [
-        *(("fork", start) for start in (fork, fork_by_multiprocessing, fork_twice, start_program)),
+        *(("fork", start) for start in (fork, fork_twice)),
         ("forkserver", fork),
-        ("spawn", fork),
+        *slow(("fork", fork_by_multiprocessing), ("fork", start_program), ("spawn", fork)),
     ],
 )
 def test_a_process_that_a_worker_leaves_behind_does_not_hold_up_the_end(
@@ -224,7 +225,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("kind", ["unchanged", "changed", "closed"])
+@pytest.mark.parametrize("kind", ["unchanged", *slow("changed", "closed")])
 def test_many_epochs_cost_no_descriptors_processes_or_memory(kind: str) -> None:
     data = (Closed if kind == "closed" else Kept)(torch.zeros(50_000))
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": as_it_is}

@@ -30,6 +30,7 @@ def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
     assert parts.details["resample"] == bool(resize._quick)
     assert parts.details["lut"] == (lut.compiled is not None)
     assert decoder.details["crop_only"] == parts.details["jpeg"]
+    assert decoder.details["reads_codes"] == parts.details["jpeg"]
 
 
 @pytest.mark.parametrize("name", ["_jpeg", "_resample", "_lut"])
@@ -67,6 +68,25 @@ def test_a_processor_or_a_pillow_that_a_part_cannot_use_is_named(
     assert parts.details["jpeg"] is False
     assert "AVX2" in parts.summary
     assert "Pillow's libjpeg" in parts.summary
+
+
+def test_a_libjpeg_that_is_made_otherwise_inside_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = pytest.importorskip("feedline.images._jpeg")
+
+    class Unknown:
+        reads_codes = False
+
+        def __init__(self, path: str) -> None:
+            part_decoder(path)
+
+    part_decoder = part.Decoder
+    monkeypatch.setattr(part, "Decoder", Unknown)
+    decoder, parts = look_at_decoder()
+    assert (decoder.status, parts.status) == ("note", "ok")
+    assert decoder.details["reads_codes"] is False
+    assert "reads Huffman codes itself" in decoder.summary
 
 
 # torch

@@ -18,6 +18,7 @@ from feedline.engine import crew_sockets, server, socket_crew
 from feedline.errors import SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone
+from slow import slow
 
 
 def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
@@ -117,9 +118,8 @@ def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_p
     ("way", "words"),
     [
         ("segfault", "SIGSEGV"),
-        ("kill", "SIGKILL"),
         ("exit", "exited with status 3"),
-        ("hang", "without progress"),
+        *slow(("kill", "SIGKILL"), ("hang", "without progress")),
     ],
 )
 def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> None:
@@ -229,6 +229,7 @@ def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)

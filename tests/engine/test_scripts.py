@@ -10,6 +10,7 @@ import pytest
 
 from feedline.engine import memory
 from processes import start_script
+from slow import slow
 
 # A module that is imported early and still held loses its globals after feedline's have gone.
 KEPT_TO_THE_END = """
@@ -100,6 +101,7 @@ def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
     block.close()
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_the_guard(
     tmp_path: Path,
 ) -> None:
@@ -117,7 +119,7 @@ def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
     assert 'put that code under `if __name__ == "__main__":`' in errors
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn", "fork")])
 @pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, LOADER_OPENED_WITH_A_DATASET])
 def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
     text: str, method: str, tmp_path: Path

@@ -66,6 +66,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("options", [{}, {"seed": 7}], ids=["torch's order", "feedline's order"])
+@pytest.mark.slow
 def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

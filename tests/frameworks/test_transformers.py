@@ -19,6 +19,7 @@ import feedline
 from feedline.frameworks.accelerate import prepare
 from feedline.frameworks.stepwise import Stepwise
 from ranks import said_by_ranks
+from slow import slow
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -221,8 +222,9 @@ def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     ("way", "case"),
     [("prepare", case) for case in CASES if case not in ("defaults", "dispatched", "uneven")]
-    + [("swapped", case) for case in ("defaults", "prefetch", "accumulation", "evaluated")]
-    + [("bare", case) for case in ("persistent", "nothing skipped", "stream")],
+    + [("swapped", "defaults"), ("bare", "nothing skipped")]
+    + slow(*(("swapped", case) for case in ("prefetch", "accumulation", "evaluated")))
+    + slow(*(("bare", case) for case in ("persistent", "stream"))),
 )
 def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_path: Path) -> None:
     theirs, ours = both(way, case, tmp_path)
@@ -248,6 +250,7 @@ def on_a_rank(folder: Path) -> str:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_two_processes_get_the_same_and_go_on_with_the_rest(tmp_path: Path) -> None:
     here = Path(__file__).parent
     script = """

@@ -29,6 +29,7 @@ from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
 from row_of import made
+from slow import slow
 
 pytest.importorskip("aiohttp")
 
@@ -139,7 +140,7 @@ PASSING = (unavailable, reset, cut_short, altered, shorter)
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
     remote: ImageFolder,
     server: RangeServer,

@@ -24,6 +24,7 @@ from feedline.remote.open_location import open_cache
 from processes import eventually
 from range_server import Answer, RangeServer
 from row_of import made
+from slow import slow
 
 pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
@@ -142,9 +143,10 @@ def bucket(cache: Path) -> Iterator[Any]:
     "how",
     [
         {"num_workers": 0},
-        {"num_workers": 2, "start_method": "fork"},
         {"num_workers": 2, "start_method": "forkserver"},
-        {"num_workers": 2, "start_method": "spawn"},
+        *slow(
+            {"num_workers": 2, "start_method": "fork"}, {"num_workers": 2, "start_method": "spawn"}
+        ),
     ],
     ids=lambda how: str(how.get("start_method", "here")),
 )

@@ -18,6 +18,7 @@ from feedline.plan.row import Field, Item
 from feedline.stores.array_store import ArrayStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, starts_of
+from slow import slow
 
 
 class ZipStore:
@@ -185,8 +186,14 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("case", LABELS)
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [
+        *((case, 0) for case in LABELS),
+        ("every other", 2),
+        *slow(*((case, 2) for case in sorted(LABELS.keys() - {"every other"}))),
+    ],
+)
 def test_labels_keep_their_shape_and_dtype(tmp_path, case, workers):
     images = np.random.default_rng(0).integers(0, 256, (6, 30, 30, 3), np.uint8)
     labels = LABELS[case]

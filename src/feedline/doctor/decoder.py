@@ -21,7 +21,8 @@ _PARTS = {
 def look_at_decoder() -> Iterator[Check]:
     """The checks "jpeg-decoder" and "compiled-parts"."""
     missing = {name: why for name in _PARTS if (why := _why_not(name))}
-    yield _jpeg_decoder(crop_only="_jpeg" not in missing)
+    crop_only = "_jpeg" not in missing
+    yield _jpeg_decoder(crop_only=crop_only, reads_codes=crop_only and _reads_codes())
     details: dict[str, object] = {name.removeprefix("_"): name not in missing for name in _PARTS}
     if not missing:
         yield Check(
@@ -62,7 +63,15 @@ def _why_not(name: str) -> str:
     return "" if getattr(part, "supported", True) else f"this processor lacks AVX2 for {name}"
 
 
-def _jpeg_decoder(*, crop_only: bool) -> Check:
+def _reads_codes() -> bool:
+    """Whether `_jpeg` can have libjpeg's Huffman codes read by feedline."""
+    from PIL import _imaging
+
+    part = importlib.import_module("feedline.images._jpeg")
+    return bool(part.Decoder(_imaging.__file__).reads_codes)
+
+
+def _jpeg_decoder(*, crop_only: bool, reads_codes: bool) -> Check:
     """What decodes a JPEG here: `_jpeg` by Pillow's library, else simplejpeg by its own."""
     import PIL
     from PIL import features
@@ -71,6 +80,7 @@ def _jpeg_decoder(*, crop_only: bool) -> Check:
     simplejpeg = version_of("simplejpeg")
     details = {
         "crop_only": crop_only,
+        "reads_codes": reads_codes,
         "pillow": PIL.__version__,
         "libjpeg_turbo": turbo,
         "simplejpeg": simplejpeg,
@@ -79,9 +89,14 @@ def _jpeg_decoder(*, crop_only: bool) -> Check:
     library += f"libjpeg-turbo {turbo}" if turbo else "another libjpeg than libjpeg-turbo"
     if crop_only:
         line = f"only the crop of an image is decoded, by {library}"
+        if not reads_codes:
+            line += (
+                ", which reads Huffman codes itself, and more slowly than feedline: this version's "
+                "internal structures are not known to feedline"
+            )
     else:
         line = f"simplejpeg {simplejpeg} decodes whole images; what it leaves, {library}"
     # That a part is missing is told of, with its remedy, by "compiled-parts".
     return Check(
-        id="jpeg-decoder", status="ok" if crop_only else "note", summary=line, details=details
+        id="jpeg-decoder", status="ok" if reads_codes else "note", summary=line, details=details
     )

@@ -1,10 +1,11 @@
 /* A part of a JPEG, decoded without the rest of it.
 
 Guarantees: the bytes that a decode of the whole gives there, or the answer that this is not the
-way: for whatever libjpeg warns of or refuses, for files without an end, for colours other than
-grey, YCbCr and RGB. (Lossless files must not be asked for smaller: libjpeg-turbo does not say that
-it cannot.) Nothing is read outside the data or written outside the memory given.
-Python's lock is not held while pixels are decoded.
+way: for whatever libjpeg warns of or refuses, for codes that are not as they should be, for files
+without an end, for colours other than grey, YCbCr and RGB. (Lossless files must not be asked for
+smaller: libjpeg-turbo does not say that it cannot.) What is wrong where nothing had to be read is
+not noticed. Nothing is read outside the data or written outside the memory given. Python's lock is
+not held while pixels are decoded.
 
 Relies on the jpeg_crop_scanline and jpeg_skip_scanlines of libjpeg-turbo 3, which pass over columns
 and rows without transforming them (before 3.0 they had errors, says its ChangeLog.md); on Pillow,
@@ -13,11 +14,19 @@ and 8, which libjpeg-turbo keeps (https://github.com/libjpeg-turbo/libjpeg-turbo
 checks by its size when a decoder is made. So no header and no copy of the library is needed, and
 Pillow's updates are ours.
 
-How it is quick: what lies above, below and beside the part is only parsed; a decoder and its memory
-are kept from image to image; the header is read once. */
+How it is quick: Huffman codes, which are most of the work, are read by `_entropy.c` in the place of
+libjpeg's decode_mcu, and with restart markers only those of the part. Above, below and beside the
+part nothing is transformed. A decoder and its memory are kept from image to
+image; the header is read once.
+
+That function is in no interface of libjpeg's; it is the second one of its entropy decoder in
+libjpeg-turbo 1.0 to 3.2 (jpegint.h). So each of our decoders sees for itself: two functions of the
+library have to be there, and a small image has to come out the same with ours in the second one's
+place. Else, and for what is not baseline in one scan, libjpeg reads the codes. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -25,43 +34,8 @@ are kept from image to image; the header is read once. */
 #include <stdint.h>
 #include <string.h>
 
-/* The beginning of libjpeg's decompression structure, the same in both interfaces. */
-typedef struct {
-    void *errors, *memory, *progress, *owner;
-    int is_decompressor, state;
-    struct {
-        const uint8_t *next;
-        size_t left;
-    } *source;
-    unsigned width, height;                  /* image_width, image_height */
-    int components, colours, colours_wanted; /* num_components, jpeg_ and out_color_space */
-    unsigned scale, scale_of;                /* scale_num, scale_denom */
-    double gamma;
-    int settings[12]; /* as libjpeg sets them: an accurate transform, chroma interpolated */
-    unsigned width_out, height_out; /* output_width, output_height */
-    int more[12];
-    int (*missing)[64]; /* coef_bits: of each coefficient, 0 if all scans have come; or NULL */
-    void *tables[12];   /* for quantisation and Huffman codes */
-    uint8_t rest[1024];
-} Jpeg;
-_Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
-_Static_assert(offsetof(Jpeg, width) == 48 && offsetof(Jpeg, scale) == 68, "as in jpeglib.h");
-_Static_assert(offsetof(Jpeg, gamma) == 80 && offsetof(Jpeg, width_out) == 136, "likewise");
-_Static_assert(offsetof(Jpeg, missing) == 192 && offsetof(Jpeg, rest) == 296, "likewise");
-
-/* The beginning of its error handler. */
-typedef struct {
-    void (*fail)(Jpeg *);
-    void (*tell)(Jpeg *, int level);
-    void (*print)(Jpeg *);
-    uint8_t rest[512];
-} Errors;
-
-/* Versions of the interface, and the bytes of the structure in each. */
-static const struct {
-    int version;
-    size_t bytes;
-} interfaces[] = {{62, 632}, {80, 656}};
+#include "_entropy.h"
+#include "_libjpeg.h"
 
 enum { GREY = 1, RGB = 2, YCBCR = 3 }; /* libjpeg's numbers for colours */
 
@@ -82,6 +56,15 @@ typedef struct {
     Jpeg jpeg;
     Errors errors;
     jmp_buf escape;
+    const Interface *interface;
+    int (*replaced)(Jpeg *, int16_t **); /* libjpeg's decode_mcu, if ours can stand in for it */
+    char reads_codes;                    /* it is to */
+    Entropy entropy;
+    struct {
+        unsigned next, row, column, across; /* what libjpeg asks for next; MCUs of a row */
+        unsigned top, left, right;          /* what is wanted: from which row, which columns */
+        unsigned made;
+    } mcus;
     int busy;    /* a thread is in here */
     int created; /* the structure is to be destroyed in the end */
     int images;  /* that it served */
@@ -184,6 +167,7 @@ static int create(Decoder *self)
         self->errors.print = print;
         self->jpeg.owner = self;
         if (setjmp(self->escape) == 0) {
+            self->interface = &interfaces[k];
             self->create(&self->jpeg, interfaces[k].version, interfaces[k].bytes);
             self->created = 1;
             return 0;
@@ -213,11 +197,12 @@ static int ends(const Jpeg *jpeg)
     return 0;
 }
 
-/* Read the header of `data`; whether this is the way to decode the rest. */
-static int begin(Decoder *self)
+/* Read the header of an image; whether this is the way to decode the rest. */
+static int begin(Decoder *self, const uint8_t *bytes, size_t count)
 {
     Jpeg *jpeg = &self->jpeg;
     self->warnings = 0;
+    entropy_begin(&self->entropy, NULL, 0, 0); /* that of the image before is gone */
     /* libjpeg keeps an image's tables for the next, which may bring none of its own. It makes
     others where it finds none, and frees all only with the structure. */
     if (!self->created || ++self->images > IMAGES) { /* or the last one could not be made */
@@ -228,7 +213,7 @@ static int begin(Decoder *self)
     memset(jpeg->tables, 0, sizeof jpeg->tables);
     if (setjmp(self->escape))
         return 0;
-    self->mem_src(jpeg, self->data.buf, (unsigned long)self->data.len);
+    self->mem_src(jpeg, bytes, (unsigned long)count);
     self->read_header(jpeg, 1);
     const int quick = jpeg->colours == GREY || jpeg->colours == RGB || jpeg->colours == YCBCR;
     return quick && !self->warnings && ends(jpeg);
@@ -243,6 +228,63 @@ static int incomplete(const Jpeg *jpeg)
             if (jpeg->missing[component][k])
                 return 1;
     return 0;
+}
+
+static void *at(Jpeg *jpeg, size_t offset)
+{
+    return (uint8_t *)jpeg + offset;
+}
+
+static Decoding *decoding(Decoder *self)
+{
+    return *(Decoding **)at(&self->jpeg, self->interface->decoding);
+}
+
+/* In the place of libjpeg's decode_mcu, which is called for all MCUs in their order. */
+static int next_mcu(Jpeg *jpeg, int16_t **blocks)
+{
+    Decoder *self = jpeg->owner;
+    const unsigned mcu = self->mcus.next++, row = self->mcus.row, column = self->mcus.column;
+    if (++self->mcus.column == self->mcus.across) {
+        self->mcus.column = 0;
+        self->mcus.row++;
+    }
+    if (blocks && row >= self->mcus.top && column >= self->mcus.left && column < self->mcus.right)
+        self->mcus.made += (unsigned)entropy_mcu(&self->entropy, mcu, blocks);
+    return 1;
+}
+
+/* Have the codes read by `_entropy.c`, if that can be, and only those of the MCUs that reach into
+the rows from `top` on and into the columns from `left` on. */
+static void read_codes(Decoder *self, unsigned top, unsigned left, unsigned columns)
+{
+    Jpeg *jpeg = &self->jpeg;
+    Entropy *entropy = &self->entropy;
+    const Coding *coding = at(jpeg, self->interface->coding);
+    const Scan *scan = at(jpeg, self->interface->scan);
+    if (!self->reads_codes || decoding(self)->mcu != self->replaced || coding->progressive
+        || coding->arithmetic || jpeg->precision != 8 || scan->components != jpeg->components)
+        return;
+    entropy_begin(entropy, jpeg->source->next, jpeg->source->left, coding->restart);
+    int tall = 1, wide = 1; /* blocks of an MCU; in a scan of one component it is one block */
+    for (int block = 0; block < scan->blocks; block++) {
+        const Component *of = scan->of[scan->component[block]];
+        const uint8_t *dc = jpeg->tables[1][of->dc & 3], *ac = jpeg->tables[2][of->ac & 3];
+        if (!entropy_block(entropy, scan->component[block], of->dc, dc, of->ac, ac))
+            return;
+        if (scan->components > 1 && of->down > tall)
+            tall = of->down;
+        if (scan->components > 1 && of->across > wide)
+            wide = of->across;
+    }
+    const unsigned height = (unsigned)tall * 8 / jpeg->scale_of;
+    const unsigned width = (unsigned)wide * 8 / jpeg->scale_of;
+    self->mcus.next = self->mcus.row = self->mcus.column = self->mcus.made = 0;
+    self->mcus.across = scan->mcus_across;
+    self->mcus.top = top / height;
+    self->mcus.left = left / width;
+    self->mcus.right = (left + columns + width - 1) / width;
+    decoding(self)->mcu = next_mcu;
 }
 
 /* Decode a part; whether all went well. */
@@ -263,6 +305,7 @@ static int decode(Decoder *self, Part *part)
         columns = width - left;
     if (columns < width)
         self->crop(jpeg, &left, &columns); /* to whole blocks on the left, by as much wider */
+    read_codes(self, top, left, columns);
     part->stride = 3 * (size_t)columns;
     part->first = (part->top - top) * part->stride + 3 * (size_t)(part->left - left);
     part->too_small = rows > part->bytes / part->stride;
@@ -274,10 +317,61 @@ static int decode(Decoder *self, Part *part)
         for (unsigned k = 0; k < count; k++)
             lines[k] = part->memory + (made + k) * part->stride;
         now = self->read(jpeg, lines, count);
-        if (!now)
+        if (!now || self->entropy.broken)
             return 0;
     }
-    return !self->warnings;
+    return !self->warnings && entropy_ended(&self->entropy);
+}
+
+/* An image of 32 x 16 pixels, in two MCUs, without tables of codes: libjpeg has the usual ones. */
+static const uint8_t trial[] = {
+    0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0, [7 ... 70] = 64, /* the steps of quantisation */
+    0xFF, 0xC0, 0, 17, 8, 0, 16, 0, 32, 3, 1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0,
+    0xFF, 0xDA, 0, 12, 3, 1, 0, 2, 0x11, 3, 0x11, 0, 63, 0,
+    0x77, 0xEB, 0xFE, 0x3F, 0x9F, 0xF9, 0xFC, 0xC5, 0x2F, 0x5F, 0xF3, 0xD7, 0xF2, 0xE9, 0xFF, 0x00,
+    0xEB, 0xE2, 0xA3, 0x1F, 0xE7, 0xF1, 0xFF, 0x00, 0x3E, 0xD4, 0x73, 0xFE, 0x7F, 0xFD, 0x7F, 0x9D,
+    0x22, 0xE3, 0xAD, 0xC7, 0x7A, 0x9F, 0xA8, 0xA9, 0x33, 0xFE, 0x7F, 0xFD, 0x7D, 0xB8, 0xA5, 0xF5,
+    0xE9, 0xFA, 0xFF, 0x00, 0x93, 0xFD, 0x73, 0x50, 0xFB, 0xF1, 0xDF, 0x8F, 0xF3, 0xEB, 0xFA, 0x50,
+    0xDF, 0x91, 0x93, 0x77, 0x3F, 0xFF, 0xD9,
+};
+
+/* Whether a function is one of the library that libjpeg's others are in. */
+static int is_libjpeg(const Decoder *self, void *function)
+{
+    Dl_info own, other;
+    void *known;
+    memcpy(&known, &self->start, sizeof known);
+    return dladdr(known, &own) && dladdr(function, &other) && own.dli_fbase == other.dli_fbase;
+}
+
+/* Decode the trial image; whether all went well. */
+static int try(Decoder *self, uint8_t *pixels, size_t bytes)
+{
+    Part part = {.height = 16, .width = 32, .memory = pixels, .bytes = bytes};
+    if (!begin(self, trial, sizeof trial))
+        return 0;
+    self->jpeg.scale = self->jpeg.scale_of = 1;
+    self->jpeg.colours_wanted = RGB;
+    return decode(self, &part);
+}
+
+/* Find libjpeg's function for an MCU, and see whether ours can stand in for it. */
+static void find_replaced(Decoder *self)
+{
+    uint8_t own[16 * 32 * 3], ours[sizeof own];
+    void *found[2];
+    if (try(self, own, sizeof own)) {
+        memcpy(found, decoding(self), sizeof found);
+        if (is_libjpeg(self, found[0]) && is_libjpeg(self, found[1]))
+            self->replaced = decoding(self)->mcu;
+    }
+    let_go(self);
+    self->reads_codes = self->replaced != NULL;
+    if (!try(self, ours, sizeof ours) || self->mcus.made != 2 || memcmp(own, ours, sizeof own)) {
+        self->reads_codes = 0;
+        self->replaced = NULL;
+    }
+    let_go(self);
 }
 
 static int enter(Decoder *self)
@@ -301,7 +395,7 @@ static PyObject *decoder_open(Decoder *self, PyObject *data)
         return NULL;
     let_go(self);
     if (PyObject_GetBuffer(data, &self->data, PyBUF_SIMPLE) == 0) {
-        self->opened = begin(self);
+        self->opened = begin(self, self->data.buf, (size_t)self->data.len);
         if (self->opened) {
             answer = Py_BuildValue("II", self->jpeg.height, self->jpeg.width);
         } else {
@@ -397,6 +491,8 @@ static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *named
         PyErr_Format(PyExc_OSError, "%s has an unknown libjpeg", PyBytes_AS_STRING(path));
         failed = 1;
     }
+    if (!failed)
+        find_replaced(self);
     Py_DECREF(path);
     if (failed) {
         Py_XDECREF(self);
@@ -411,10 +507,16 @@ static PyMethodDef decoder_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef decoder_members[] = {
+    {"reads_codes", T_BOOL, offsetof(Decoder, reads_codes), 0, "See _jpeg.pyi."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot decoder_slots[] = {
     {Py_tp_new, decoder_new},
     {Py_tp_dealloc, decoder_dealloc},
     {Py_tp_methods, decoder_methods},
+    {Py_tp_members, decoder_members},
     {Py_tp_doc, "Decodes parts of JPEGs; see _jpeg.pyi."},
     {0, NULL},
 };

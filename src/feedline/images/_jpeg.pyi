@@ -20,6 +20,11 @@ class Decoder:
         OSError: it cannot be loaded, or links to no libjpeg-turbo of a known interface.
     """
 
+    reads_codes: bool
+    """Whether the Huffman codes of baseline JPEGs are read here and not by libjpeg: False where its
+    internal structures are others than expected. Setting it to False has libjpeg read them, which
+    takes longer and gives the same pixels; True then undoes that."""
+
     def __new__(cls, library: str | os.PathLike[str], /) -> Decoder: ...
     def open(self, data: Buffer, /) -> tuple[int, int] | None:
         """Read the header of a JPEG file's bytes, held until `read` or another `open`.

@@ -3,7 +3,7 @@
 Guarantees: the pixels that a decode of the whole gives, to the last bit, by any of the decoders;
 the header's pixel count is checked before anything of that size is reserved. A file without an
 end is an ImageError. One that only looks whole, with an end mark behind a gap, is one too, unless
-the gap is below the part and `_jpeg` decodes that.
+the gap is below the part, or restart markers lie between them, and `_jpeg` decodes that.
 
 Relies on: `_jpeg`, compiled, which decodes a part by the libjpeg-turbo that Pillow brings. What
 that leaves simplejpeg decodes whole: where it was not compiled or Pillow has no libjpeg-turbo 3,

@@ -1,0 +1,270 @@
+"""Huffman codes that feedline reads in libjpeg's place: libjpeg's coefficients, or none."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.images.decode import Decoder
+from feedline.images.jpeg import compiled_decoder
+from jpegs import (
+    HEIGHT,
+    KINDS,
+    WIDTH,
+    by_pillow,
+    compiled,
+    cut_out,
+    decoder_by,
+    libraries,
+    picture,
+    read,
+    some_parts,
+    whole,
+)
+
+pytestmark = compiled
+
+SUBSAMPLINGS = ["4:4:4", "4:2:2", "4:2:0"]
+
+
+def by_libjpeg(data, part=None, by=1):
+    """A part by a decoder in which libjpeg reads the codes itself; all for None."""
+    decoder = compiled_decoder()
+    decoder.reads_codes = False
+    size = decoder.open(data)
+    if size is None:
+        return None
+    return read(decoder, data, part or (0, 0, -(-size[0] // by), -(-size[1] // by)), by)
+
+
+def scan_at(data):
+    """Where the codes begin, and where they end."""
+    at = data.index(b"\xff\xda")
+    return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"), len(data) - 2
+
+
+@functools.cache
+def restarted(blocks=2, **options):
+    return by_pillow(restart_marker_blocks=blocks, quality=90, **options)
+
+
+def segments(data):
+    """What lies before the codes, and the codes of each segment, without markers."""
+    first, last = scan_at(data)
+    parts, start = [], first
+    for at in range(first, last):
+        if data[at] == 0xFF and 0xD0 <= data[at + 1] <= 0xD7:
+            parts.append(data[start:at])
+            start = at + 2
+    return data[:first], [*parts, data[start:last]]
+
+
+def joined(head, parts, number=lambda k: k % 8):
+    """The opposite of `segments`."""
+    codes = parts[0]
+    for k, part in enumerate(parts[1:]):
+        codes += bytes((0xFF, 0xD0 + number(k))) + part
+    return head + codes + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("library", libraries())
+def test_the_codes_are_read_here(library):
+    assert decoder_by(library).reads_codes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_libjpeg_reads_them_to_the_same_pixels(kind):
+    data = KINDS[kind]()
+    for part in some_parts(HEIGHT, WIDTH, 20):
+        assert np.array_equal(by_libjpeg(data, part), cut_out(whole(data), part))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_part_has_the_bytes_of_the_whole_whatever_the_restart_interval(data):
+    height, width = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))
+    sort = data.draw(st.sampled_from(["noise", "shades", "stripes", "flat"]))
+    grey = data.draw(st.booleans())
+    image = by_pillow(
+        "L" if grey else "RGB",
+        pixels=pixels_of(sort, height, width),
+        quality=data.draw(st.sampled_from([1, 50, 90, 95, 100])),
+        subsampling="4:4:4" if grey else data.draw(st.sampled_from(SUBSAMPLINGS)),
+        optimize=data.draw(st.booleans()),
+        restart_marker_blocks=data.draw(st.integers(0, 60)),
+    )
+    by = data.draw(st.sampled_from((1, 2, 4, 8)))
+    rows, columns = -(-height // by), -(-width // by)
+    h, w = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
+    part = data.draw(st.integers(0, rows - h)), data.draw(st.integers(0, columns - w)), h, w
+    expected = cut_out(by_libjpeg(image, None, by), part)
+    assert np.array_equal(read(compiled_decoder(), image, part, by), expected)
+    if by == 1:
+        assert np.array_equal(expected, cut_out(simplejpeg.decode_jpeg(image, "RGB"), part))
+
+
+def pixels_of(sort, height, width):
+    y, x = np.mgrid[:height, :width]
+    if sort == "noise":  # long codes, and blocks without an end of theirs
+        return np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    if sort == "stripes":  # long runs of zeros
+        return np.stack([(x % 2 * 255), (y % 2 * 255), ((x ^ y) % 2 * 255)], -1).astype(np.uint8)
+    if sort == "shades":
+        return picture(height, width)
+    return np.full((height, width, 3), 77, np.uint8)
+
+
+@pytest.mark.parametrize("quality", [85, 100])
+@pytest.mark.parametrize("blocks", [0, 7, 3000])
+def test_segments_larger_than_what_is_read_at_once(blocks, quality):
+    pixels = pixels_of("noise", 400, 600)
+    options = {"restart_marker_blocks": blocks} if blocks else {}
+    data = by_pillow(pixels=pixels, quality=quality, subsampling="4:2:0", **options)
+    decoder, expected = compiled_decoder(), whole(data)
+    for part in some_parts(400, 600, 20):
+        assert np.array_equal(read(decoder, data, part), cut_out(expected, part))
+
+
+def test_what_lies_in_other_segments_is_not_read():
+    head, parts = segments(restarted())
+    across = -(-WIDTH // 16)
+    assert len(parts) == -(-across * -(-HEIGHT // 16) // 2)
+    part = 50, 40, 30, 40  # and what touches it: MCUs of rows 3 to 5, columns 2 to 5
+    needed = {(row * across + column) // 2 for row in (3, 4, 5) for column in (2, 3, 4, 5)}
+    broken = [codes if k in needed else b"\x55" for k, codes in enumerate(parts)]
+    data = joined(head, broken)
+    expected = cut_out(whole(restarted()), part)
+    assert np.array_equal(read(compiled_decoder(), data, part), expected)
+    assert by_libjpeg(data, part) is None
+    for k in needed:  # and no less than those is needed
+        without = joined(head, [*broken[:k], b"\x55", *broken[k + 1 :]])
+        assert read(compiled_decoder(), without, part) is None
+
+
+def test_restart_markers_that_are_out_of_order_are_left_to_others():
+    head, parts = segments(restarted())
+    last = (HEIGHT - 20, 0, 20, WIDTH)
+    good = joined(head, parts)
+    assert good == restarted()
+    assert read(compiled_decoder(), good, last) is not None
+    swapped = joined(head, [*parts[:3], parts[4], parts[3], *parts[5:]], lambda k: (k ^ 1) % 8)
+    shifted = joined(head, parts, lambda k: (k + 1) % 8)
+    fewer = joined(head, [*parts[:9], *parts[10:]])
+    more = joined(head, [*parts[:9], parts[9], *parts[9:]], lambda k: (k if k < 9 else k - 1) % 8)
+    other = good.replace(b"\xff\xd3", b"\xff\xe3", 1)
+    none = joined(head, [b"".join(parts)])
+    for data in (swapped, shifted, more, other, none, fewer):
+        assert read(compiled_decoder(), data, last) is None
+    # Above what is out of order all is well; fill bytes before a marker are, too.
+    assert np.array_equal(read(compiled_decoder(), fewer, (0, 0, 9, 90)), whole(good)[:9, :90])
+    filled = good.replace(b"\xff\xd3", b"\xff\xff\xff\xd3")
+    assert np.array_equal(read(compiled_decoder(), filled, last), cut_out(whole(good), last))
+
+
+def test_a_segment_with_too_few_or_too_many_bytes_is_left_to_others():
+    head, parts = segments(restarted())
+    part = (0, 0, 10, 60)  # of segments 0 and 1
+    assert read(compiled_decoder(), joined(head, parts), part) is not None
+    for k in (0, 1):
+        for codes in (parts[k][:-1], parts[k][:-3], b"", parts[k] + b"\0", parts[k] * 2):
+            data = joined(head, [*parts[:k], codes, *parts[k + 1 :]])
+            assert read(compiled_decoder(), data, part) is None
+
+
+def test_an_image_does_not_depend_on_the_codes_of_the_one_before():
+    head, parts = segments(restarted())
+    damaged = joined(head, [*parts[:3], parts[3] + b"\0\0", *parts[4:]])
+    decoder, everything = compiled_decoder(), (0, 0, HEIGHT, WIDTH)
+    for kind in KINDS.values():
+        data = kind()
+        assert read(decoder, damaged, everything) is None
+        assert np.array_equal(read(decoder, data, everything), whole(data))
+        assert read(decoder, restarted(), (0, 0, 9, 60)) is not None
+        assert np.array_equal(read(decoder, data, (9, 9, 50, 60)), whole(data)[9:59, 9:69])
+
+
+def test_a_restart_interval_that_is_not_that_of_the_markers_is_left_to_others():
+    data = restarted()
+    at = data.index(b"\xff\xdd") + 4
+    assert data[at : at + 2] == b"\0\2"
+    for interval in (1, 3, 5, 90, 65535):
+        other = data[:at] + interval.to_bytes(2, "big") + data[at + 2 :]
+        assert read(compiled_decoder(), other, (0, 0, HEIGHT, WIDTH)) is None
+    without = data[:at] + b"\0\0" + data[at + 2 :]
+    assert read(compiled_decoder(), without, (0, 0, HEIGHT, WIDTH)) is None
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 5])
+def test_whatever_the_bytes_are_libjpegs_pixels_come_out_or_none(blocks):
+    options = {"restart_marker_blocks": blocks} if blocks else {}
+    data = by_pillow(pixels=picture(70, 90), quality=85, **options)
+    dice, decoder, compared, refused = np.random.default_rng(blocks), compiled_decoder(), 0, 0
+    for turn in range(1500):
+        broken = bytearray(data)
+        first = scan_at(data)[0] if turn % 3 else 2
+        for at in dice.integers(first, len(data), int(dice.integers(1, 4))):
+            broken[at] = dice.choice([0, 0xFF, 0xD0, 0xD9, int(dice.integers(256))])
+        if turn % 7 == 0:
+            at = int(dice.integers(first, len(data)))
+            del broken[at : at + int(dice.integers(1, 40))]
+            broken += b"\xff\xd9"
+        broken = bytes(broken)
+        size = decoder.open(broken)
+        if size is None or size[0] * size[1] > 1 << 20:
+            continue
+        everything = read(decoder, broken, (0, 0, *size))
+        if everything is None:
+            refused += 1
+            continue
+        compared += 1
+        assert np.array_equal(everything, by_libjpeg(broken))
+        for part in some_parts(*size, 2, seed=turn):
+            assert np.array_equal(read(decoder, broken, part), cut_out(everything, part))
+    assert compared > 100
+    assert refused > 100
+
+
+def test_garbage_in_the_place_of_codes_ends_in_an_error_or_in_libjpegs_pixels():
+    dice, decoder = np.random.default_rng(4), compiled_decoder()
+    for data in (by_pillow(), restarted(), by_pillow(optimize=True, quality=30)):
+        first = scan_at(data)[0]
+        for _ in range(100):
+            garbage = dice.integers(0, 256, int(dice.integers(1, 20_000))).astype(np.uint8)
+            for codes in (garbage.tobytes(), garbage.tobytes().replace(b"\xff", b"\xff\0")):
+                broken = data[:first] + codes + b"\xff\xd9"
+                found = read(decoder, broken, (0, 0, HEIGHT, WIDTH))
+                assert found is None or np.array_equal(found, by_libjpeg(broken))
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_damage_outside_a_part_changes_no_pixel_of_it(blocks):
+    data, part = restarted(blocks), (60, 30, 40, 50)
+    head, parts = segments(data)
+    across = -(-WIDTH // 16)
+    needed = {(row * across + column) // blocks for row in range(3, 7) for column in range(1, 6)}
+    expected, dice, given = cut_out(whole(data), part), np.random.default_rng(1), 0
+    for _ in range(400):
+        k = int(dice.choice([k for k in range(len(parts)) if k not in needed]))
+        codes = bytearray(parts[k])
+        codes[int(dice.integers(len(codes)))] = dice.choice([0, 0xFF, 0xD3, dice.integers(256)])
+        broken = joined(head, [*parts[:k], bytes(codes), *parts[k + 1 :]])
+        found = read(compiled_decoder(), broken, part)
+        if found is not None:
+            given += 1
+            assert np.array_equal(found, expected)
+    assert given > 200
+
+
+def test_the_decoder_of_images_gives_a_part_whose_surroundings_are_broken():
+    head, parts = segments(restarted(1))
+    across = -(-WIDTH // 16)
+    data = joined(head, [codes if k < 4 * across else b"\x55" for k, codes in enumerate(parts)])
+    decoder = Decoder()
+    decoder.open(data)
+    found = decoder.read(1, (3, 2, 40, 100))
+    assert np.array_equal(found, whole(restarted(1))[3:43, 2:102])

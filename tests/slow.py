@@ -1,0 +1,20 @@
+"""Variants of a test that take long and add little: `make test` leaves them out.
+
+`make test-all`, or pytest called directly, runs them too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+__all__ = ["slow"]
+
+
+def slow(*variants: Any) -> list[Any]:
+    """Values for `pytest.mark.parametrize`, a tuple for several names, marked as slow."""
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow)
+        for each in variants
+    ]
