@@ -14,6 +14,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 import feedline
+from feedline.loader import recording
 from feedline.loader.recording import Recording
 from feedline.trace.switch import SWITCH
 from sets import Drawing, as_it_is
@@ -130,6 +131,7 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
         rested.append(self.rest)
 
     monkeypatch.setattr(Recording, "handed_out", handed_out)
+    monkeypatch.setattr(recording, "_QUICK_NS", 1 << 60)  # on any machine
     data = TensorDataset(torch.zeros(40_000, 2))
     with feedline.DataLoader(data, 4) as loader:
         for _ in range(2):
@@ -142,7 +144,7 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
     assert [entry.batches for entry in run.passes] == [10_000, 10_000, 1000]
     assert [entry.samples for entry in run.passes] == [40_000, 40_000, 4000]
     assert loader.timing.totals().steps == 2 * 9999 + 999
-    assert any(rested), "steps of a tenth of a millisecond were too long to rest"
+    assert any(rested)
     assert len(rested) < 21_000
 
 
