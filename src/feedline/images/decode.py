@@ -5,7 +5,8 @@ torchvision's loader give, to the last bit (`jpeg.py`); everything else comes fr
 (`pillow.py`). Formats are told by their bytes, never by a file name. The pixel count in the header
 is checked before any decoding. A JPEG that ends early is an ImageError, also where an end marker
 was put behind the missing part (Pillow fills that with grey); but not where only rows above that
-are wanted, or parts between restart markers, and `_jpeg` decodes them. Any bytes give an image or an ImageError.
+are wanted, or parts between restart markers, and `_jpeg` decodes them. Any bytes give an image or
+an ImageError.
 """
 
 from __future__ import annotations
