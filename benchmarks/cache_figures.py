@@ -67,7 +67,7 @@ def _versus(found: dict[str, Any]) -> list[str]:
     return [
         _row(
             "a cache of 256 px JPEGs @224: feedline / FFCV, the quickest torch loader, "
-            "WebDataset's reader, all with the same copies",
+            "WebDataset's reader, with copies of the same pixels",
             f"{over(large, [FFCV])}, {over(large, TORCH)}, {over(large, WEBDATASET)}",
             "caches_versus.py",
         ),

@@ -14,6 +14,8 @@ taken round by round. Works:
     256 px JPEG, 128 px JPEG    of `--quality`, at 224 and 112 px: crops of 25 to 100% of the area
     256 px raw, 128 px raw      the same without a decode
 
+Each image is in the folder `--times` times, so that an epoch of few images is no matter of its end.
+
 Caveats: one machine's figures. An epoch has `--repeat` times the images where a peer can be told
 so; feedline's and WebDataset's have those there are. torch + Pillow, torch float32 make floats,
 because their users do; each bar counts the quickest of its group. Pixels of FFCV and DALI are made
@@ -36,7 +38,7 @@ from typing import Any
 
 from caches_table import bars, table
 from contest import Result, contestants
-from copies import without_restarts
+from copies import more_images, without_restarts
 from page_cache import read_once
 from peers.work import Work
 from report import machine, save, versions
@@ -113,6 +115,7 @@ def entries(task: Task, only: str) -> list[Entry]:
 
 def measure(task: Task, originals: Path, scratch: Path, options: Any) -> list[Result]:
     """All contestants at one work, in turn."""
+    originals = more_images(originals, options.times, scratch / "originals")
     folders = {"originals": ("jpeg", originals)}
     for name in FORMATS:
         root = scratch / name
@@ -172,7 +175,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="counted in each turn")
     parser.add_argument("--lead", type=float, default=0.7, help="seconds before counting begins")
-    parser.add_argument("--repeat", type=int, default=200, help="times the images in an epoch")
+    parser.add_argument("--times", type=int, default=10, help="each image so often in a cache")
+    parser.add_argument("--repeat", type=int, default=20, help="times the images in an epoch")
     parser.add_argument("--under", type=Path, help="where the caches are made")
     parser.add_argument("--json", type=Path, help="where the figures go")
     return parser.parse_args()
@@ -181,7 +185,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
-    fixed = ("quality", "workers", "batch_size", "rounds", "seconds", "lead", "repeat")
+    fixed = ("quality", "workers", "batch_size", "rounds", "seconds", "lead", "times", "repeat")
     tasks: list[dict[str, Any]] = []
     found: dict[str, Any] = {
         "machine": machine(),

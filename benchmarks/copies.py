@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from multiprocessing import Pool
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["jpeg_copies", "raw_copies", "without_restarts"]
+__all__ = ["jpeg_copies", "more_images", "raw_copies", "without_restarts"]
 
 _BICUBIC = Image.Resampling.BICUBIC
 
@@ -70,6 +71,19 @@ def without_restarts(jpegs: Path, pixels: Path, quality: int, target: Path) -> P
     ]
     with Pool() as pool:
         pool.map(_without_restarts, jobs, chunksize=16)
+    return target
+
+
+def more_images(root: Path, times: int, target: Path) -> Path:
+    """A folder with each image of another so many times, under names of its own; its path."""
+    for path, _ in _files(root):
+        (target / path.parent.name).mkdir(parents=True, exist_ok=True)
+        for number in range(times):
+            again = target / path.parent.name / f"{path.stem}-{number}{path.suffix}"
+            try:
+                os.link(path, again)
+            except OSError:  # another disk
+                shutil.copyfile(path, again)
     return target
 
 

@@ -26,6 +26,7 @@ from jpegs import (
     some_parts,
     whole,
 )
+from random_jpegs import damaged, random_jpeg
 
 pytestmark = compiled
 
@@ -174,6 +175,9 @@ def test_a_segment_with_too_few_or_too_many_bytes_is_left_to_others():
         for codes in (parts[k][:-1], parts[k][:-3], b"", parts[k] + b"\0", parts[k] * 2):
             data = joined(head, [*parts[:k], codes, *parts[k + 1 :]])
             assert read(compiled_decoder(), data, part) is None
+    data = joined(head, [parts[0] + b"\xff\xff\0", *parts[1:]])  # one byte of data for libjpeg
+    assert by_libjpeg(data) is None
+    assert read(compiled_decoder(), data, part) is None
 
 
 def test_an_image_does_not_depend_on_the_codes_of_the_one_before():
@@ -268,3 +272,27 @@ def test_the_decoder_of_images_gives_a_part_whose_surroundings_are_broken():
     decoder.open(data)
     found = decoder.read(1, (3, 2, 40, 100))
     assert np.array_equal(found, whole(restarted(1))[3:43, 2:102])
+
+
+def test_any_tables_samplings_and_intervals_give_libjpegs_pixels_and_damage_to_them_or_none():
+    dice, decoder, given = np.random.default_rng(8), compiled_decoder(), 0
+    for seed in range(200):
+        data = random_jpeg(dice)
+        for broken in (data, *(damaged(data, dice) for _ in range(5))):
+            size, is_whole = decoder.open(broken), broken is data
+            assert size or not is_whole
+            if size is None or size[0] * size[1] > 1 << 17:
+                continue
+            for by in (1, 2, 4, 8):
+                rows, columns = -(-size[0] // by), -(-size[1] // by)
+                expected = by_libjpeg(broken, None, by)
+                found = read(decoder, broken, (0, 0, rows, columns), by)
+                assert found is not None or not is_whole
+                given += not is_whole and found is not None
+                assert found is None or np.array_equal(found, expected)
+                for part in some_parts(rows, columns, 2, seed):
+                    found = read(decoder, broken, part, by)
+                    assert found is not None or not is_whole
+                    if found is not None and expected is not None:
+                        assert np.array_equal(found, cut_out(expected, part))
+    assert given > 100

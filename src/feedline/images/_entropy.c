@@ -127,12 +127,15 @@ static int seek(Entropy *self, unsigned segment)
         return 0;
     while (self->segment < segment) {
         const uint8_t *mark = memchr(self->source, 0xFF, (size_t)(self->end - self->source));
-        if (!mark || self->end - mark < 2)
+        const uint8_t *kind = mark;
+        while (kind && kind < self->end && *kind == 0xFF)
+            kind++; /* over fill bytes */
+        if (!kind || kind == self->end)
             return 0;
-        self->source = mark + (mark[1] == 0xFF ? 1 : 2);
-        if (mark[1] == (0xD0 | (self->segment & 7)))
+        self->source = kind + 1;
+        if (*kind == (0xD0 | (self->segment & 7)))
             self->segment++;
-        else if (mark[1] != 0 && mark[1] != 0xFF)
+        else if (*kind != 0 || kind - mark > 1) /* 0xFF 0xFF 0 is no data byte */
             return 0;
     }
     begin_segment(self);
