@@ -300,6 +300,13 @@ def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:
     assert "host-bound" not in rules_of(a_run(replace(passed, device_clock=False)))
 
 
+def test_a_thread_that_may_be_waiting_for_its_device_is_no_bound_host() -> None:
+    # As with .item() in each step: the thread spins until the device is done.
+    passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
+    run = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": None})
+    assert rules_of(run) == ["compute-bound"]
+
+
 def test_threads_in_workers_are_told_of() -> None:
     run = a_run(SLOW, work=320.0, machine=CORES, use={"worker_threads": 10})
     processes = [
