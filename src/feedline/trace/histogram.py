@@ -68,6 +68,14 @@ class Histogram:
         return self
 
     @property
+    def sound(self) -> bool:
+        """Whether it can have been added up: a file may hold anything."""
+        counts = [self.count, *self.bins.values()]
+        return min([self.total_ms, self.longest_ms, *counts]) >= 0 and all(
+            0 <= k < _BINS for k in self.bins
+        )
+
+    @property
     def mean_ms(self) -> float | None:
         """The mean; None where nothing was added."""
         return self.total_ms / self.count if self.count else None
