@@ -88,10 +88,16 @@ def test_a_loader_for_each_epoch_is_rebuilt_and_not_restarted() -> None:
     assert "workers-restarted" not in rules_of(run)
 
 
-def test_two_loaders_in_turns_are_not_rebuilt() -> None:
+def test_a_second_loader_for_validation_is_not_a_rebuilt_one() -> None:
     passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k % 2, built=1) for k in range(6)]
-    run = a_run(*passes, loaders=[LOADER, replace(LOADER, dataset="here.Others")])
-    assert finding_rate(run, "loader-rebuilt") < 1.2
+    for other in (replace(LOADER, dataset="here.Others"), replace(LOADER, samples=800)):
+        assert "loader-rebuilt" not in rules_of(a_run(*passes, loaders=[LOADER, other]))
+
+
+def test_a_loader_for_each_batch_size_is_rebuilt() -> None:
+    passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k, built=1) for k in range(6)]
+    loaders = [replace(LOADER, batch_size=32 - 4 * k) for k in range(6)]
+    assert first_of(a_run(*passes, loaders=loaders)) == "loader-rebuilt"
 
 
 def finding_rate(run: Run, rule: str) -> float:
