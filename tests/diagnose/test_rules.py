@@ -27,6 +27,32 @@ def test_workers_that_are_at_work_all_the_time_are_too_few() -> None:
     assert "num_workers=7" in found.fix
 
 
+def paused(wait: float) -> Pass:
+    """Two steps of a hundred take 2 s longer: the training evaluates itself, and saves."""
+    passed = one_pass(wait=wait, compute=10.0)
+    passed.compute = times(10.0, 98)
+    passed.compute += times(2010.0, 2)
+    return passed
+
+
+def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:
+    # A batch each 40 ms for steps of 10 ms, while the mean step, pauses included, computes for 50.
+    run = a_run(paused(30.0), work=160.0)
+    found = finding_of(run, "too-few-workers")
+    assert rules_of(run)[0] == "too-few-workers"
+    assert "shallow-prefetch" not in rules_of(run)
+    assert found.gain is not None
+    # Of 80 ms a step 40 are pauses, which stay; of the others 8 workers leave 20.
+    assert found.gain.predicted == pytest.approx(80 / 60, rel=0.05)
+
+
+def test_pauses_that_may_be_the_devices_own_work_are_computing() -> None:
+    # By the host's clock: every fiftieth step waits for what the others asked of the device.
+    run = a_run(paused(0.0), work=80.0, machine={"gpu": "a device"})
+    assert rules_of(run) == ["compute-bound"]
+    assert rules_of(a_run(paused(0.0), work=80.0)) == ["healthy"]
+
+
 def test_more_workers_are_no_advice_where_all_cores_are_in_use() -> None:
     run = a_run(SLOW, work=320.0, machine={"cores": 4, "usable_cores": 4})
     assert "too-few-workers" not in rules_of(run)

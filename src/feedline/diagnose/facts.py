@@ -142,6 +142,11 @@ class Facts:
         return self._mean("compute_ms")
 
     @property
+    def steady_compute_ms(self) -> float:
+        """Its computing without pauses."""
+        return self.compute_ms - self._mean("pause_ms")
+
+    @property
     def total_ms(self) -> float:
         """All steps, and the starts of all passes but the first, which nothing can save."""
         return self.step_ms * self.steps + self.starts_ms
@@ -177,7 +182,8 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
     if cores.trainer_cpu is not None:
         cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
         queued_ms = cpu_ms * cores.trainer_queued
-    lanes = lanes_of(run, loader, step_ms, cores)
+    steady_ms = sum(phase.steady_ms * phase.steps for phase in phases) / steps if steps else 0.0
+    lanes = lanes_of(run, loader, step_ms, steady_ms, cores)
     # A trainer that sleeps and wakes waits for a core more often than it uses one for long.
     crowding = cores.others(cores.trainer_queued)
     if lanes is not None and loader.workers:

@@ -67,7 +67,7 @@ class Lanes:
             the cores, 1 for not at all; what the run's own processes take is not in it.
         all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
             threads; None where that was not measured.
-        busy: share of the time that workers are at a task.
+        busy: share of the time that workers are at a task; pauses of the step left out.
         stages: most expensive first; empty where no task was timed.
         tail: samples that take far longer than others; None where there are none.
         timed: tasks that the shares follow from.
@@ -109,8 +109,18 @@ class Lanes:
         )
 
 
-def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | None:
-    """What the workers of a run did; None where nobody timed them."""
+def lanes_of(
+    run: Run, loader: Loader, step_ms: float, steady_ms: float, cores: Cores
+) -> Lanes | None:
+    """What the workers of a run did; None where nobody timed them.
+
+    Args:
+        run: with its workers.
+        loader: whose workers they are.
+        step_ms: the mean step,
+        steady_ms: and without its pauses.
+        cores: who has them.
+    """
     batches = sum(each.batches for each in run.passes)
     if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
         return None
@@ -145,7 +155,7 @@ def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | 
         blocked_ms=work_ms * max(0.0, off_core - waiting),
         crowding=cores.others(ratio),
         all_cpu_ms=cpu_s / seconds * lanes * step_ms if seconds >= 0.5 else None,
-        busy=min(1.0, work_ms / lanes / step_ms),
+        busy=min(1.0, work_ms / lanes / steady_ms) if steady_ms > 0 else 1.0,
         stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
         tail=_tail(run, work_ms),
         timed=run.timed,

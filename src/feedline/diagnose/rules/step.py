@@ -66,7 +66,7 @@ def compute_bound(facts: Facts) -> Finding | None:
         return None
     for phase in facts.phases:
         load = load_of(facts, phase)
-        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms:
+        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms - phase.pause_ms:
             return None
     lanes = facts.lanes
     return Finding(

@@ -35,13 +35,14 @@ def too_few_workers(facts: Facts) -> Finding | None:
         if now
         else ("no workers: the training process makes each batch itself, while the device waits")
     )
+    paused = ", pauses left out" if facts.steady_compute_ms < 0.95 * facts.compute_ms else ""
     return Finding(
         rule="too-few-workers",
         cause="There are too few workers to make batches as fast as the steps take them."
         if now
         else "No worker process makes batches while the training step runs.",
         evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
-        f"{ms(facts.compute_ms)}; {count(facts.cores, 'core')} can be used",
+        f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used",
         fix=f"Set num_workers={best}.",
         gain=gain,
     )
