@@ -160,6 +160,35 @@ def test_workers_that_are_blocked_and_read_nothing_have_no_slow_storage() -> Non
     assert "slow-storage" not in rules_of(run)
 
 
+def test_workers_that_wait_for_one_another_are_named_before_more_of_them() -> None:
+    # A lock that all share, or a server that answers slowly: nothing of it is read by calls.
+    run = a_run(SLOW, work=320.0, cpu=0.25, stages={"dataset": 0.95})
+    assert first_of(run) == "slow-transform"
+    found = finding_of(run, "slow-transform")
+    assert "Photos.__getitem__" in found.cause
+    assert "waiting" in found.cause
+    assert "lock" in found.fix
+    more = finding_of(run, "too-few-workers")
+    assert more.gain is not None
+    # All 8 wait for as long together as these 4 do, if it is a lock.
+    assert more.gain.low == 1.0
+    assert "waits for something" in more.evidence
+
+
+def test_storage_says_what_the_kernel_has_counted() -> None:
+    run = a_run(SLOW, work=320.0, cpu=0.2, stages=FAR)
+    assert "none of it came from a disk" in finding_of(run, "slow-storage").evidence
+    trainer, *workers = run.use.processes
+    local = [replace(each, read_bytes=10**8) for each in workers]
+    from_disk = replace(run, use=replace(run.use, processes=[trainer, *local]))
+    assert "none of it" not in finding_of(from_disk, "slow-storage").evidence
+    faulting = [replace(each, major_faults=5000) for each in workers]
+    swapped = replace(run, use=replace(run.use, processes=[trainer, *faulting]))
+    found = finding_of(swapped, "slow-storage")
+    assert "20,000 pages" in found.evidence
+    assert "fewer workers" in found.fix
+
+
 def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
     cold = one_pass(wait=50.0, disk_bytes=10**9)
     warm = one_pass(wait=0.0, epoch=1, disk_bytes=0)

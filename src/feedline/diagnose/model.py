@@ -31,6 +31,7 @@ __all__ = [
     "Load",
     "best_workers",
     "gain_of",
+    "gain_of_more_workers",
     "gain_of_saved",
     "less_work",
     "load_of",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _ALIKE = 1.03  # fewer workers that are as good within 3% are better
+_WAITING = 0.3  # of the work: so much of it blocked may be a lock
 _ERRORS = 2.0  # standard errors on either side
 
 
@@ -216,6 +218,27 @@ def gain_of(
         waits = changed.produce_ms > 0.9 * changed.consume_ms
         long += (stretched if waits else own) * phase.steps
     return _gain(before, short, long, facts.spread)
+
+
+def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
+    """How many times as fast the run would be with so many workers.
+
+    What workers wait for, a disk, a server or a lock, may serve one of them at a time. Then more
+    of them wait for as much longer: what is predicted lies between both. Where waiting is much of
+    the work, what they do on their cores may be behind the same lock, and they gain nothing.
+    """
+    waits = facts.lanes is not None and facts.lanes.blocked_share > _WAITING
+    longer = max(1.0, workers / facts.workers) if facts.workers else 1.0
+
+    def waiting(load: Load) -> Load:
+        blocked = load.work_blocked_ms * longer
+        return replace(load, workers=workers, work_blocked_ms=blocked)
+
+    alone = gain_of(facts, lambda load: replace(load, workers=workers))
+    shared = gain_of(facts, waiting)
+    predicted = math.sqrt(alone.predicted * shared.predicted)
+    low = 1.0 if waits else min(alone.low, shared.low)
+    return Gain(predicted=predicted, low=low, high=alone.high)
 
 
 def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:

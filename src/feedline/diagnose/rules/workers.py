@@ -6,12 +6,19 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import Load, best_workers, gain_of, gain_of_saved
+from feedline.diagnose.model import (
+    Load,
+    best_workers,
+    gain_of,
+    gain_of_more_workers,
+    gain_of_saved,
+)
 from feedline.diagnose.words import count, ms, percent
 
 __all__ = ["loader_rebuilt", "too_few_workers", "too_many_workers", "workers_restarted"]
 
 _BUSY = 0.7  # workers that are at work for less of the time are not what is missing
+_WAITING = 0.3  # of the work, to speak of what is waited for
 _LEAST_WORK_MS = 1.0  # a batch that takes less costs more to hand from process to process
 
 
@@ -27,7 +34,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
     best = best_workers(facts)
     if best <= now:
         return None
-    gain = gain_of(facts, lambda load: replace(load, workers=best))
+    gain = gain_of_more_workers(facts, best)
     if gain.predicted < facts.thresholds.worth:
         return None
     who = (
@@ -42,7 +49,13 @@ def too_few_workers(facts: Facts) -> Finding | None:
         if now
         else "No worker process makes batches while the training step runs.",
         evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
-        f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used",
+        f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used"
+        + (
+            f"; for {ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
+            "gain only where that can serve more of them"
+            if lanes.blocked_share > _WAITING
+            else ""
+        ),
         fix=f"Set num_workers={best}.",
         gain=gain,
     )
