@@ -299,7 +299,55 @@ def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching(
         stages={"dataset": 0.9},
     )
     assert first_of(run) == "shallow-prefetch"
-    assert "every 8th step" in finding_of(run, "shallow-prefetch").evidence
+    assert "one step in 8 is late" in finding_of(run, "shallow-prefetch").evidence
+
+
+def test_prefetching_is_no_deeper_than_memory_is() -> None:
+    large = replace(uneven(), bytes=101 * (60 << 20))
+    work = {"work": 150.0, "stages": {"dataset": 0.9}}
+    run = a_run(large, **work, use={"shared_memory_bytes": 1 << 30})
+    assert "prefetch_factor=3" in finding_of(run, "shallow-prefetch").fix
+    for use in ({"shared_memory_bytes": 700 << 20}, {"cacheable_bytes": 1 << 30}):
+        assert "shallow-prefetch" not in rules_of(a_run(large, **work, use=use))
+    other = a_run(
+        large, **work, use={"shared_memory_bytes": 700 << 20}, loader={"kind": "feedline"}
+    )
+    assert "prefetch_factor=4" in finding_of(other, "shallow-prefetch").fix
+
+
+def test_steps_that_all_wait_for_idle_workers_want_no_more_prefetching() -> None:
+    assert rules_of(a_run(SLOW, work=40.0)) == ["inconclusive"]
+
+
+def test_a_thread_that_pins_is_late_where_workers_are_idle_and_each_step_waits() -> None:
+    passed = one_pass(wait=30.0, wait_cpu_ms=0.2 * 100, pinned=True, device_clock=True)
+    run = a_run(passed, work=20.0, loader={"pin_memory": True}, machine={"gpu": "a device"})
+    assert rules_of(run) == ["hand-over"]
+    assert "pins" in finding_of(run, "hand-over").cause
+
+
+def cpu_of(run: Run, *shares: float) -> Run:
+    """The same, with workers on cores for these shares of the time."""
+    trainer, *workers = run.use.processes
+    made = [
+        replace(each, cpu_s=share * each.seconds)
+        for each, share in zip(workers, shares, strict=True)
+    ]
+    return replace(run, use=replace(run.use, processes=[trainer, *made]))
+
+
+def test_workers_without_data_are_told_of() -> None:
+    run = a_run(SLOW, work=80.0)
+    one = cpu_of(run, 0.95, 0.01, 0.01, 0.01)
+    assert first_of(one) == "uneven-workers"
+    assert "as if 1 of 4 workers" in finding_of(one, "uneven-workers").evidence
+    assert finding_rate(one, "uneven-workers") == pytest.approx(80 / 50, rel=0.02)
+    assert "uneven-workers" not in rules_of(cpu_of(run, 0.3, 0.2, 0.2, 0.3))
+
+
+def test_workers_of_a_second_loader_may_have_less_to_do() -> None:
+    run = a_run(SLOW, one_pass(loader=1), work=80.0, loaders=[LOADER, replace(LOADER, samples=9)])
+    assert "uneven-workers" not in rules_of(cpu_of(run, 0.95, 0.95, 0.01, 0.01))
 
 
 def test_deep_prefetching_is_not_made_deeper() -> None:
@@ -315,6 +363,9 @@ def test_batches_that_fill_shared_memory_are_told_of() -> None:
     assert "shared-memory" not in rules_of(fits)
     other = a_run(large, use={"shared_memory_bytes": 512 << 20}, loader={"kind": "feedline"})
     assert "shared-memory" not in rules_of(other)
+    # Of passes of five batches no more than these are ever ready.
+    short = [one_pass(steps=4, epoch=k, bytes=5 * (60 << 20)) for k in range(10)]
+    assert "shared-memory" not in rules_of(a_run(*short, use={"shared_memory_bytes": 512 << 20}))
 
 
 def test_tiny_batches_are_told_of_and_not_their_collating() -> None:

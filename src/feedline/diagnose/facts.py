@@ -118,6 +118,11 @@ class Facts:
         return max(0, self.loader.workers or 0)
 
     @property
+    def ahead(self) -> int:
+        """Batches that workers make ahead; torch's default is 2 for each."""
+        return self.workers * (self.loader.prefetch_factor or 2)
+
+    @property
     def step_ms(self) -> float:
         """The mean step."""
         return self._mean("step_ms")

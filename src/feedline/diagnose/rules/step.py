@@ -101,7 +101,7 @@ def inconclusive(facts: Facts) -> Finding | None:
         )
         return _nothing(
             "There was no batch.",
-            f"{count(len(facts.passes), 'pass').replace('passs', 'passes')}; {said}",
+            f"{count(len(facts.passes), 'pass')}; {said}",
             "See that the dataset is not empty, and that drop_last=True does not leave out its "
             "only batch."
             if how != "raised"

@@ -15,7 +15,13 @@ from feedline.diagnose.model import (
 )
 from feedline.diagnose.words import count, ms, percent
 
-__all__ = ["loader_rebuilt", "too_few_workers", "too_many_workers", "workers_restarted"]
+__all__ = [
+    "loader_rebuilt",
+    "too_few_workers",
+    "too_many_workers",
+    "uneven_workers",
+    "workers_restarted",
+]
 
 _BUSY = 0.7  # workers that are at work for less of the time are not what is missing
 _WAITING = 0.3  # of the work, to speak of what is waited for
@@ -84,6 +90,29 @@ def _none_at_all(facts: Facts) -> Finding | None:
         evidence=f"of {ms(facts.wait_ms)} that a step waits, this thread is on a core for "
         f"{ms(hand)}, and there is no other process",
         fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
+        gain=gain,
+    )
+
+
+def uneven_workers(facts: Facts) -> Finding | None:
+    """Some workers make all batches, and the others have no data."""
+    lanes = facts.lanes
+    if lanes is None or not facts.waits or not lanes.uneven or lanes.makers is None:
+        return None
+    if facts.loader.kind != "torch":  # feedline's workers take pieces as they are free
+        return None
+    gain = gain_of(facts, lambda load: load)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    makers = max(1, round(lanes.makers))
+    return Finding(
+        rule="uneven-workers",
+        cause="Some workers make nearly all batches, and the others have next to nothing to do.",
+        evidence=f"the time on cores is spread as if {makers} of {count(facts.workers, 'worker')} "
+        f"worked; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
+        f"{ms(facts.steady_compute_ms)}",
+        fix="Give each worker of an iterable dataset as much data as the others: at least as many "
+        "shards as workers, divided by torch.utils.data.get_worker_info().",
         gain=gain,
     )
 
