@@ -396,6 +396,15 @@ def test_memory_that_is_not_pinned_is_told_of_where_there_is_a_device() -> None:
     assert "unpinned-copy" not in rules_of(a_run(passed))
 
 
+def test_a_copy_that_was_not_measured_is_told_of_where_it_may_take_long() -> None:
+    large = one_pass(bytes=101 * (19 << 20), pinned=False)
+    found = finding_of(a_run(large, machine={"gpu": "a device"}), "unpinned-copy")
+    assert found.gain is None
+    assert "at 2 GB/s it is 10.0 ms of a step's 50.0 ms" in found.evidence
+    small = one_pass(bytes=101 * (2 << 20), pinned=False)
+    assert rules_of(a_run(small, machine={"gpu": "a device"})) == ["compute-bound"]
+
+
 def test_slow_first_steps_at_another_size_are_told_of() -> None:
     first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
     second = one_pass(image_size=96, epoch=1, first_steps_ms=[900.0] * 3 + [50.0] * 5)
