@@ -70,9 +70,9 @@ class Lanes:
             the cores, 1 for not at all; what the run's own processes take is not in it.
         all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
             threads; None where that was not measured.
-        makers: workers among which the work is spread, as if each of them did as much: of their time
-            on cores, the square of the sum over the sum of the squares; None where that was not
-            measured for long enough.
+        makers: workers among which the work is spread, as if each of them did as much: of their
+            time on cores, the square of the sum over the sum of the squares; None where that was
+            not measured for long enough.
         busy: share of the time that workers are at a task; pauses of the step left out.
         stages: most expensive first; empty where no task was timed.
         tail: samples that take far longer than others; None where there are none.

@@ -227,7 +227,7 @@ def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
     of them wait for as much longer: what is predicted lies between both. Where waiting is much of
     the work, what they do on their cores may be behind the same lock, and they gain nothing.
     """
-    waits = facts.lanes is not None and facts.lanes.blocked_share > _WAITING
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > _WAITING
     longer = max(1.0, workers / facts.workers) if facts.workers else 1.0
 
     def waiting(load: Load) -> Load:
@@ -238,7 +238,7 @@ def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
     shared = gain_of(facts, waiting)
     predicted = math.sqrt(alone.predicted * shared.predicted)
     low = 1.0 if waits else min(alone.low, shared.low)
-    return Gain(predicted=predicted, low=low, high=alone.high)
+    return Gain(predicted=predicted, low=low, high=max(predicted, alone.high))
 
 
 def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:

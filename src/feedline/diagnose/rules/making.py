@@ -102,7 +102,8 @@ def slow_transform(facts: Facts, much: float = _MUCH) -> Finding | None:
         return _named(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
     own = lanes.of(*_OWN_CODE)
     # What is on a core may be the work as such; what waits for no file is a flaw by itself.
-    if own.blocked_ms >= _OWN * lanes.own_ms and not reading_blocked_ms(facts, lanes):
+    reading_ms = reading_blocked_ms(facts, lanes)
+    if own.blocked_ms >= _OWN * lanes.own_ms and reading_ms < 0.1 * own.blocked_ms:
         return _named(facts, lanes, own, _get_item(facts))
     return None
 
