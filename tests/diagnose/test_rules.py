@@ -510,6 +510,16 @@ def test_the_ceiling_is_what_the_steps_do_without_waiting() -> None:
     assert ceiling.now_images_per_s == pytest.approx(32 / 0.08)
 
 
+def test_workers_prepare_no_more_than_their_cores_do() -> None:
+    def rate(cores: int) -> float | None:
+        run = a_run(SLOW, work=320.0, machine={"cores": cores, "usable_cores": cores})
+        ceiling = diagnose(run).ceiling
+        return None if ceiling is None else ceiling.prepare_images_per_s
+
+    assert rate(2) == pytest.approx((rate(4) or 0) / 2)
+    assert rate(8) == rate(4)  # of 4 workers
+
+
 @pytest.mark.parametrize(
     ("wait", "bound"),
     [
