@@ -74,7 +74,7 @@ def hand_over(facts: Facts) -> Finding | None:
         cause="Batches are ready, but handing them from process to process takes long.",
         evidence=f"of {ms(facts.wait_ms)} that a step waits, the training thread itself works "
         f"{ms(hand)} to take {size(facts.bytes)} over, and workers {ms(beside)} beside their "
-        f"tasks; they are at these {percent(lanes.busy)} of the time",
+        f"tasks; they make batches {percent(lanes.busy)} of the time",
         fix="Give batches as few large tensors, not as many small ones or as Python objects; "
         "feedline.DataLoader hands over memory that both sides share. A sampler of your own runs "
         "in this thread as well: let it draw its whole order at once.",
@@ -176,7 +176,7 @@ def small_batch(facts: Facts) -> Finding | None:
         rule="small-batch",
         cause=f"Batches of {samples:.0f} are so small that handing them over is most of the step.",
         evidence=f"a step takes {ms(facts.step_ms)}, of which it computes {ms(facts.compute_ms)}; "
-        f"workers need {ms(work)} for a batch, the rest is what each batch costs as such",
+        f"workers need {ms(work)} for a batch, the rest is the fixed cost of any batch",
         fix=f"Set a larger batch_size, such as {int(samples * by)}, or let the dataset give many "
         "samples at once (__getitems__).",
         gain=_worth(facts, change),

@@ -163,8 +163,8 @@ def workers_restarted(facts: Facts) -> Finding | None:
             cause=f"Workers died, and others took their places: {count(deaths, 'time')}.",
             evidence=f"{count(deaths, 'death')} in {facts.seconds:.0f} s, with "
             f"{count(facts.workers, 'worker')}",
-            fix="Look for the kernel's word of memory that ran out (dmesg), and for code that "
-            "crashes: a crash of one sample names it in loader.skipped or in the error.",
+            fix="See in `dmesg` whether the kernel killed them because memory ran out. If not, "
+            "code crashes: where one sample does it, the error or loader.skipped names it.",
         )
     if not facts.workers or facts.loader.persistent_workers is not False:
         return None
