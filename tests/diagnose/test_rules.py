@@ -384,6 +384,9 @@ def test_floats_are_told_of_where_their_bytes_cost_time() -> None:
     floats = one_pass(wait=30.0, bytes=101 * (19 << 20), float_bytes=101 * (19 << 20))
     run = a_run(floats, work=320.0, stages=FLOATS, machine=CORES)
     assert first_of(run) == "float-copy"
+    assert "no GPU" in finding_of(run, "float-copy").fix
+    with_gpu = a_run(floats, work=320.0, stages=FLOATS, machine=CORES | {"gpu": "a device"})
+    assert "no GPU" not in finding_of(with_gpu, "float-copy").fix
     idle = a_run(replace(floats, wait=times(0.0, 100)), stages=FLOATS)
     assert "float-copy" not in rules_of(idle)
 

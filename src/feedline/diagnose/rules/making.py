@@ -7,6 +7,7 @@ from feedline.diagnose.finding import Finding
 from feedline.diagnose.lanes import Lanes, Stage
 from feedline.diagnose.model import Change, gain_of, less_work, without_collate
 from feedline.diagnose.rules.storage import reading_blocked_ms
+from feedline.diagnose.rules.transfer import to_the_device
 from feedline.diagnose.words import ms, percent
 
 __all__ = ["cpu_mix", "decode_bound", "largest_part", "slow_samples", "slow_transform"]
@@ -212,6 +213,6 @@ def cpu_mix(facts: Facts) -> Finding | None:
         evidence=f"{name} takes {ms(mixing.ms)} of {ms(lanes.own_ms)} for a batch "
         f"({percent(mixing.ms / lanes.own_ms)})",
         fix=f"Do {name} on the device, in the loop, on the whole batch: torchvision.transforms.v2 "
-        "takes tensors that lie there.",
+        "takes tensors that lie there." + to_the_device(facts),
         gain=gain,
     )

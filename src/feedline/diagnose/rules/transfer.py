@@ -9,7 +9,7 @@ from feedline.diagnose.finding import Finding
 from feedline.diagnose.model import Load, gain_of, less_work
 from feedline.diagnose.words import ms, percent, size
 
-__all__ = ["float_copy", "unpinned_copy"]
+__all__ = ["float_copy", "to_the_device", "unpinned_copy"]
 
 _LEAST_BYTES = 1 << 20
 _PAGEABLE_BYTES_PER_MS = 2e6  # half of PCIe 3.0 x4: pageable memory is staged by another copy
@@ -22,6 +22,16 @@ _CONVERTING = (
     "to values",
 )
 _CARRYING = ("collate", "pack")
+
+
+def to_the_device(facts: Facts) -> str:
+    """What is to be known of moving work to a device where none was seen."""
+    if facts.device:
+        return ""
+    return (
+        " This run has used no GPU: where the step computes on the CPU as well, the work is moved "
+        "and not saved."
+    )
 
 
 def float_copy(facts: Facts) -> Finding | None:
@@ -62,7 +72,8 @@ def float_copy(facts: Facts) -> Finding | None:
         + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
         + (f"; a step waits {ms(copied)} for copies" if copied else ""),
         fix="Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
-        "normalise on the device; feedline.DataLoader(device=...) does that.",
+        "normalise on the device; feedline.DataLoader(device=...) does that."
+        + to_the_device(facts),
         gain=gain,
     )
 
