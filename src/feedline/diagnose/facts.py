@@ -262,8 +262,5 @@ def _spread(passes: list[Pass], step_ms: float, steps: int) -> float:
     for each in passes:
         for part in (each.wait, each.compute):
             mean = part.mean_ms or 0.0
-            for k, count in part.bins.items():
-                # The middle of the bin, as histogram.py has it: bin k begins at 2**(k / 8 - 10) ms.
-                middle = min(2.0 ** ((k + 0.5) / 8 - 10), part.longest_ms)
-                variance += count * (middle - mean) ** 2
+            variance += sum(count * (ms - mean) ** 2 for ms, count in part.times())
     return min(1.0, math.sqrt(variance / steps) / math.sqrt(steps) / step_ms)

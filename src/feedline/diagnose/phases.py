@@ -124,11 +124,7 @@ def _pauses_ms(passes: list[Pass], compute: Histogram, run: Run) -> float:
         # By the host's clock, a long step may be one that waits for what earlier ones asked of the
         # device.
         return 0.0
-    times = [
-        (min(2.0 ** ((k + 0.5) / 8 - 10), compute.longest_ms), count)
-        for k, count in compute.bins.items()  # the middle of bin k, as histogram.py has it
-    ]
-    long = [(ms - usual, count) for ms, count in times if ms > _PAUSE * usual]
+    long = [(ms - usual, count) for ms, count in compute.times() if ms > _PAUSE * usual]
     if _RARE * sum(count for _, count in long) > compute.count:
         return 0.0
     return min(sum(ms * count for ms, count in long), compute.total_ms)
