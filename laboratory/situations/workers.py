@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import feedline
 import images
 from samples import Computed, Repeated, folder, usual
-from situation import CORES, Outcome, paced, situation, train
+from situation import CORES, Outcome, burn, paced, situation, train
 
 
 @situation("too-few-workers", "torch")
@@ -64,6 +65,27 @@ def eight_workers_a_core(fixed: bool) -> Outcome:
     data = Computed(24 * 32, 2.0)
     loader = DataLoader(data, 24, num_workers=workers, persistent_workers=True)
     return train(loader, paced(32), epochs=4)
+
+
+class _Shards(IterableDataset):
+    """A stream of so many shards, each of which one worker reads."""
+
+    def __init__(self, shards: int, length: int) -> None:
+        self.shards, self.length = shards, length
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for _ in range(info.id, self.shards, info.num_workers):
+            for number in range(self.length // self.shards):
+                burn(1.5)
+                yield torch.zeros((3, 64, 64), dtype=torch.uint8), number % 10
+
+
+@situation("uneven-workers", "torch", needs=lambda: CORES > 1)
+def one_shard(fixed: bool) -> Outcome:
+    """A stream of one shard, which one of the workers reads; fix: a shard for each."""
+    data = _Shards(CORES if fixed else 1, 16 * CORES * 60)
+    return train(DataLoader(data, 16, num_workers=CORES), paced(5))
 
 
 def _opened(worker: int) -> None:

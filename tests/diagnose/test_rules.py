@@ -27,6 +27,32 @@ def test_workers_that_are_at_work_all_the_time_are_too_few() -> None:
     assert "num_workers=7" in found.fix
 
 
+def paused(wait: float) -> Pass:
+    """Two steps of a hundred take 2 s longer: the training evaluates itself, and saves."""
+    passed = one_pass(wait=wait, compute=10.0)
+    passed.compute = times(10.0, 98)
+    passed.compute += times(2010.0, 2)
+    return passed
+
+
+def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:
+    # A batch each 40 ms for steps of 10 ms, while the mean step, pauses included, computes for 50.
+    run = a_run(paused(30.0), work=160.0)
+    found = finding_of(run, "too-few-workers")
+    assert rules_of(run)[0] == "too-few-workers"
+    assert "shallow-prefetch" not in rules_of(run)
+    assert found.gain is not None
+    # Of 80 ms a step 40 are pauses, which stay; of the others 8 workers leave 20.
+    assert found.gain.predicted == pytest.approx(80 / 60, rel=0.05)
+
+
+def test_pauses_that_may_be_the_devices_own_work_are_computing() -> None:
+    # By the host's clock: every fiftieth step waits for what the others asked of the device.
+    run = a_run(paused(0.0), work=80.0, machine={"gpu": "a device"})
+    assert rules_of(run) == ["compute-bound"]
+    assert rules_of(a_run(paused(0.0), work=80.0)) == ["healthy"]
+
+
 def test_more_workers_are_no_advice_where_all_cores_are_in_use() -> None:
     run = a_run(SLOW, work=320.0, machine={"cores": 4, "usable_cores": 4})
     assert "too-few-workers" not in rules_of(run)
@@ -88,10 +114,16 @@ def test_a_loader_for_each_epoch_is_rebuilt_and_not_restarted() -> None:
     assert "workers-restarted" not in rules_of(run)
 
 
-def test_two_loaders_in_turns_are_not_rebuilt() -> None:
+def test_a_second_loader_for_validation_is_not_a_rebuilt_one() -> None:
     passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k % 2, built=1) for k in range(6)]
-    run = a_run(*passes, loaders=[LOADER, replace(LOADER, dataset="here.Others")])
-    assert finding_rate(run, "loader-rebuilt") < 1.2
+    for other in (replace(LOADER, dataset="here.Others"), replace(LOADER, samples=800)):
+        assert "loader-rebuilt" not in rules_of(a_run(*passes, loaders=[LOADER, other]))
+
+
+def test_a_loader_for_each_batch_size_is_rebuilt() -> None:
+    passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k, built=1) for k in range(6)]
+    loaders = [replace(LOADER, batch_size=32 - 4 * k) for k in range(6)]
+    assert first_of(a_run(*passes, loaders=loaders)) == "loader-rebuilt"
 
 
 def finding_rate(run: Run, rule: str) -> float:
@@ -126,6 +158,35 @@ def test_workers_that_are_blocked_where_they_read_have_a_slow_storage() -> None:
 def test_workers_that_are_blocked_and_read_nothing_have_no_slow_storage() -> None:
     run = a_run(SLOW, work=320.0, cpu=0.2, stages={"dataset": 1.0})
     assert "slow-storage" not in rules_of(run)
+
+
+def test_workers_that_wait_for_one_another_are_named_before_more_of_them() -> None:
+    # A lock that all share, or a server that answers slowly: nothing of it is read by calls.
+    run = a_run(SLOW, work=320.0, cpu=0.25, stages={"dataset": 0.95})
+    assert first_of(run) == "slow-transform"
+    found = finding_of(run, "slow-transform")
+    assert "Photos.__getitem__" in found.cause
+    assert "waiting" in found.cause
+    assert "lock" in found.fix
+    more = finding_of(run, "too-few-workers")
+    assert more.gain is not None
+    # All 8 wait for as long together as these 4 do, if it is a lock.
+    assert more.gain.low == 1.0
+    assert "waits for something" in more.evidence
+
+
+def test_storage_says_what_the_kernel_has_counted() -> None:
+    run = a_run(SLOW, work=320.0, cpu=0.2, stages=FAR)
+    assert "none of it came from a disk" in finding_of(run, "slow-storage").evidence
+    trainer, *workers = run.use.processes
+    local = [replace(each, read_bytes=10**8) for each in workers]
+    from_disk = replace(run, use=replace(run.use, processes=[trainer, *local]))
+    assert "none of it" not in finding_of(from_disk, "slow-storage").evidence
+    faulting = [replace(each, major_faults=5000) for each in workers]
+    swapped = replace(run, use=replace(run.use, processes=[trainer, *faulting]))
+    found = finding_of(swapped, "slow-storage")
+    assert "20,000 pages" in found.evidence
+    assert "fewer workers" in found.fix
 
 
 def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
@@ -238,7 +299,55 @@ def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching(
         stages={"dataset": 0.9},
     )
     assert first_of(run) == "shallow-prefetch"
-    assert "every 8th step" in finding_of(run, "shallow-prefetch").evidence
+    assert "one step in 8 is late" in finding_of(run, "shallow-prefetch").evidence
+
+
+def test_prefetching_is_no_deeper_than_memory_is() -> None:
+    large = replace(uneven(), bytes=101 * (60 << 20))
+    work = {"work": 150.0, "stages": {"dataset": 0.9}}
+    run = a_run(large, **work, use={"shared_memory_bytes": 1 << 30})
+    assert "prefetch_factor=3" in finding_of(run, "shallow-prefetch").fix
+    for use in ({"shared_memory_bytes": 700 << 20}, {"cacheable_bytes": 1 << 30}):
+        assert "shallow-prefetch" not in rules_of(a_run(large, **work, use=use))
+    other = a_run(
+        large, **work, use={"shared_memory_bytes": 700 << 20}, loader={"kind": "feedline"}
+    )
+    assert "prefetch_factor=4" in finding_of(other, "shallow-prefetch").fix
+
+
+def test_steps_that_all_wait_for_idle_workers_want_no_more_prefetching() -> None:
+    assert rules_of(a_run(SLOW, work=40.0)) == ["inconclusive"]
+
+
+def test_a_thread_that_pins_is_late_where_workers_are_idle_and_each_step_waits() -> None:
+    passed = one_pass(wait=30.0, wait_cpu_ms=0.2 * 100, pinned=True, device_clock=True)
+    run = a_run(passed, work=20.0, loader={"pin_memory": True}, machine={"gpu": "a device"})
+    assert rules_of(run) == ["hand-over"]
+    assert "pins" in finding_of(run, "hand-over").cause
+
+
+def cpu_of(run: Run, *shares: float) -> Run:
+    """The same, with workers on cores for these shares of the time."""
+    trainer, *workers = run.use.processes
+    made = [
+        replace(each, cpu_s=share * each.seconds)
+        for each, share in zip(workers, shares, strict=True)
+    ]
+    return replace(run, use=replace(run.use, processes=[trainer, *made]))
+
+
+def test_workers_without_data_are_told_of() -> None:
+    run = a_run(SLOW, work=80.0)
+    one = cpu_of(run, 0.95, 0.01, 0.01, 0.01)
+    assert first_of(one) == "uneven-workers"
+    assert "as if 1 of 4 workers" in finding_of(one, "uneven-workers").evidence
+    assert finding_rate(one, "uneven-workers") == pytest.approx(80 / 50, rel=0.02)
+    assert "uneven-workers" not in rules_of(cpu_of(run, 0.3, 0.2, 0.2, 0.3))
+
+
+def test_workers_of_a_second_loader_may_have_less_to_do() -> None:
+    run = a_run(SLOW, one_pass(loader=1), work=80.0, loaders=[LOADER, replace(LOADER, samples=9)])
+    assert "uneven-workers" not in rules_of(cpu_of(run, 0.95, 0.95, 0.01, 0.01))
 
 
 def test_deep_prefetching_is_not_made_deeper() -> None:
@@ -254,6 +363,9 @@ def test_batches_that_fill_shared_memory_are_told_of() -> None:
     assert "shared-memory" not in rules_of(fits)
     other = a_run(large, use={"shared_memory_bytes": 512 << 20}, loader={"kind": "feedline"})
     assert "shared-memory" not in rules_of(other)
+    # Of passes of five batches no more than these are ever ready.
+    short = [one_pass(steps=4, epoch=k, bytes=5 * (60 << 20)) for k in range(10)]
+    assert "shared-memory" not in rules_of(a_run(*short, use={"shared_memory_bytes": 512 << 20}))
 
 
 def test_tiny_batches_are_told_of_and_not_their_collating() -> None:
@@ -272,6 +384,9 @@ def test_floats_are_told_of_where_their_bytes_cost_time() -> None:
     floats = one_pass(wait=30.0, bytes=101 * (19 << 20), float_bytes=101 * (19 << 20))
     run = a_run(floats, work=320.0, stages=FLOATS, machine=CORES)
     assert first_of(run) == "float-copy"
+    assert "no GPU" in finding_of(run, "float-copy").fix
+    with_gpu = a_run(floats, work=320.0, stages=FLOATS, machine=CORES | {"gpu": "a device"})
+    assert "no GPU" not in finding_of(with_gpu, "float-copy").fix
     idle = a_run(replace(floats, wait=times(0.0, 100)), stages=FLOATS)
     assert "float-copy" not in rules_of(idle)
 
@@ -282,6 +397,15 @@ def test_memory_that_is_not_pinned_is_told_of_where_there_is_a_device() -> None:
     assert first_of(run) == "unpinned-copy"
     assert finding_rate(run, "unpinned-copy") == pytest.approx(60 / 50, rel=0.05)
     assert "unpinned-copy" not in rules_of(a_run(passed))
+
+
+def test_a_copy_that_was_not_measured_is_told_of_where_it_may_take_long() -> None:
+    large = one_pass(bytes=101 * (19 << 20), pinned=False)
+    found = finding_of(a_run(large, machine={"gpu": "a device"}), "unpinned-copy")
+    assert found.gain is None
+    assert "at 2 GB/s it is 10.0 ms of a step's 50.0 ms" in found.evidence
+    small = one_pass(bytes=101 * (2 << 20), pinned=False)
+    assert rules_of(a_run(small, machine={"gpu": "a device"})) == ["compute-bound"]
 
 
 def test_slow_first_steps_at_another_size_are_told_of() -> None:
@@ -298,6 +422,13 @@ def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:
     busy = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": 0.95})
     assert "host-bound" not in rules_of(busy)
     assert "host-bound" not in rules_of(a_run(replace(passed, device_clock=False)))
+
+
+def test_a_thread_that_may_be_waiting_for_its_device_is_no_bound_host() -> None:
+    # As with .item() in each step: the thread spins until the device is done.
+    passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
+    run = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": None})
+    assert rules_of(run) == ["compute-bound"]
 
 
 def test_threads_in_workers_are_told_of() -> None:
@@ -380,6 +511,16 @@ def test_the_ceiling_is_what_the_steps_do_without_waiting() -> None:
     assert ceiling is not None
     assert ceiling.free_images_per_s == pytest.approx(32 / 0.05)
     assert ceiling.now_images_per_s == pytest.approx(32 / 0.08)
+
+
+def test_workers_prepare_no_more_than_their_cores_do() -> None:
+    def rate(cores: int) -> float | None:
+        run = a_run(SLOW, work=320.0, machine={"cores": cores, "usable_cores": cores})
+        ceiling = diagnose(run).ceiling
+        return None if ceiling is None else ceiling.prepare_images_per_s
+
+    assert rate(2) == pytest.approx((rate(4) or 0) / 2)
+    assert rate(8) == rate(4)  # of 4 workers
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdi
 
 from feedline.report.course import course_of, reduced
 from feedline.report.facts import facts_of
+from feedline.report.tables import loader_table
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Point, Run, SlowSample
@@ -72,6 +73,16 @@ def test_images_per_s_are_those_of_all_phases_by_the_time_they_took() -> None:
     assert facts.images_per_s == pytest.approx((1600 + 800) / (1.6 + 3.2))
     phases[1] = replace(phases[1], images_per_s=None)
     assert facts_of(Run(machine=MACHINE), verdict(phases=phases)).images_per_s is None
+
+
+def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
+    def names(kind: str) -> list[str]:
+        loader = replace(LOADER, kind=kind, collate="")  # type: ignore[arg-type]
+        facts = facts_of(Run(machine=MACHINE, loaders=[loader]), UNKNOWN)
+        return [row[0] for row in loader_table(facts, 0).rows]
+
+    assert "collate" in names("torch")
+    assert "collate" not in names("other")
 
 
 def test_what_comes_again_stands_once() -> None:

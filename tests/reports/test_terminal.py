@@ -37,7 +37,7 @@ def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(facts:
         "waiting for a batch 3.30 ms 41%",
         "waiting for its copy not measured",
         "computing 4.70 ms 59%",
-        "Now 1000 images/s; with data for free 1702 images/s, 1.70x of it (from the steps).",
+        "Now 1000 images/s; with data for free 1702 images/s, 1.70x as fast (from the steps).",
         "1. decode-bound what Decoding takes most of the workers' time. evidence decode 75%",
         "do Build a cache of 128 px copies",
         "gain 1.80x as fast (1.60 to 2.00)",

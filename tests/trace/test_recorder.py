@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from feedline.trace.look import Batch
 from feedline.trace.pass_record import PassRecord
 from feedline.trace.recorder import Recorder, Workers
 from feedline.trace.run import Loader, Pass
+from feedline.trace.run_file import read_run, write_run
 from feedline.trace.stage_page import Spent
 
 MS = 1_000_000
@@ -315,3 +317,11 @@ def test_notes_are_kept_once_and_few() -> None:
     for k in range(100):
         recorder.note(f"{k // 2}")
     assert recorder.run().notes == [str(k) for k in range(20)]
+
+
+def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path: Path) -> None:
+    recorder = Recorder()
+    spent = Spent(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
+    recorder.loader(LOADER, Workers(spent=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg"))
+    write_run(recorder.run(), tmp_path)
+    assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,35 @@ def test_a_field_of_another_type_is_named(run: Run, tmp_path: Path) -> None:
     broken["passes"][0]["batches"] = "many"
     changed(run, tmp_path, run=broken)
     with pytest.raises(UsageError, match=r"is damaged.*batches|is damaged.*passes"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run["passes"][0]["wait"]["bins"].update({"99999": 1}),
+        lambda run: run["passes"][0]["wait"]["bins"].update({"-1": 1}),
+        lambda run: run["passes"][0]["compute"].update(count=-5),
+        lambda run: run["passes"][0]["start_ms"].update(total_ms=-1.0),
+        lambda run: run["passes"][0].update(bytes=10**400),
+        lambda run: run.update(tasks_ms=1e300),
+        lambda run: run["machine"].update(usable_cores=10**9),
+    ],
+)
+def test_figures_that_nothing_can_have_measured_are_damage(
+    run: Run, spoil: Callable[[Any], object], tmp_path: Path
+) -> None:
+    broken = json.loads(msgspec.json.encode(run))
+    spoil(broken)
+    changed(run, tmp_path, run=broken)
+    with pytest.raises(UsageError, match="is damaged"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["", '{"what": "feedline run", "version": 1, "run": '])
+def test_a_file_that_is_nested_without_end_is_damaged(before: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text(before + '{"machine":[' + "[" * 100_000)
+    with pytest.raises(UsageError, match="is damaged"):
         read_run(tmp_path)
 
 

@@ -106,12 +106,14 @@ def _rates(facts: Facts, lanes: Lanes | None, samples: float) -> tuple[float | N
     if lanes is None or not lanes.stages:
         return None, None
     many = max(1, facts.workers)
-    fetch = lanes.of("open", "read", "fetch").ms
+    reading = lanes.of("open", "read", "fetch")
     # Where reading and decoding cannot be told apart, what is blocked is reading.
     both = lanes.of("read and decode")
-    fetch = fetch - both.ms + both.blocked_ms
+    fetch = reading.ms - both.cpu_ms
     prepare = lanes.own_ms - fetch
+    on_cores = lanes.cpu_ms - (reading.cpu_ms - both.cpu_ms)
+    each = max(prepare / many, on_cores / min(many, facts.cores))
     return (
         1000 * samples * many / fetch if fetch > 0 else None,
-        1000 * samples * many / prepare if prepare > 0 else None,
+        1000 * samples / each if each > 0 else None,
     )

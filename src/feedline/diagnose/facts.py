@@ -14,6 +14,7 @@ from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.lanes import Lanes, lanes_of
 from feedline.diagnose.phases import Phase, phases_of
 from feedline.diagnose.stalls import Stalls, stalls_of
+from feedline.diagnose.starts import starts_of
 from feedline.trace.run import Loader, Machine, Pass, Process, Run, SlowSample, Use
 
 __all__ = ["Facts", "facts_of"]
@@ -30,10 +31,9 @@ class Facts:
         phases: in the order in which they came; those without a step are left out.
         steps: measured ones, of all phases.
         starts_ms: of all passes but the first, from asking for the first batch to having it.
-        first_start_ms: the same of the first pass.
         restarts: how many starts `starts_ms` sums up.
-        rebuilt_ms: of `starts_ms`, those of passes over another loader than the one before.
-        rebuilds: how many those are.
+        rebuilt_ms: of `starts_ms`, those of first passes over a loader that was built anew,
+        rebuilds: and how many those are.
         lanes: what workers did; None where nobody timed them.
         stalls: how the waiting is spread over the steps.
         step_cpu_ms: of the trainer, all threads, for a batch, without taking batches over.
@@ -63,7 +63,6 @@ class Facts:
     phases: list[Phase]
     steps: int
     starts_ms: float
-    first_start_ms: float
     restarts: int
     rebuilt_ms: float
     rebuilds: int
@@ -119,6 +118,11 @@ class Facts:
         return max(0, self.loader.workers or 0)
 
     @property
+    def ahead(self) -> int:
+        """Batches that workers make ahead; torch's default is 2 for each."""
+        return self.workers * (self.loader.prefetch_factor or 2)
+
+    @property
     def step_ms(self) -> float:
         """The mean step."""
         return self._mean("step_ms")
@@ -141,6 +145,11 @@ class Facts:
     def compute_ms(self) -> float:
         """Its computing."""
         return self._mean("compute_ms")
+
+    @property
+    def steady_compute_ms(self) -> float:
+        """Its computing without pauses."""
+        return self.compute_ms - self._mean("pause_ms")
 
     @property
     def total_ms(self) -> float:
@@ -168,7 +177,7 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
     phases = phases_of(run)
     steps = sum(phase.steps for phase in phases)
     loader = _busiest(run)
-    starts_ms, first_ms, restarts, rebuilt_ms, rebuilds = _starts(run.passes)
+    starts = starts_of(run)
     step_ms = sum(phase.step_ms * phase.steps for phase in phases) / steps if steps else 0.0
     hand = _sum(run.passes, "wait_cpu_ms", steps)
     cores = cores_of(run, loader)
@@ -178,7 +187,8 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
     if cores.trainer_cpu is not None:
         cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
         queued_ms = cpu_ms * cores.trainer_queued
-    lanes = lanes_of(run, loader, step_ms, cores)
+    steady_ms = sum(phase.steady_ms * phase.steps for phase in phases) / steps if steps else 0.0
+    lanes = lanes_of(run, loader, step_ms, steady_ms, cores)
     # A trainer that sleeps and wakes waits for a core more often than it uses one for long.
     crowding = cores.others(cores.trainer_queued)
     if lanes is not None and loader.workers:
@@ -191,11 +201,10 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         passes=run.passes,
         phases=phases,
         steps=steps,
-        starts_ms=starts_ms,
-        first_start_ms=first_ms,
-        restarts=restarts,
-        rebuilt_ms=rebuilt_ms,
-        rebuilds=rebuilds,
+        starts_ms=starts.total_ms,
+        restarts=starts.count,
+        rebuilt_ms=starts.rebuilt_ms,
+        rebuilds=starts.rebuilds,
         lanes=lanes,
         stalls=stalls_of(run),
         step_cpu_ms=cpu_ms,
@@ -227,29 +236,6 @@ def _busiest(run: Run) -> Loader:
     return run.loaders[max(known, key=lambda number: steps[number])]
 
 
-def _starts(passes: list[Pass]) -> tuple[float, float, int, float, int]:
-    """Starts of all passes but the first, that one, their number; those over another loader."""
-    total = rebuilt = first = 0.0
-    count, rebuilds = 0, 0
-    seen: set[tuple[int, int]] = set()
-    for each in passes:
-        if not each.start_ms.count:
-            continue
-        own, starts = each.start_ms.total_ms, each.start_ms.count
-        which = each.loader, each.built
-        if not seen:
-            # Where several passes are summed up, the first is taken to be the longest.
-            first = each.start_ms.longest_ms
-            own, starts = max(0.0, own - first), starts - 1
-        elif which not in seen:
-            rebuilt += own
-            rebuilds += starts
-        seen.add(which)
-        total += own
-        count += starts
-    return total, first, count, rebuilt, rebuilds
-
-
 def _sum(passes: list[Pass], name: str, steps: int) -> float | None:
     """The mean for a step of what passes sum up; None where one of them does not know it."""
     values = [getattr(each, name) for each in passes if each.compute.count]
@@ -276,8 +262,5 @@ def _spread(passes: list[Pass], step_ms: float, steps: int) -> float:
     for each in passes:
         for part in (each.wait, each.compute):
             mean = part.mean_ms or 0.0
-            for k, count in part.bins.items():
-                # The middle of the bin, as histogram.py has it: bin k begins at 2**(k / 8 - 10) ms.
-                middle = min(2.0 ** ((k + 0.5) / 8 - 10), part.longest_ms)
-                variance += count * (middle - mean) ** 2
+            variance += sum(count * (ms - mean) ** 2 for ms, count in part.times())
     return min(1.0, math.sqrt(variance / steps) / math.sqrt(steps) / step_ms)

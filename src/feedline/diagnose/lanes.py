@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feedline.diagnose.cores import Cores
-from feedline.trace.run import Loader, Run, StageTime
+from feedline.trace.run import Loader, Process, Run, StageTime
 
 __all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
 
 _SLOW_OCTAVES = 3  # a sample is slow that takes at least 8 times the median
 _NO_WORK_MS = 1e-6  # below what a clock can tell
 _SLOW_SHARE = 0.1  # and slow ones are few
+_EVEN = 0.65  # of the workers at least are at work where each has its share
+_WATCHED_S = 1.0  # a worker, to know how much it does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,7 @@ class Lanes:
     """Means for a batch, in ms, over all workers together.
 
     Args:
+        workers: 1 where there are none, or nobody knows.
         work_ms: to make one batch.
         cpu_ms: of that, on a core; likewise
         queued_ms: ready, and no core was free;
@@ -67,22 +70,32 @@ class Lanes:
             the cores, 1 for not at all; what the run's own processes take is not in it.
         all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
             threads; None where that was not measured.
-        busy: share of the time that workers are at a task.
+        makers: workers among which the work is spread, as if each of them did as much: of their
+            time on cores, the square of the sum over the sum of the squares; None where that was
+            not measured for long enough.
+        busy: share of the time that workers are at a task; pauses of the step left out.
         stages: most expensive first; empty where no task was timed.
         tail: samples that take far longer than others; None where there are none.
         timed: tasks that the shares follow from.
     """
 
+    workers: int
     work_ms: float
     cpu_ms: float
     queued_ms: float
     blocked_ms: float
     crowding: float
     all_cpu_ms: float | None
+    makers: float | None
     busy: float
     stages: tuple[Stage, ...]
     tail: Tail | None
     timed: int
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some workers have next to nothing to do while others work."""
+        return self.makers is not None and self.makers < _EVEN * self.workers
 
     @property
     def own_ms(self) -> float:
@@ -109,8 +122,18 @@ class Lanes:
         )
 
 
-def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | None:
-    """What the workers of a run did; None where nobody timed them."""
+def lanes_of(
+    run: Run, loader: Loader, step_ms: float, steady_ms: float, cores: Cores
+) -> Lanes | None:
+    """What the workers of a run did; None where nobody timed them.
+
+    Args:
+        run: with its workers.
+        loader: whose workers they are.
+        step_ms: the mean step,
+        steady_ms: and without its pauses.
+        cores: who has them.
+    """
     batches = sum(each.batches for each in run.passes)
     if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
         return None
@@ -139,17 +162,28 @@ def lanes_of(run: Run, loader: Loader, step_ms: float, cores: Cores) -> Lanes | 
     blocked = (off_core - waiting) / off_core if off_core > 0 else 0.0
     stages = [_stage(each, scale, blocked) for each in run.stages] if scale else []
     return Lanes(
+        workers=lanes,
         work_ms=work_ms,
         cpu_ms=work_ms * on_core,
         queued_ms=work_ms * waiting,
         blocked_ms=work_ms * max(0.0, off_core - waiting),
         crowding=cores.others(ratio),
         all_cpu_ms=cpu_s / seconds * lanes * step_ms if seconds >= 0.5 else None,
-        busy=min(1.0, work_ms / lanes / step_ms),
+        makers=_makers(run, workers, lanes),
+        busy=min(1.0, work_ms / lanes / steady_ms) if steady_ms > 0 else 1.0,
         stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
         tail=_tail(run, work_ms),
         timed=run.timed,
     )
+
+
+def _makers(run: Run, workers: list[Process], lanes: int) -> float | None:
+    known = [each.cpu_s / each.seconds for each in workers if each.seconds >= _WATCHED_S]
+    squares = sum(each * each for each in known)
+    # Those of a second loader, for validation, may well have less to do.
+    if len(known) < lanes or squares <= 0 or len({each.loader for each in run.passes}) > 1:
+        return None
+    return lanes * sum(known) ** 2 / squares / len(known)
 
 
 def _stage(each: StageTime, scale: float, blocked: float) -> Stage:

@@ -6,6 +6,8 @@ the time on cores that all need together over the number of cores. Without worke
 follow each other. This is the roofline of a pipeline (Williams et al., "Roofline", CACM 2009,
 applied to stages in place of bandwidths).
 
+A pause that a step makes now and then, to evaluate or to save, is no part of that: it stays.
+
 Measured steps are a little longer than that, as buffers are finite and batches unequal. The same
 stretch is taken to remain where the fix leaves the same part the longest, and is left out where the
 step no longer waits: what is predicted lies between the two.
@@ -29,6 +31,7 @@ __all__ = [
     "Load",
     "best_workers",
     "gain_of",
+    "gain_of_more_workers",
     "gain_of_saved",
     "less_work",
     "load_of",
@@ -36,6 +39,7 @@ __all__ = [
 ]
 
 _ALIKE = 1.03  # fewer workers that are as good within 3% are better
+_WAITING = 0.3  # of the work: so much of it blocked may be a lock
 _ERRORS = 2.0  # standard errors on either side
 
 
@@ -114,11 +118,12 @@ def load_of(facts: Facts, phase: Phase) -> Load:
     else:
         hand = min(hand_cpu * facts.crowding, phase.wait_ms)
     step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
-    step_cpu = min(step_cpu, phase.compute_ms * facts.cores)
+    steady_ms = max(0.0, phase.compute_ms - phase.pause_ms)
+    step_cpu = min(step_cpu, steady_ms * facts.cores)
     return Load(
         workers=facts.workers,
         cores=float(facts.cores),
-        compute_ms=max(0.0, phase.compute_ms - _held_up(facts, phase)),
+        compute_ms=max(0.0, steady_ms - _held_up(facts, phase)),
         step_cpu_ms=step_cpu,
         hand_ms=hand + (phase.copy_ms or 0.0),
         hand_cpu_ms=min(hand_cpu, hand) if facts.workers else hand_cpu,
@@ -199,19 +204,41 @@ def gain_of(
     before = facts.total_ms
     starts = facts.starts_ms if starts_ms is None else starts_ms
     rest = sum(phase.step_ms * phase.steps for phase in facts.phases if phase not in phases)
+    rest += sum(phase.pause_ms * phase.steps for phase in phases)
     short = long = rest + starts
     for phase in phases:
         load = load_of(facts, phase)
         changed = change(load)
         now, then = load.step_ms, changed.step_ms
-        stretch = max(1.0, phase.step_ms / now) if now > 0 else 1.0
+        stretch = max(1.0, phase.steady_ms / now) if now > 0 else 1.0
         # A part that the change does not touch: the model says the same as now, and so do we.
-        own = phase.step_ms if now <= 0 else min(phase.step_ms, then)
+        own = phase.steady_ms if now <= 0 else min(phase.steady_ms, then)
         short += own * phase.steps
-        stretched = min(phase.step_ms, own * stretch)
+        stretched = min(phase.steady_ms, own * stretch)
         waits = changed.produce_ms > 0.9 * changed.consume_ms
         long += (stretched if waits else own) * phase.steps
     return _gain(before, short, long, facts.spread)
+
+
+def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
+    """How many times as fast the run would be with so many workers.
+
+    What workers wait for, a disk, a server or a lock, may serve one of them at a time. Then more
+    of them wait for as much longer: what is predicted lies between both. Where waiting is much of
+    the work, what they do on their cores may be behind the same lock, and they gain nothing.
+    """
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > _WAITING
+    longer = max(1.0, workers / facts.workers) if facts.workers else 1.0
+
+    def waiting(load: Load) -> Load:
+        blocked = load.work_blocked_ms * longer
+        return replace(load, workers=workers, work_blocked_ms=blocked)
+
+    alone = gain_of(facts, lambda load: replace(load, workers=workers))
+    shared = gain_of(facts, waiting)
+    predicted = math.sqrt(alone.predicted * shared.predicted)
+    low = 1.0 if waits else min(alone.low, shared.low)
+    return Gain(predicted=predicted, low=low, high=max(predicted, alone.high))
 
 
 def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:

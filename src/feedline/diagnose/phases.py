@@ -14,6 +14,9 @@ from feedline.trace.run import Pass, Run
 
 __all__ = ["Phase", "epochs_of", "phases_of", "split_of"]
 
+_PAUSE = 8  # times the median step
+_RARE = 16  # steps for each pause, at least: more often than that, batches ahead can bridge them
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
@@ -28,6 +31,8 @@ class Phase:
         batches: that were handed out.
         wait_ms, compute_ms: of a step.
         copy_ms: likewise; None where it was not told from the rest.
+        pause_ms: of the computing, what a few steps took beyond the median one: those in which a
+            training is evaluated or saved. No loader changes that.
         work_ms: what workers spent on a batch, together; None where nobody timed them.
         samples: of a batch, in the mean; None where they could not be counted.
         bytes: of a batch.
@@ -46,6 +51,7 @@ class Phase:
     wait_ms: float
     compute_ms: float
     copy_ms: float | None
+    pause_ms: float
     work_ms: float | None
     samples: float | None
     bytes: float
@@ -58,6 +64,11 @@ class Phase:
     def step_ms(self) -> float:
         """The whole step."""
         return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms
+
+    @property
+    def steady_ms(self) -> float:
+        """The step without pauses."""
+        return self.step_ms - self.pause_ms
 
 
 def phases_of(run: Run) -> list[Phase]:
@@ -85,6 +96,7 @@ def _phase(passes: list[Pass], first: int, run: Run) -> Phase:
         wait_ms=wait.total_ms / steps,
         compute_ms=compute.total_ms / steps,
         copy_ms=None if copy is None else copy.total_ms / steps,
+        pause_ms=_pauses_ms(passes, compute, run) / steps,
         work_ms=_work(passes, batches, run),
         samples=None if None in samples else sum(each or 0 for each in samples) / batches,
         bytes=sum(each.bytes for each in passes) / batches,
@@ -103,6 +115,19 @@ def _joined(passes: list[Pass]) -> tuple[Histogram, Histogram, Histogram | None]
         if each.copy is not None:
             copy += each.copy
     return wait, compute, copy if copy.count else None
+
+
+def _pauses_ms(passes: list[Pass], compute: Histogram, run: Run) -> float:
+    """What few steps took beyond the median one, together."""
+    usual = compute.quantile(0.5)
+    if not usual or (run.machine.gpu is not None and not all(p.device_clock for p in passes)):
+        # By the host's clock, a long step may be one that waits for what earlier ones asked of the
+        # device.
+        return 0.0
+    long = [(ms - usual, count) for ms, count in compute.times() if ms > _PAUSE * usual]
+    if _RARE * sum(count for _, count in long) > compute.count:
+        return 0.0
+    return min(sum(ms * count for ms, count in long), compute.total_ms)
 
 
 def _work(passes: list[Pass], batches: int, run: Run) -> float | None:

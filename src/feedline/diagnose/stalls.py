@@ -36,12 +36,7 @@ def stalls_of(run: Run) -> Stalls:
     steps = sum(each.wait.count for each in run.passes)
     total = sum(each.wait.total_ms + each.compute.total_ms for each in run.passes)
     least_ms = 0.1 * total / steps if steps else 0.0
-    waited = sum(
-        count
-        for each in run.passes
-        for k, count in each.wait.bins.items()
-        if 2.0 ** ((k + 0.5) / 8 - 10) > least_ms  # the middle of bin k, as histogram.py has it
-    )
+    waited = sum(count for each in run.passes for ms, count in each.wait.times() if ms > least_ms)
     waits: dict[int, float] = {}
     for excerpt in run.excerpts:
         for event in excerpt.events:

@@ -30,4 +30,5 @@ def size(value: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """So many of something."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    many = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}" + ("" if number == 1 else many)

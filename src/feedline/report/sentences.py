@@ -72,11 +72,11 @@ def ceiling(found: Ceiling | None) -> list[str]:
         return ["How fast training would be with data for free was not measured."]
     free, now = finite(found.free_images_per_s), finite(found.now_images_per_s)
     ratio = free / now if free is not None and now else None
-    times = "" if ratio is None else f", {as_times(ratio)} of it"
+    times = "" if ratio is None else f", {as_times(ratio)} as fast"
     lines = [f"Now {as_rate(now)}; with data for free {as_rate(free)}{times} ({found.how})."]
     for what, rate in (
-        ("Storage gives", found.fetch_images_per_s),
-        ("Workers make of bytes that are there", found.prepare_images_per_s),
+        ("Storage alone gives", found.fetch_images_per_s),
+        ("With all bytes in memory, the workers make", found.prepare_images_per_s),
     ):
         if rate is not None:
             lines.append(f"{what} {as_rate(rate)}.")

@@ -152,7 +152,8 @@ def loader_table(facts: Facts, number: int) -> Table:
         "workers persist": _yes(loader.persistent_workers),
         "pinned memory": _yes(loader.pin_memory),
         "start method": printable(loader.start_method),
-        "collate": printable(loader.collate) or "torch's default",
+        "collate": printable(loader.collate)
+        or ("torch's default" if loader.kind == "torch" else ""),
         "made by": printable(loader.made_by),
         "copies read": printable(loader.copies),
     }

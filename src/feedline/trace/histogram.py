@@ -68,9 +68,21 @@ class Histogram:
         return self
 
     @property
+    def sound(self) -> bool:
+        """Whether it can have been added up: a file may hold anything."""
+        counts = [self.count, *self.bins.values()]
+        return min([self.total_ms, self.longest_ms, *counts]) >= 0 and all(
+            0 <= k < _BINS for k in self.bins
+        )
+
+    @property
     def mean_ms(self) -> float | None:
         """The mean; None where nothing was added."""
         return self.total_ms / self.count if self.count else None
+
+    def times(self) -> list[tuple[float, int]]:
+        """The middle of each bin, on a scale of logarithms, in ms, and how many fell into it."""
+        return [(min(_middle(k), self.longest_ms), count) for k, count in self.bins.items()]
 
     def quantile(self, q: float) -> float | None:
         """The time that a share `q` of all, 0 to 1, does not exceed; None where nothing was added.
@@ -81,9 +93,12 @@ class Histogram:
         for k in sorted(self.bins):
             left -= self.bins[k]
             if left <= 0:
-                middle = _LEAST_MS * 2 ** ((k + 0.5) / _PER_OCTAVE) if k else 0.0
-                return min(middle, self.longest_ms)
+                return min(_middle(k), self.longest_ms)
         return self.longest_ms if self.count else None
+
+
+def _middle(k: int) -> float:
+    return math.pow(2.0, (k + 0.5) / _PER_OCTAVE) * _LEAST_MS if k else 0.0
 
 
 def _bin(ms: float) -> int:

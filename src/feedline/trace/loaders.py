@@ -134,7 +134,11 @@ def _sum(workers: Workers) -> Spent:
 
 
 def _named(spent: Spent, workers: Workers) -> list[SlowSample]:
-    return [SlowSample(name=workers.name(number), ms=ms) for ms, number in spent.slowest]
+    # A path may hold bytes that are no text, which no file of a run could hold: they are spelt.
+    return [
+        SlowSample(name=workers.name(number).encode("utf-8", "backslashreplace").decode(), ms=ms)
+        for ms, number in spent.slowest
+    ]
 
 
 def _slowest(samples: list[SlowSample]) -> list[SlowSample]:

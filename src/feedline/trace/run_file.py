@@ -21,6 +21,8 @@ __all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "wri
 
 RUN_FILE = "trace.json"
 MAX_BYTES = 64 << 20
+_MOST_CORES = 1 << 16
+_MOST = 1e18  # of anything that is counted or timed
 _WHAT = "feedline run"
 
 
@@ -101,7 +103,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         raise UsageError(f"{str(file)!r} is larger than {MAX_BYTES >> 20} MiB, so it is no run")
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{str(file)!r} is no run, or is damaged: {error}") from error
     if head.what != _WHAT:
         raise UsageError(f"{str(file)!r} is no run of feedline's: it does not say that it is one")
@@ -111,6 +113,33 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
             f"{RUN_VERSION}; it was written by a newer feedline: update this one"
         )
     try:
-        return msgspec.json.decode(data, type=_File).run
-    except msgspec.ValidationError as error:
+        run = msgspec.json.decode(data, type=_File).run
+    except (msgspec.ValidationError, RecursionError) as error:
         raise UsageError(f"{str(file)!r} is damaged: {error}") from error
+    if wrong := _impossible(run):
+        raise UsageError(f"{str(file)!r} is damaged: {wrong}")
+    return run
+
+
+def _impossible(run: Run) -> str:
+    """What of a run cannot have been measured; "" where nothing is seen.
+
+    With such figures what is worked out from a run would overflow, or never end.
+    """
+    if max(run.machine.cores, run.machine.usable_cores) > _MOST_CORES:
+        return f"no machine has more than {_MOST_CORES} cores"
+    for each in run.passes:
+        for times in (each.start_ms, each.wait, each.copy, each.compute):
+            if times is not None and not times.sound:
+                return "times that are negative, or in no bin"
+    left: list[object] = [msgspec.to_builtins(run)]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            left.extend(part.keys())
+            left.extend(part.values())
+        elif isinstance(part, list | tuple):
+            left.extend(part)
+        elif isinstance(part, int | float) and not -_MOST <= part <= _MOST:
+            return f"it holds a number beyond {_MOST:g}"
+    return ""

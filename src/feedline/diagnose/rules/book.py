@@ -33,6 +33,7 @@ from feedline.diagnose.rules.workers import (
     loader_rebuilt,
     too_few_workers,
     too_many_workers,
+    uneven_workers,
     workers_restarted,
 )
 
@@ -55,6 +56,7 @@ MENDING: tuple[Rule, ...] = (
     hand_over,
     loader_rebuilt,
     workers_restarted,
+    uneven_workers,
     too_many_workers,
     too_few_workers,
     shallow_prefetch,
@@ -90,6 +92,7 @@ RULE_IDS = (
     "small-batch",
     "too-few-workers",
     "too-many-workers",
+    "uneven-workers",
     "unpinned-copy",
     "workers-restarted",
 )

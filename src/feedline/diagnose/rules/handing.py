@@ -16,6 +16,7 @@ _MUCH = 0.35
 _IDLE = 0.85  # workers that are at work for less of the time could do more
 _DEEP = 16  # batches ahead: more do not help against stalls that one still sees
 _FULL = 0.8  # of the shared memory
+_HALF = 0.5  # of the memory that is free: the rest stays for files
 _TINY_MS = 2.0  # a batch whose work is longer is not made of what a batch costs as such
 _SOME = 0.2  # of the waiting: for the rest the trainer waits for the workers' side of it
 _AT_LEISURE = 0.4  # of the time: workers that are at work for less are not what is waited for
@@ -66,15 +67,31 @@ def hand_over(facts: Facts) -> Finding | None:
     gain = gain_of(facts, change)
     if gain.predicted < facts.thresholds.worth:
         return None
+    if hand < _SOME * facts.wait_ms:
+        return _pinning(facts, lanes)
     return Finding(
         rule="hand-over",
         cause="Batches are ready, but handing them from process to process takes long.",
         evidence=f"of {ms(facts.wait_ms)} that a step waits, the training thread itself works "
         f"{ms(hand)} to take {size(facts.bytes)} over, and workers {ms(beside)} beside their "
-        f"tasks; they are at these {percent(lanes.busy)} of the time",
+        f"tasks; they make batches {percent(lanes.busy)} of the time",
         fix="Give batches as few large tensors, not as many small ones or as Python objects; "
-        "feedline.DataLoader hands over memory that both sides share.",
+        "feedline.DataLoader hands over memory that both sides share. A sampler of your own runs "
+        "in this thread as well: let it draw its whole order at once.",
         gain=gain,
+    )
+
+
+def _pinning(facts: Facts, lanes: Lanes) -> Finding:
+    """As found by elimination: between idle workers and a waiting step there is only one thread."""
+    return Finding(
+        rule="hand-over",
+        cause="Batches are ready, but the thread that pins them is late.",
+        evidence=f"{percent(facts.stalls.waited)} of the steps wait, {ms(facts.wait_ms)} in the "
+        f"mean for {size(facts.bytes)}, while workers are at work {percent(lanes.busy)} of the "
+        "time; with pin_memory=True a thread of this process unpacks and copies each batch",
+        fix="Give batches as few large tensors: this thread takes them one by one, and shares the "
+        "interpreter with the step. feedline.DataLoader needs no such thread.",
     )
 
 
@@ -83,8 +100,12 @@ def shallow_prefetch(facts: Facts) -> Finding | None:
     lanes = facts.lanes
     if lanes is None or not facts.workers or not facts.waits or lanes.busy >= _IDLE:
         return None
-    ahead = facts.workers * (facts.loader.prefetch_factor or 2)
-    if ahead >= _DEEP or _handing(facts, lanes) or _tiny(facts):
+    ahead = facts.ahead
+    if ahead >= _DEEP or _handing(facts, lanes) or _tiny(facts) or lanes.uneven:
+        return None
+    # Where nearly each step waits, no store of batches is ever filled, however deep it is.
+    more = min(-(-_DEEP // facts.workers), _room(facts) // facts.workers)
+    if facts.stalls.waited > _EVERY_STEP or facts.workers * more <= ahead:
         return None
     loads = [load_of(facts, phase) for phase in facts.phases]
     if any(load.produce_ms > load.consume_ms for load in loads):
@@ -93,18 +114,27 @@ def shallow_prefetch(facts: Facts) -> Finding | None:
     if gain.predicted < facts.thresholds.worth:
         return None
     period = facts.stalls.period
-    more = -(-_DEEP // facts.workers)
     return Finding(
         rule="shallow-prefetch",
         cause="Workers are fast enough in the mean, but too few batches are ready for when they "
         "are not.",
         evidence=f"{percent(facts.stalls.waited)} of the steps wait, up to "
         f"{ms(facts.stalls.longest_ms)}, while workers are at work {percent(lanes.busy)} of the "
-        f"time; {count(ahead, 'batch')} ahead".replace("batchs", "batches")
-        + (f"; every {period}th step is late" if period else ""),
+        f"time; {count(ahead, 'batch')} ahead"
+        + (f"; one step in {period} is late" if period else ""),
         fix=f"Set prefetch_factor={more}.",
         gain=gain,
     )
+
+
+def _room(facts: Facts) -> int:
+    """Batches for which there is memory."""
+    largest = max((phase.bytes for phase in facts.phases), default=0.0)
+    rooms = [] if facts.use.cacheable_bytes is None else [_HALF * facts.use.cacheable_bytes]
+    if facts.loader.kind == "torch" and facts.use.shared_memory_bytes is not None:
+        # The step holds one more.
+        rooms.append(_FULL * facts.use.shared_memory_bytes - largest)
+    return int(max(0.0, min(rooms)) / largest) if rooms and largest > 0 else _DEEP * _DEEP
 
 
 def shared_memory(facts: Facts) -> Finding | None:
@@ -113,15 +143,18 @@ def shared_memory(facts: Facts) -> Finding | None:
     if facts.loader.kind != "torch" or not facts.workers or not room:
         return None
     largest = max((phase.bytes for phase in facts.phases), default=0.0)
-    needed = largest * (facts.workers * (facts.loader.prefetch_factor or 2) + 1)
+    # No more are ahead than a pass has.
+    longest = max((-(-each.batches // max(1, each.passes)) for each in facts.passes), default=0)
+    needed = largest * (min(facts.ahead, longest) + 1)
     if needed < _FULL * room:
         return None
     return Finding(
         rule="shared-memory",
         cause="Batches that are ready hardly fit into shared memory; where they do not, a worker "
         "is killed by a bus error.",
-        evidence=f"/dev/shm holds {size(room)}; {facts.workers} workers with "
-        f"{facts.loader.prefetch_factor or 2} batches of {size(largest)} each need {size(needed)}",
+        evidence=f"/dev/shm holds {size(room)}; {count(facts.workers, 'worker')} with "
+        f"{count(facts.ahead // facts.workers, 'batch')} of {size(largest)} each need "
+        f"{size(needed)}",
         fix="Give the container more (`docker run --shm-size=8g`), or set a smaller "
         "prefetch_factor; feedline.DataLoader does not use /dev/shm.",
     )
@@ -143,7 +176,7 @@ def small_batch(facts: Facts) -> Finding | None:
         rule="small-batch",
         cause=f"Batches of {samples:.0f} are so small that handing them over is most of the step.",
         evidence=f"a step takes {ms(facts.step_ms)}, of which it computes {ms(facts.compute_ms)}; "
-        f"workers need {ms(work)} for a batch, the rest is what each batch costs as such",
+        f"workers need {ms(work)} for a batch, the rest is the fixed cost of any batch",
         fix=f"Set a larger batch_size, such as {int(samples * by)}, or let the dataset give many "
         "samples at once (__getitems__).",
         gain=_worth(facts, change),
@@ -159,6 +192,9 @@ def _handing(facts: Facts, lanes: Lanes) -> bool:
     """Whether steps wait for batches to be taken over, rather than to be made."""
     hand = facts.hand_cpu_ms or 0.0
     idle = lanes.busy < _AT_LEISURE and facts.stalls.waited > _EVERY_STEP
+    pins = facts.loader.kind == "torch" and facts.loader.pin_memory is True and facts.device
+    if idle and pins and not lanes.uneven:
+        return True
     return hand >= (_SOME if idle else 0.5) * facts.wait_ms
 
 

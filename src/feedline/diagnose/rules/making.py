@@ -7,6 +7,7 @@ from feedline.diagnose.finding import Finding
 from feedline.diagnose.lanes import Lanes, Stage
 from feedline.diagnose.model import Change, gain_of, less_work, without_collate
 from feedline.diagnose.rules.storage import reading_blocked_ms
+from feedline.diagnose.rules.transfer import to_the_device
 from feedline.diagnose.words import ms, percent
 
 __all__ = ["cpu_mix", "decode_bound", "largest_part", "slow_samples", "slow_transform"]
@@ -24,6 +25,7 @@ _OF_PIXELS = (
     "resize",
 )
 """Stages whose time goes with the pixels of what is stored."""
+_OWN_CODE = ("dataset", "before the transform")
 _MIXING = ("mixup", "cutmix", "mosaic", "mix")
 _AUGMENTING = (
     "AugMix",
@@ -97,9 +99,14 @@ def slow_transform(facts: Facts, much: float = _MUCH) -> Finding | None:
     if lanes is None or not facts.waits:
         return None
     steps = [stage for stage in lanes.stages if stage.name.startswith("transform: ")]
-    if not steps or steps[0].ms < much * lanes.own_ms:
-        return None
-    return _named(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
+    if steps and steps[0].ms >= much * lanes.own_ms:
+        return _named(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
+    own = lanes.of(*_OWN_CODE)
+    # What is on a core may be the work as such; what waits for no file is a flaw by itself.
+    reading_ms = reading_blocked_ms(facts, lanes)
+    if own.blocked_ms >= _OWN * lanes.own_ms and reading_ms < 0.1 * own.blocked_ms:
+        return _named(facts, lanes, own, _get_item(facts))
+    return None
 
 
 def largest_part(facts: Facts) -> Finding | None:
@@ -110,13 +117,17 @@ def largest_part(facts: Facts) -> Finding | None:
     lanes = facts.lanes
     if lanes is None or not facts.waits or (facts.workers and lanes.busy < _AT_WORK):
         return None
-    own = lanes.of("dataset", "before the transform")
+    own = lanes.of(*_OWN_CODE)
     if own.ms >= _OWN * lanes.own_ms and reading_blocked_ms(facts, lanes) <= 0.5 * own.ms:
-        dataset = facts.loader.dataset.rpartition(".")[2] or "the dataset"
-        return _named(facts, lanes, own, f"{dataset}.__getitem__")
+        return _named(facts, lanes, own, _get_item(facts))
     found = [each for each in (slow_transform(facts, 0.1), decode_bound(facts, 0.1)) if each]
     gaining = [each for each in found if each.gain is not None]
     return max(gaining, key=lambda each: each.gain.predicted if each.gain else 1.0, default=None)
+
+
+def _get_item(facts: Facts) -> str:
+    """What a dataset's own code is called."""
+    return f"{facts.loader.dataset.rpartition('.')[2] or 'the dataset'}.__getitem__"
 
 
 def _without(facts: Facts, stage: Stage) -> Change:
@@ -128,17 +139,21 @@ def _named(facts: Facts, lanes: Lanes, stage: Stage, name: str) -> Finding | Non
     if gain.predicted < facts.thresholds.worth:
         return None
     waits = stage.blocked_ms > 0.5 * stage.ms
-    own = name.endswith("__getitem__")
+    fix = f"Do {name} once, beforehand, or on the device for a whole batch, or take a cheaper one."
+    if waits:
+        fix = (
+            f"See what {name} waits for (`py-spy dump --pid` of a worker says where it stands): an "
+            "answer from a network, a lock that workers share, a pause before another try."
+        )
+    elif name.endswith("__getitem__"):
+        fix = f"Look into {name} with a profiler: do its work once, beforehand, or on the device."
     return Finding(
         rule="slow-transform",
         cause=f"{name} takes {percent(stage.ms / lanes.own_ms)} of the workers' time"
         + (", most of it waiting." if waits else "."),
         evidence=f"{ms(stage.ms)} of {ms(lanes.own_ms)} for a batch, {ms(stage.cpu_ms)} of that "
         f"on a core; a step computes for {ms(facts.compute_ms)}",
-        fix=f"Look into {name} with a profiler: do its work once, beforehand, or on the device."
-        if own
-        else f"Do {name} once, beforehand, or on the device for a whole batch, or take a cheaper "
-        "one.",
+        fix=fix,
         gain=gain,
     )
 
@@ -198,6 +213,6 @@ def cpu_mix(facts: Facts) -> Finding | None:
         evidence=f"{name} takes {ms(mixing.ms)} of {ms(lanes.own_ms)} for a batch "
         f"({percent(mixing.ms / lanes.own_ms)})",
         fix=f"Do {name} on the device, in the loop, on the whole batch: torchvision.transforms.v2 "
-        "takes tensors that lie there.",
+        "takes tensors that lie there." + to_the_device(facts),
         gain=gain,
     )

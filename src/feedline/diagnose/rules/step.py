@@ -45,16 +45,16 @@ def host_bound(facts: Facts) -> Finding | None:
     busy = facts.use.gpu_busy
     own = facts.compute_cpu_ms
     host = own / facts.compute_ms if own is not None and facts.compute_ms > 0 else None
-    if busy is not None and busy >= _IDLE_DEVICE:
-        return None
-    if host is None or host < _BUSY_HOST:
+    # A thread that waits for its device spins on a core, as in .item(): only an idle device tells
+    # launching from that.
+    if busy is None or busy >= _IDLE_DEVICE or host is None or host < _BUSY_HOST:
         return None
     return Finding(
         rule="host-bound",
         cause="The training thread itself is the limit: Python, and the launching of kernels.",
         evidence=f"of each step's {ms(facts.compute_ms)} the thread is on a core {percent(host)}"
-        + (f"; the device is busy {percent(busy)} of the time" if busy is not None else "")
-        + f"; a step waits {ms(facts.wait_ms)} for its batch",
+        f"; the device is busy {percent(busy)} of the time; a step waits {ms(facts.wait_ms)} for "
+        "its batch",
         fix="Launch fewer and larger kernels: a larger batch, torch.compile, CUDA graphs, fused "
         "optimisers; take .item(), printing and logging out of the step.",
     )
@@ -66,7 +66,7 @@ def compute_bound(facts: Facts) -> Finding | None:
         return None
     for phase in facts.phases:
         load = load_of(facts, phase)
-        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms:
+        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms - phase.pause_ms:
             return None
     lanes = facts.lanes
     return Finding(
@@ -101,7 +101,7 @@ def inconclusive(facts: Facts) -> Finding | None:
         )
         return _nothing(
             "There was no batch.",
-            f"{count(len(facts.passes), 'pass').replace('passs', 'passes')}; {said}",
+            f"{count(len(facts.passes), 'pass')}; {said}",
             "See that the dataset is not empty, and that drop_last=True does not leave out its "
             "only batch."
             if how != "raised"

@@ -24,10 +24,27 @@ def reading_blocked_ms(facts: Facts, lanes: Lanes) -> float:
     """
     blocked = lanes.of(*READING).blocked_ms
     samples = facts.samples or 1.0
-    faults = sum(each.major_faults or 0 for each in facts.use.processes if each.role == "worker")
-    if (facts.read_bytes or 0.0) >= _READS * samples or faults > facts.steps:
+    if (facts.read_bytes or 0.0) >= _READS * samples or _faults(facts) > facts.steps:
         blocked += lanes.of("dataset", "before the transform").blocked_ms
     return blocked
+
+
+def _faults(facts: Facts) -> int:
+    """Pages that workers had to have read from a disk."""
+    return sum(each.major_faults or 0 for each in facts.use.processes if each.role == "worker")
+
+
+def _from_where(facts: Facts) -> str:
+    """What the kernel's counts add, in words."""
+    workers = [each for each in facts.use.processes if each.role == "worker"]
+    if _faults(facts) > facts.steps:
+        return (
+            f"; {_faults(facts):,} pages had to be read back from a disk: of files that are "
+            "mapped, or of memory that was swapped out"
+        )
+    if workers and not any(each.read_bytes is None or each.read_bytes for each in workers):
+        return "; none of it came from a disk of this machine: workers wait for a network or a lock"
+    return ""
 
 
 def slow_storage(facts: Facts) -> Finding | None:
@@ -47,9 +64,10 @@ def slow_storage(facts: Facts) -> Finding | None:
         cause="Workers wait for the storage that holds the samples.",
         evidence=f"of {ms(lanes.own_ms)} for a batch a worker is blocked for {ms(blocked)} "
         f"({percent(blocked / lanes.own_ms)}) where it reads{rate}; it is on a core for "
-        f"{ms(lanes.cpu_ms)}",
+        f"{ms(lanes.cpu_ms)}{_from_where(facts)}",
         fix="Put the data on a local disk, or read smaller copies of the images, few large files: "
-        "`feedline cache build`.",
+        "`feedline cache build`."
+        + (" Where memory is swapped, have fewer workers." if _faults(facts) > facts.steps else ""),
         gain=gain,
     )
 

@@ -9,9 +9,10 @@ from feedline.diagnose.finding import Finding
 from feedline.diagnose.model import Load, gain_of, less_work
 from feedline.diagnose.words import ms, percent, size
 
-__all__ = ["float_copy", "unpinned_copy"]
+__all__ = ["float_copy", "to_the_device", "unpinned_copy"]
 
 _LEAST_BYTES = 1 << 20
+_PAGEABLE_BYTES_PER_MS = 2e6  # half of PCIe 3.0 x4: pageable memory is staged by another copy
 _MOST_FLOATS = 0.5
 _AS_PIXELS = 0.25  # bytes of a pixel as uint8 to those as float32
 _CONVERTING = (
@@ -21,6 +22,16 @@ _CONVERTING = (
     "to values",
 )
 _CARRYING = ("collate", "pack")
+
+
+def to_the_device(facts: Facts) -> str:
+    """What is to be known of moving work to a device where none was seen."""
+    if facts.device:
+        return ""
+    return (
+        " This run has used no GPU: where the step computes on the CPU as well, the work is moved "
+        "and not saved."
+    )
 
 
 def float_copy(facts: Facts) -> Finding | None:
@@ -61,7 +72,8 @@ def float_copy(facts: Facts) -> Finding | None:
         + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
         + (f"; a step waits {ms(copied)} for copies" if copied else ""),
         fix="Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
-        "normalise on the device; feedline.DataLoader(device=...) does that.",
+        "normalise on the device; feedline.DataLoader(device=...) does that."
+        + to_the_device(facts),
         gain=gain,
     )
 
@@ -73,16 +85,18 @@ def unpinned_copy(facts: Facts) -> Finding | None:
         return None
     copied = facts.copy_ms
     gain = None
+    at_most_ms = facts.bytes / _PAGEABLE_BYTES_PER_MS
+    if (at_most_ms if copied is None else copied) < 0.05 * facts.step_ms:
+        return None
     if copied is not None:
-        if copied < 0.05 * facts.step_ms:
-            return None
         gain = gain_of(facts, lambda load: replace(load, hand_ms=max(0.0, load.hand_ms - copied)))
     return Finding(
         rule="unpinned-copy",
         cause="Batches lie in pageable memory: a copy to the device cannot run beside the step.",
         evidence=f"{size(facts.bytes)} a batch, pin_memory={facts.loader.pin_memory}"
         + (
-            "; how long the copy takes was not measured"
+            f"; how long the copy takes was not measured; at 2 GB/s it is {ms(at_most_ms)} of a "
+            f"step's {ms(facts.step_ms)}"
             if copied is None
             else f"; a step waits {ms(copied)} for its copy"
         ),

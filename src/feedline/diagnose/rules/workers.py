@@ -6,12 +6,25 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import Load, best_workers, gain_of, gain_of_saved
+from feedline.diagnose.model import (
+    Load,
+    best_workers,
+    gain_of,
+    gain_of_more_workers,
+    gain_of_saved,
+)
 from feedline.diagnose.words import count, ms, percent
 
-__all__ = ["loader_rebuilt", "too_few_workers", "too_many_workers", "workers_restarted"]
+__all__ = [
+    "loader_rebuilt",
+    "too_few_workers",
+    "too_many_workers",
+    "uneven_workers",
+    "workers_restarted",
+]
 
 _BUSY = 0.7  # workers that are at work for less of the time are not what is missing
+_WAITING = 0.3  # of the work, to speak of what is waited for
 _LEAST_WORK_MS = 1.0  # a batch that takes less costs more to hand from process to process
 
 
@@ -27,7 +40,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
     best = best_workers(facts)
     if best <= now:
         return None
-    gain = gain_of(facts, lambda load: replace(load, workers=best))
+    gain = gain_of_more_workers(facts, best)
     if gain.predicted < facts.thresholds.worth:
         return None
     who = (
@@ -35,13 +48,20 @@ def too_few_workers(facts: Facts) -> Finding | None:
         if now
         else ("no workers: the training process makes each batch itself, while the device waits")
     )
+    paused = ", pauses left out" if facts.steady_compute_ms < 0.95 * facts.compute_ms else ""
     return Finding(
         rule="too-few-workers",
         cause="There are too few workers to make batches as fast as the steps take them."
         if now
         else "No worker process makes batches while the training step runs.",
         evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
-        f"{ms(facts.compute_ms)}; {count(facts.cores, 'core')} can be used",
+        f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used"
+        + (
+            f"; for {ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
+            "gain only where that can serve more of them"
+            if lanes.blocked_share > _WAITING
+            else ""
+        ),
         fix=f"Set num_workers={best}.",
         gain=gain,
     )
@@ -70,6 +90,29 @@ def _none_at_all(facts: Facts) -> Finding | None:
         evidence=f"of {ms(facts.wait_ms)} that a step waits, this thread is on a core for "
         f"{ms(hand)}, and there is no other process",
         fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
+        gain=gain,
+    )
+
+
+def uneven_workers(facts: Facts) -> Finding | None:
+    """Some workers make all batches, and the others have no data."""
+    lanes = facts.lanes
+    if lanes is None or not facts.waits or not lanes.uneven or lanes.makers is None:
+        return None
+    if facts.loader.kind != "torch":  # feedline's workers take pieces as they are free
+        return None
+    gain = gain_of(facts, lambda load: load)
+    if gain.predicted < facts.thresholds.worth:
+        return None
+    makers = max(1, round(lanes.makers))
+    return Finding(
+        rule="uneven-workers",
+        cause="Some workers make nearly all batches, and the others have next to nothing to do.",
+        evidence=f"the time on cores is spread as if {makers} of {count(facts.workers, 'worker')} "
+        f"worked; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
+        f"{ms(facts.steady_compute_ms)}",
+        fix="Give each worker of an iterable dataset as much data as the others: at least as many "
+        "shards as workers, divided by torch.utils.data.get_worker_info().",
         gain=gain,
     )
 
@@ -120,8 +163,8 @@ def workers_restarted(facts: Facts) -> Finding | None:
             cause=f"Workers died, and others took their places: {count(deaths, 'time')}.",
             evidence=f"{count(deaths, 'death')} in {facts.seconds:.0f} s, with "
             f"{count(facts.workers, 'worker')}",
-            fix="Look for the kernel's word of memory that ran out (dmesg), and for code that "
-            "crashes: a crash of one sample names it in loader.skipped or in the error.",
+            fix="See in `dmesg` whether the kernel killed them because memory ran out. If not, "
+            "code crashes: where one sample does it, the error or loader.skipped names it.",
         )
     if not facts.workers or facts.loader.persistent_workers is not False:
         return None
