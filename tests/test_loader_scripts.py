@@ -192,7 +192,7 @@ def test_a_script_from_stdin_is_told_to_be_a_file(
         assert 'Put it into a file, or use start_method="fork"' in errors
 
 
-@pytest.mark.parametrize("by", ["file", "command"])
+@pytest.mark.parametrize("by", ["file", *slow("command")])
 def test_a_class_that_workers_do_not_find_in_the_script_is_named(by: str, tmp_path: Path) -> None:
     _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
     assert "StartError: a worker could not open the dataset" in errors

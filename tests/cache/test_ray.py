@@ -328,6 +328,7 @@ def test_a_build_that_was_broken_off_here_goes_on_on_a_cluster(
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_finished_cache_is_brought_up_to_date_and_added_to(
     cluster: Any, tmp_path: Path, away: Any
 ) -> None:

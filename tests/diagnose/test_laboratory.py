@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slow import slow
+
 LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
 
 
@@ -18,9 +20,11 @@ LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
     [
         ("broken-off", "inconclusive"),
         ("raising", "inconclusive"),
-        ("slow-collate", "collate"),
-        ("loader-of-an-epoch", "loader-rebuilt"),
-        ("dying-workers", "workers-restarted"),
+        *slow(
+            ("slow-collate", "collate"),
+            ("loader-of-an-epoch", "loader-rebuilt"),
+            ("dying-workers", "workers-restarted"),
+        ),
     ],
 )
 def test_what_is_planted_is_named_first(name: str, planted: str, tmp_path: Path) -> None:

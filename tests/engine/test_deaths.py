@@ -88,6 +88,7 @@ def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
         assert len(loader.worker_deaths) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
@@ -105,7 +106,7 @@ def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
         assert any("fork server" in how for how in loader.worker_deaths)
 
 
-@pytest.mark.parametrize("way", ["segfault", "kill", "exit", "hang"])
+@pytest.mark.parametrize("way", ["segfault", "exit", *slow("kill", "hang")])
 def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_path: Path) -> None:
     source = Deadly({7: way, 50: way}, first_time_only=tmp_path)
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}

@@ -15,6 +15,7 @@ from feedline.engine import server
 from feedline.loader import DataLoader
 from feedline.loader.backends import build
 from processes import descendants, eventually, gone, running, shared_memory, start_script
+from slow import slow
 
 TRAIN = """
 import sys, time
@@ -33,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
@@ -105,7 +106,10 @@ def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("json.py", "raise OSError('not the one')"), ("simplejpeg.py", "raise OSError('no libGL')")],
+    [
+        ("json.py", "raise OSError('not the one')"),
+        *slow(("simplejpeg.py", "raise OSError('no libGL')")),
+    ],
 )
 def test_modules_in_the_way_do_not_keep_workers_from_starting(
     name: str, text: str, tmp_path: Path

@@ -111,7 +111,7 @@ def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_t
     assert 'put that code under `if __name__ == "__main__":`' in errors
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
     method: str, tmp_path: Path
 ) -> None:

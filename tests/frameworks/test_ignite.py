@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 import feedline
+from slow import slow
 
 pytest.importorskip("ignite")
 
@@ -40,7 +41,7 @@ def engine(kind: Any = Engine) -> tuple[Any, list[Any]]:
     return kind(lambda it, batch: seen.append([it.state.epoch, batch.tolist()])), seen
 
 
-@pytest.mark.parametrize(("epoch_length", "workers"), [(None, 0), (4, 0), (9, 1), (9, 2)])
+@pytest.mark.parametrize(("epoch_length", "workers"), [(None, 0), (4, 0), (9, 2), *slow((9, 1))])
 @pytest.mark.parametrize("kind", [Engine, DeterministicEngine])
 def test_an_epoch_of_any_length(kind: Any, epoch_length: int | None, workers: int) -> None:
     found = []
@@ -67,7 +68,7 @@ def test_a_stream(epoch_length: int | None) -> None:
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2}, {"iteration": 15}], ids=["epoch", "iteration"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [False, *slow(True)])
 def test_a_deterministic_engine_goes_on(weighted: bool, place: dict[str, int]) -> None:
     found = []
     for loader in KINDS:

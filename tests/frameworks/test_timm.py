@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import feedline
+from slow import slow
 
 pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
@@ -149,8 +150,11 @@ CASES: dict[str, Any] = {
 }
 
 
+SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ranks", "training")
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
 def test_timms_loaders_give_what_they_give_of_torchs_class(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

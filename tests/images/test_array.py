@@ -62,6 +62,7 @@ def test_a_row_is_what_a_folder_of_the_same_pixels_gives(tmp_path, images, label
                 assert ours[1] == theirs[1]
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_batches_from_memory_and_from_files(images, labels, files):
     alone = batches(ImageArray(images, labels))
     assert sorted(torch_ints(alone)) == sorted(labels.tolist())

@@ -26,6 +26,7 @@ from feedline.trace.run import Loader, Pass
 from feedline.watching import watched as watching
 from feedline.watching.watched import Watched
 from sets import Drawing, Made, plain
+from slow import slow
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +256,7 @@ def worker_of(index: int) -> str:
     return os.environ.get("FEEDLINE_TEST_WORKER", "")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_a_users_worker_init_fn_runs_and_is_the_loaders_again(method: str) -> None:
     loader = DataLoader(
         Made(2, worker_of),
