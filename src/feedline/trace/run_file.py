@@ -8,20 +8,28 @@ read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from feedline.errors import UsageError
+from feedline.trace.histogram import BINS
 from feedline.trace.run import RUN_VERSION, Run
+from feedline.trace.stage_page import OCTAVES
 
 __all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "write_run"]
 
 RUN_FILE = "trace.json"
-MAX_BYTES = 64 << 20
+MAX_BYTES = 16 << 20
+"""More than a run with the most passes, stages and events that a recorder keeps."""
+
 _WHAT = "feedline run"
+_MOST = 1 << 63
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Head(msgspec.Struct):
@@ -66,7 +74,7 @@ def write_run(run: Run, folder: Path) -> Path:
     partial = folder / f".{file.name}.{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.json.encode(_File(run)))
+        partial.write_bytes(_encoded(run))
         os.replace(partial, file)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -75,6 +83,24 @@ def write_run(run: Run, folder: Path) -> Path:
             f"the run cannot be written to {str(file)!r}: {error.strerror}; name another folder"
         ) from error
     return file
+
+
+def _encoded(run: Run) -> bytes:
+    try:
+        return msgspec.json.encode(_File(run))
+    except UnicodeEncodeError:  # of a file name that is no UTF-8
+        return msgspec.json.encode(_sayable(msgspec.to_builtins(_File(run))))
+
+
+def _sayable(part: Any) -> Any:
+    """The same with "?" in the place of what UTF-8 cannot say."""
+    if isinstance(part, str):
+        return part.encode(errors="replace").decode()
+    if isinstance(part, dict):
+        return {_sayable(key): _sayable(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_sayable(each) for each in part]
+    return part
 
 
 def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
@@ -101,7 +127,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         raise UsageError(f"{str(file)!r} is larger than {MAX_BYTES >> 20} MiB, so it is no run")
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is no run, or is damaged: {error}") from error
     if head.what != _WHAT:
         raise UsageError(f"{str(file)!r} is no run of feedline's: it does not say that it is one")
@@ -111,6 +137,32 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
             f"{RUN_VERSION}; it was written by a newer feedline: update this one"
         )
     try:
-        return msgspec.json.decode(data, type=_File).run
-    except msgspec.ValidationError as error:
+        run = msgspec.json.decode(data, type=_File).run
+    except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is damaged: {error}") from error
+    if (problem := _problem(run)) is not None:
+        raise UsageError(f"{str(file)!r} is damaged: {problem}")
+    return run
+
+
+def _problem(run: Run) -> str | None:
+    """What numbers of a run no recorder could have written; None where all are possible."""
+    for each in run.passes:
+        for part in (each.start_ms, each.wait, each.copy, each.compute):
+            if part is not None and any(not 0 <= k < BINS for k in part.bins):
+                return f"a time in a bin that is none of 0 to {BINS - 1}"
+    if any(not 0 <= k < OCTAVES for k in run.sample_sizes):
+        return f"samples of a size that is none of 0 to {OCTAVES - 1}"
+    pending: list[Any] = [run]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (int, float)):
+            if not -_MOST < part < _MOST:
+                return f"the number {part:g}" if isinstance(part, float) else "a number too large"
+        elif isinstance(part, (list, tuple)):
+            pending += part
+        elif isinstance(part, dict):
+            pending += part.values()
+        elif dataclasses.is_dataclass(part):
+            pending += [getattr(part, each.name) for each in dataclasses.fields(part)]
+    return None
