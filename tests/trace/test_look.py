@@ -95,6 +95,7 @@ def test_nothing_in_the_batch_is_kept_alive() -> None:
     assert gone() is None
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_batch_after_a_plain_one_is_none_that_is_known() -> None:
     looker = Looker()
     looker.look_at([torch.zeros(4, 3)])
