@@ -613,10 +613,9 @@ import multiprocessing, sys, feedline
 from feedline.trace.run_file import read_run
 def work():
     watched = feedline.watch(list(range(100)), panel=False, run="run")
-    for k in watched:
-        if k == 50:
-            work.kept = watched
-            break
+    work.kept = iter(watched)  # until the process ends
+    for _ in range(51):
+        next(work.kept)
     sys.exit()
 if __name__ == "__main__":
     for method in ("fork", "spawn"):
