@@ -61,3 +61,18 @@ def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
     course.add(0.2, 1, None, 0.0, None)
     (point,) = course.points()
     assert (point.samples, point.batches, point.image_size) == (None, 2, None)
+
+
+def test_batches_that_are_known_late_shorten_no_point() -> None:
+    course = Course()
+    course.begin(0.0)
+    course.add(1.0, 4, 32, 0.0, 64)
+    course.begin(5.0)  # of another pass, within this one
+    course.add(5.1, 1, 8, 0.0, 64)
+    course.add(1.2, 2, 16, 0.0, 64)
+    course.add(9.0, 1, 8, 0.0, 64)
+    points = course.points()
+    assert sum(point.batches for point in points) == 8
+    assert all(point.seconds > 0 for point in points)
+    begun = [point.begun_s for point in points]
+    assert begun == sorted(begun)

@@ -173,3 +173,26 @@ def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock
     # As if they were long until a timed task shows that they are not; and later that they are.
     assert told[:16] == [True] * 4 + [False] * 7 + [True] + [False] * 4
     assert told[16:] == [False] * 3 + [True] * 21
+
+
+@pytest.mark.parametrize("key", [1 << 63, (1 << 64) - 1, -7, 10**30, np.uint64((1 << 64) - 1)])
+def test_keys_that_a_page_cannot_hold_have_no_number(
+    noted: Noted, clock: Clock, key: object
+) -> None:
+    laps.begin(noted.page)
+    clock.ns += 50
+    laps.sample(key)
+    laps.done()
+    assert noted.read().slowest == [(50 / 1e6, -1)]
+
+
+def test_a_key_that_raises_where_it_is_asked_has_no_number(noted: Noted, clock: Clock) -> None:
+    class Key:
+        def __index__(self) -> int:
+            raise LookupError("not now")
+
+    laps.begin(noted.page)
+    clock.ns += 50
+    laps.sample(Key())
+    laps.done()
+    assert noted.read().slowest == [(50 / 1e6, -1)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from feedline.trace.look import Batch, Looker, look_at
+from feedline.watching.device_clock import device_event
 
 Pair = namedtuple("Pair", "image label")
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
@@ -92,3 +93,23 @@ def test_nothing_in_the_batch_is_kept_alive() -> None:
     looker.look_at((images, LABELS))
     del images
     assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_batch_after_a_plain_one_is_none_that_is_known() -> None:
+    looker = Looker()
+    looker.look_at([torch.zeros(4, 3)])
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
+    assert looker.look_at([nested]).samples is None
+    assert looker.look_at([torch.zeros(4, 3)]).samples == 4
+
+
+def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> bool:
+        raise AssertionError("this sets up CUDA")
+
+    monkeypatch.setattr(torch.Tensor, "is_pinned", asked)
+    monkeypatch.setattr(torch.cuda, "is_available", asked)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert look_at((IMAGES, LABELS)) == BOTH
+    assert device_event() is None

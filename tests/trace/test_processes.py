@@ -156,3 +156,13 @@ def test_a_real_process_is_seen_to_work() -> None:
     assert worker.queued_s is not None
     watch.look([process.pid])
     assert len(watch.found()) == 2
+
+
+def test_a_process_that_ends_while_it_is_looked_at_keeps_what_was_known(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=2.0, read=500)
+    watch.look([7])
+    (proc.folder / "7" / "io").unlink()
+    watch.look([7])
+    assert watch.found()[1].read_bytes == 500
+    assert watch.disk_bytes() == 500

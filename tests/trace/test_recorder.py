@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import tracemalloc
@@ -56,7 +57,7 @@ def test_a_step_computes_and_then_waits_and_the_first_batch_is_the_start() -> No
     told.end()
     found = only(told.recorder)
     assert found.start_ms.count == 1
-    assert found.start_ms.total_ms == pytest.approx(500, abs=100)
+    assert found.start_ms.total_ms >= 500
     assert (found.wait.count, found.wait.total_ms) == (2, 8.0)
     assert (found.compute.count, found.compute.total_ms) == (2, 30.0)
     assert found.copy is None
@@ -325,3 +326,92 @@ def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path:
     recorder.loader(LOADER, Workers(spent=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg"))
     write_run(recorder.run(), tmp_path)
     assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]
+
+
+def test_what_was_told_of_a_pass_does_not_change_while_it_goes_on() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+    told.batch(1, 1)
+    run = recorder.run()
+    before = msgspec.json.encode(run)
+    for _ in range(400):
+        told.batch(300, 1)
+    recorder.run()
+    assert msgspec.json.encode(run) == before
+
+
+def test_a_run_may_be_asked_for_at_any_time_by_any_thread() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            recorder.flush()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3000):
+            told.batch(1, 1)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    told.end()
+    found = only(recorder)
+    assert (found.batches, found.samples) == (3000, 24_000)
+    assert (found.wait.count, found.compute.count) == (2999, 2999)
+
+
+def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> None:
+    recorder = Recorder()
+    for _ in range(3):
+        recorder.loader(LOADER, Workers(pids=lambda: [11, 12]))
+    told = Told(recorder)
+    told.batch(1)
+    assert recorder.latest()["workers"] == 2.0
+    told.end()
+    assert {"epoch": 0.0, "image_size": 64.0, "workers": 2.0}.items() <= recorder.latest().items()
+
+
+def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
+    recorder = Recorder()
+    spent = Spent()
+    recorder.loader(LOADER, Workers(spent=lambda: {0: spent}))
+    training, validation = Told(recorder), Told(recorder)
+    validation.batch(1)
+    training.batch(1)
+    spent.tasks = 5
+    run = recorder.run()
+    assert [entry.tasks for entry in run.passes] == [5, None]
+
+
+def test_a_loader_that_changes_takes_what_its_workers_spent_along() -> None:
+    recorder = Recorder()
+    workers = Workers(spent=lambda: {0: Spent(tasks=7)}, deaths=lambda: 1)
+    number = recorder.loader(LOADER, workers)
+    other = Loader(kind="other", name="another")
+    assert recorder.change(number, other, workers) == 1
+    run = recorder.run()
+    assert (run.loaders, run.tasks, run.use.worker_deaths) == ([LOADER, other], 7, 1)
+
+
+def test_a_pass_that_cannot_be_ended_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+
+    def broken(*_: object) -> None:
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PassRecord, "_flush", broken)
+        with pytest.raises(ArithmeticError):
+            told.end()
+        assert recorder.run().passes

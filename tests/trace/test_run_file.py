@@ -119,7 +119,7 @@ def test_a_file_that_is_nested_without_end_is_damaged(before: str, tmp_path: Pat
 def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / RUN_FILE).open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(UsageError, match="larger than 64 MiB"):
+    with pytest.raises(UsageError, match="larger than 16 MiB"):
         read_run(tmp_path)
 
 
@@ -155,3 +155,36 @@ def test_a_run_that_could_not_be_replaced_is_as_it_was(
         write_run(run, tmp_path)
     assert read_run(tmp_path).seconds == before
     assert os.listdir(tmp_path) == [RUN_FILE]
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"rank":0', b'"unknown":' + DEEP + b',"rank":0'),
+        (b'"name":"x"', b'"name":"\xff"'),
+        (b'"name":"x"', b'"name":"\\ud800"'),
+        (b'"batches":0', b'"batches":' + b"9" * 5000),
+        (b'"batches":0', b'"batches":' + b"9" * 40),
+        (b'"total_ms":303.0', b'"total_ms":NaN'),
+        (b'"total_ms":303.0', b'"total_ms":1e300'),
+        (b'"total_ms":303.0', b'"total_ms":1e999'),
+        (b'"longest_ms":300.0,"bins":{', b'"longest_ms":300.0,"bins":{"99999":1,'),
+        (b'"sample_sizes":{"3"', b'"sample_sizes":{"999999999"'),
+    ],
+)
+def test_a_hostile_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: Path) -> None:
+    file = write_run(run, tmp_path)
+    data = file.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new, 1))
+    with pytest.raises(UsageError, match="is damaged"):
+        read_run(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_written_as_far_as_it_is(run: Run, tmp_path: Path) -> None:
+    run.slowest = [SlowSample(name=os.fsdecode(b"/caf\xe9.jpg"), ms=12.0)]
+    write_run(run, tmp_path)
+    assert read_run(tmp_path).slowest == [SlowSample(name="/caf?.jpg", ms=12.0)]

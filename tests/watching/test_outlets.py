@@ -29,6 +29,7 @@ from feedline.trace.stage_page import Spent
 from feedline.watching import panel as panels
 from feedline.watching import tensorboard, trace_file
 from feedline.watching import watched as watching
+from feedline.watching.pace import Pace
 from feedline.watching.panel import Panel, line, panel_for
 from feedline.watching.trace_file import MOST_EVENTS, TraceFile
 from feedline.watching.window import Window, percentiles
@@ -306,9 +307,10 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> MakeTerminal:
 
 
 def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
+    begun_s = panel._drawn_s
     for second in range(1, seconds + 1):
         steps.step()
-        panel.tick(float(second + 1))
+        panel.tick(begun_s + 1.01 * second)
 
 
 def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
@@ -344,7 +346,7 @@ def test_it_is_drawn_no_more_than_once_a_second(on_terminal: MakeTerminal) -> No
     panel = Panel(steps.recorder)
     for k in range(1000):
         steps.step()
-        panel.tick(1.0 + k / 250)
+        panel.tick(panel._printed_s + 1.0 + k / 250)
     panel.end(6.0)
     assert 3 <= terminal.getvalue().count("feedline") <= 5
 
@@ -438,3 +440,67 @@ def test_a_line_says_what_is_known() -> None:
     )
     assert panels._MODERATE_PCT < panels._HIGH_PCT
     assert trace_file.MOST_EVENTS == MOST_EVENTS
+
+
+def test_what_a_program_prints_goes_where_it_would_go_without_a_panel(
+    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = on_terminal()
+    for stdout in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        steps = Steps()
+        panel = Panel(steps.recorder)
+        drawn(steps, panel, 2)
+        assert sys.stdout is stdout
+        print("[/red] epoch", end="", flush=True)
+        drawn(steps, panel, 2)
+        panel.end(9.0)
+        print("!")
+        assert stdout.getvalue() == "[/red] epoch!\n"
+    assert "epoch" not in terminal.getvalue()
+
+
+def test_a_file_has_one_run_and_is_no_run_and_timeline_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot hold the run and its timeline"):
+        watch([1], run=tmp_path, trace=tmp_path / "sub" / ".." / "trace.json")
+    training = watch([1], run=tmp_path, name="train")
+    with pytest.raises(UsageError, match="is written for the run 'train' already"):
+        watch([1], run=tmp_path, name="val")
+    with pytest.raises(UsageError, match="give each run files of its own"):
+        watch([1], trace=tmp_path / "trace.json", name="val")
+    watch([1], run=tmp_path / "val", name="val")
+    again = watch([1], run=tmp_path, name="train")
+    assert list(training) == list(again) == [1]
+
+
+def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
+    class Clock(Recorder):
+        now = 0.0
+
+        def now_s(self) -> float:
+            return self.now
+
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.is_due(0.0, at_end=True)
+    assert not pace.is_due(29.0)
+    assert pace.is_due(30.0)
+    clock.now = 30.0
+    with pace.saving():
+        clock.now = 31.0
+    assert not pace.is_due(130.0, at_end=True)
+    assert not pace.is_due(130.0)
+    assert pace.is_due(131.0, at_end=True)
+    clock.now = 200.0
+    with pace.saving():
+        clock.now = 200.125
+    assert pace.is_due(213.0, at_end=True)
+    assert not pace.is_due(213.0)
+
+
+def test_a_pass_over_a_feedline_loader_that_is_left_is_written_so(tmp_path: Path) -> None:
+    with feedline.DataLoader(Drawing(), 4) as loader:
+        watched = watch(loader, run=tmp_path)
+        for _ in watched:
+            break
+        assert [entry.ended for entry in read_run(tmp_path).passes] == ["left"]

@@ -126,8 +126,8 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
     rested = []
     told = Recording.handed_out
 
-    def handed_out(self: Recording, batch: Any, asked_ns: int) -> None:
-        told(self, batch, asked_ns)
+    def handed_out(self: Recording, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+        told(self, batch, asked_ns, asked_cpu_ns)
         rested.append(self.rest)
 
     monkeypatch.setattr(Recording, "handed_out", handed_out)
@@ -181,3 +181,52 @@ def test_a_batch_that_cannot_be_made_shows_unless_another_comes() -> None:
         assert loader.run.passes[0].ended == ""
         assert next(batches, None) is None
         assert loader.run.passes[0].ended == "exhausted"
+
+
+def test_what_workers_did_counts_once_though_the_loader_is_changed(jpeg_folder: Path) -> None:
+    with rows(jpeg_folder, 1) as loader:
+        for workers in (1, 2, 1):
+            loader.num_workers = workers
+            for _ in loader:
+                pass
+        run = loader.run
+    assert len(run.loaders) == 2
+    assert sum(entry.batches for entry in run.passes) == run.tasks == 36
+
+
+def test_a_slow_sample_keeps_its_name_when_the_dataset_is_another(jpeg_folder: Path) -> None:
+    data = folder_of(jpeg_folder)
+    with feedline.DataLoader(data, 1, num_workers=0) as loader:
+        for _ in loader:
+            pass
+        names = {slow.name for slow in loader.run.slowest}
+        data.samples = data.imgs = data.samples[:2]
+        data.targets = data.targets[:2]
+        for _ in loader:
+            pass
+        assert {slow.name for slow in loader.run.slowest} == names
+    assert all(name.endswith(".jpg") for name in names)
+
+
+def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
+    class Endless(Counting):
+        def __len__(self) -> int:
+            raise NotImplementedError("nobody knows")
+
+    with feedline.DataLoader(Endless(), 2) as loader:
+        assert sum(1 for _ in loader) == 12
+        run = loader.run
+    assert run.notes == []
+    assert (run.loaders[0].samples, run.passes[0].batches) == (None, 12)
+
+
+def test_nothing_is_told_where_nothing_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    told: list[Any] = []
+    with feedline.DataLoader(Drawing(), 4) as loader:
+        for each in (loader, [1, 2]):
+            watched = feedline.watch(each, run=tmp_path / "run", metrics=told.append, name="off")
+            assert list(watched)
+    assert (told, list(tmp_path.iterdir())) == ([], [])

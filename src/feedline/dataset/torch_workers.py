@@ -110,36 +110,46 @@ class _Begin:
         time_steps()
 
         def noted(*args: Any) -> Any:
-            return _note(create(*args), page)
+            fetcher = create(*args)
+            with contextlib.suppress(Exception):  # of a kind that this does not know
+                _note(fetcher, page)
+            return fetcher
 
         # In this process only, which is the worker's own.
         kinds.create_fetcher = staticmethod(noted)
 
 
-def _note(fetcher: Any, page: StagePage) -> Any:
+def _note(fetcher: Any, page: StagePage) -> None:
     """Let a fetcher of torch's note what its parts take."""
-    fetch, collate = fetcher.fetch, fetcher.collate_fn
-    if hasattr(fetcher, "dataset_iter"):
+    collate = fetcher.collate_fn
+    # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
+    fetch = weakref.WeakMethod(fetcher.fetch)
+    # Tools tell an iterator with a state from others by its class: it stays where it is.
+    iterable = hasattr(fetcher, "dataset_iter")
+    stays = iterable and hasattr(fetcher.dataset_iter, "state_dict")
+    if iterable and not stays:
         fetcher.dataset_iter = _NotedIterator(fetcher.dataset_iter)
-    else:
+    elif not iterable:
         batched = getattr(fetcher.dataset, "__getitems__", None)
         fetcher.dataset = (_NotedBatches if batched else _NotedDataset)(fetcher.dataset)
 
     def noted_collate(samples: Any) -> Any:
+        if stays:
+            laps.lap("dataset")
         made = collate(samples)
         laps.lap("collate")
         return made
 
     def noted_fetch(keys: Any) -> Any:
+        whole: Any = fetch()  # it is there: this is called through it
         begun = laps.begin(page)
         try:
-            return fetch(keys)
+            return whole(keys)
         finally:
             if begun:
                 laps.done()
 
     fetcher.collate_fn, fetcher.fetch = noted_collate, noted_fetch
-    return fetcher
 
 
 class _Noted:

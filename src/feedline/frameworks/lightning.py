@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.loader import DataLoader
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
+from feedline.trace.switch import recorded
 from feedline.watching.metrics import Tracker
 from feedline.watching.outlets import Outlets
 from feedline.watching.source import Source, source_of
@@ -84,13 +85,14 @@ class WatchCallback(Callback):
         loader = trainer.train_dataloader
         if isinstance(loader, DataLoader):
             self._own, self.recorder = loader, loader.recorder
-        else:
+        elif recorded():
             self._source = source_of(loader, self.recorder)
         self._outlets = Outlets(
             folder=self._folder,
             trace=self._trace,
             metrics=self._metrics or (_to_loggers(trainer) if trainer.loggers else None),
             every_s=self._every_s,
+            name="train",
             panel=self._panel,
         )
         self._outlets.open(self.recorder)

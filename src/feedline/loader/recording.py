@@ -8,6 +8,7 @@ Relies on: being told of each iteration and of each batch by `iteration.Iteratio
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -30,6 +31,7 @@ _log = logging.getLogger("feedline")
 _QUICK_NS = 400_000  # a step costs the record some 4 us
 _QUICK_STEPS = 64
 _REST = 62
+_MOST_NAMES = 256
 
 
 class _Session(Protocol):
@@ -71,6 +73,7 @@ class Recording:
         self._pass: PassRecord | None = None
         self._said: Loader | None = None
         self._workers = Workers()
+        self._names: dict[int, str] = {}
         self._number = 0
         self._backend: Any = None
         self._got_ns = 0
@@ -91,16 +94,17 @@ class Recording:
     def _begin(self, began_ns: int) -> None:
         session, recorder = self._session, self.recorder
         said = described(session.settings, session.decision())
-        if said != self._said:
-            if self._said is not None:
-                recorder.leave(self._number, self._workers)
+        if self._said is None:
             self._workers = Workers(
                 pids=lambda: list(session.backend.pids),
                 spent=session.spent,
                 name=self._name,
                 deaths=lambda: len(session.deaths),
             )
-            self._number, self._said = recorder.loader(said, self._workers), said
+            self._number = recorder.loader(said, self._workers)
+        elif said != self._said:
+            self._number = recorder.change(self._number, said, self._workers)
+        self._said = said
         same, self._backend = self._backend is session.backend, session.backend
         carrier = getattr(session.backend, "carrier", None)
         # Carriers know the copies, and the device's clock; torch's own engine knows neither.
@@ -150,13 +154,19 @@ class Recording:
 
     def flush(self) -> None:
         """Let the run know all batches so far."""
-        if self._pass is not None:
-            self._pass.flush()
+        try:
+            if self._pass is not None:
+                self._pass.flush()
+        except Exception as error:
+            self._fail(error)
 
     def raised(self) -> None:
         """Instead of a batch came an exception."""
-        if self._pass is not None and not self._pass.over:
-            self._pass.raised()
+        try:
+            if self._pass is not None and not self._pass.over:
+                self._pass.raised()
+        except Exception as error:
+            self._fail(error)
 
     def end(self, how: str) -> None:
         """The iteration is over; see `Pass.ended`."""
@@ -167,21 +177,37 @@ class Recording:
             record.rested(self.rest)
             self.rest = 0
             self.recorder.end(record, how)
+            for spent in self._session.spent().values():  # while the dataset is as it was
+                for _, sample in spent.slowest:
+                    self._name(sample)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Record no more."""
+        record = self._pass
         self._on, self._pass, self.rest = False, None, 0
         self._session.timing.listener = None
+        if record is not None:
+            with contextlib.suppress(Exception):
+                self.recorder.end(record, "left")
         said = f"the run is recorded no further: {type(error).__name__}: {error}"
         self.recorder.note(said)
         _log.warning("%s; training goes on", said, exc_info=error)
 
     def _name(self, sample: int) -> str:
-        decision = self._session.decision()
-        named = getattr(decision.rows or decision.samples, "name", None)
-        return str(named(sample)) if named and sample >= 0 else f"sample {sample}"
+        if (known := self._names.get(sample)) is not None:
+            return known
+        try:
+            decision = self._session.decision()
+            named = getattr(decision.rows or decision.samples, "name", None)
+            said = str(named(sample)) if named and sample >= 0 else f"sample {sample}"
+        except Exception:  # the dataset is another now, and has no such sample
+            return f"sample {sample}"
+        if len(self._names) >= _MOST_NAMES:
+            self._names.clear()
+        self._names[sample] = said
+        return said
 
 
 def described(settings: Settings, decision: Decision) -> Loader:
@@ -208,5 +234,5 @@ def described(settings: Settings, decision: Decision) -> Loader:
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except TypeError:
+    except Exception:  # an IterableDataset has none, or only says so when it is asked
         return None

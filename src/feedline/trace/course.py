@@ -6,6 +6,8 @@ joined, and points are twice as long from then on.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feedline.trace.run import Point
 
 __all__ = ["Course"]
@@ -25,12 +27,16 @@ class Course:
 
     def begin(self, at_s: float) -> None:
         """A pass begins; what was before it belongs to no point."""
-        self._last_s, self._apart = at_s, True
+        self._last_s, self._apart = max(at_s, self._last_s), True
 
     def add(
         self, at_s: float, batches: int, samples: int | None, wait_ms: float, size: int | None
     ) -> None:
-        """Batches were handed out, the last one `at_s` seconds from the run's beginning."""
+        """Batches were handed out, the last one `at_s` seconds from the run's beginning.
+
+        Those that come to be known late, after a pass has begun within theirs, count as of then.
+        """
+        at_s = max(at_s, self._last_s)
         last = self._points[-1] if self._points else None
         if last is None or self._apart or at_s >= last.begun_s + self._length_s:
             begun_s, self._apart = self._last_s, False
@@ -49,8 +55,8 @@ class Course:
         last.seconds = at_s - last.begun_s
 
     def points(self) -> list[Point]:
-        """All points so far, oldest first."""
-        return list(self._points)
+        """All points so far, oldest first; copies."""
+        return [replace(point) for point in self._points]
 
     def _join(self) -> None:
         joined: list[Point] = []

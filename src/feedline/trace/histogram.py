@@ -16,7 +16,7 @@ __all__ = ["Histogram"]
 _PER_OCTAVE = 8  # a bin's upper edge is 9% above its lower one
 _LEAST_MS = 2.0**-10  # about a microsecond: all below shares the first bin
 _FEW = 16
-_BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all above shares the last one
+BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all above shares the last one
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Histogram:
         self.total_ms += float(times.sum())
         self.longest_ms = max(self.longest_ms, float(times.max()))
         bins = (np.log2(np.maximum(times / _LEAST_MS, 1.0)) * _PER_OCTAVE).astype(np.int64)
-        numbers, counts = np.unique(np.minimum(bins, _BINS - 1), return_counts=True)
+        numbers, counts = np.unique(np.minimum(bins, BINS - 1), return_counts=True)
         for k, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             self.bins[k] = self.bins.get(k, 0) + count
 
@@ -72,7 +72,7 @@ class Histogram:
         """Whether it can have been added up: a file may hold anything."""
         counts = [self.count, *self.bins.values()]
         return min([self.total_ms, self.longest_ms, *counts]) >= 0 and all(
-            0 <= k < _BINS for k in self.bins
+            0 <= k < BINS for k in self.bins
         )
 
     @property
@@ -104,4 +104,4 @@ def _middle(k: int) -> float:
 def _bin(ms: float) -> int:
     if ms <= _LEAST_MS:
         return 0
-    return min(_BINS - 1, int(math.log2(ms / _LEAST_MS) * _PER_OCTAVE))
+    return min(BINS - 1, int(math.log2(ms / _LEAST_MS) * _PER_OCTAVE))

@@ -111,11 +111,12 @@ def sample_took(key: Any, ns: int) -> int:
 
 
 def _number(key: Any) -> int:
-    """A sample's number, where its key is one; -1 for any other key."""
+    """A sample's number, where its key is one that a page can hold; -1 for any other key."""
     try:
-        return operator.index(key)
-    except TypeError:
+        number = operator.index(key)
+    except Exception:  # of a user's class, too
         return -1
+    return number if 0 <= number < 1 << 63 else -1
 
 
 def begin(page: StagePage | None) -> bool:

@@ -65,11 +65,16 @@ class Loaders:
             known.built += 1
         return number
 
-    def leave(self, number: int, workers: Workers) -> None:
-        """A loader is gone, or is another now; its workers can be seen for the last time."""
+    def take(self, number: int, workers: Workers) -> bool:
+        """Take workers from a loader, which is another one from now on; whether it had them."""
         known = self._loaders[number]
-        if any(each is workers for each in known.workers):
-            known.workers = [each for each in known.workers if each is not workers]
+        had = len(known.workers)
+        known.workers = [each for each in known.workers if each is not workers]
+        return len(known.workers) < had
+
+    def leave(self, number: int, workers: Workers) -> None:
+        """A loader is gone; its workers can be seen for the last time."""
+        if self.take(number, workers):
             own = _sum(workers)
             self._spent += own
             self._slowest = _slowest([*self._slowest, *_named(own, workers)])
@@ -97,8 +102,9 @@ class Loaders:
         return [each.said for each in self._loaders]
 
     def pids(self, number: int) -> list[int]:
-        """The workers of a loader now."""
-        return [pid for workers in self._loaders[number].workers for pid in workers.pids()]
+        """The workers of a loader now, each once."""
+        seen = (pid for workers in self._loaders[number].workers for pid in workers.pids())
+        return list(dict.fromkeys(seen))
 
     def latest_tasks(self, number: int) -> dict[int, list[tuple[int, int]]]:
         """The latest tasks of a loader's workers, by seat; see `stage_page.Spent.latest`."""

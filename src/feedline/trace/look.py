@@ -6,6 +6,7 @@ a batch of a few tensors; a form that is not known gives None, not a guess; noth
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,11 +53,12 @@ class Looker:
         """As `look_at`; the same object again where a batch has the form of the one before."""
         if type(batch) is self._kind and len(batch) == len(self._forms):
             tensor = sys.modules["torch"].Tensor
-            for part, (shape, dtype) in zip(batch, self._forms, strict=True):
-                if type(part) is not tensor or part.dtype is not dtype or part.shape != shape:
-                    break
-            else:
-                return self._seen
+            with contextlib.suppress(RuntimeError):  # a nested tensor has no shape
+                for part, (shape, dtype) in zip(batch, self._forms, strict=True):
+                    if type(part) is not tensor or part.dtype is not dtype or part.shape != shape:
+                        break
+                else:
+                    return self._seen
         self._seen = look_at(batch)
         torch = sys.modules.get("torch")
         self._kind = None
@@ -100,11 +102,18 @@ def _looked_at(batch: Any) -> Batch:
             height, width = shape[1:3] if channels_last else shape[2:]
             size = height if height == width else None
             if torch is not None and isinstance(part, torch.Tensor):
-                pinned = part.device.type != "cpu" or part.is_pinned()
+                pinned = part.device.type != "cpu" or _pinned(part)
                 floats += nbytes if part.dtype.is_floating_point else 0
             elif part.dtype.kind == "f":
                 floats += nbytes
     return Batch(size, samples, total, floats, pinned)
+
+
+def _pinned(tensor: Any) -> bool:
+    """Whether a tensor on the CPU is pinned. To answer that, torch may set up CUDA, so where the
+    program has not done so, none is.
+    """
+    return bool(sys.modules["torch"].cuda.is_initialized() and tensor.is_pinned())
 
 
 def _parts(batch: Any) -> Iterator[Any]:

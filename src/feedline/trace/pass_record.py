@@ -5,12 +5,13 @@ waiting for this one. It belongs to the batch that it computes with. The first b
 its start, and in no step.
 
 Guarantees: a step costs about two microseconds; sums are in the run's entries whenever `flush` was
-called, which is four times a second at least while batches come.
+called, which is four times a second at least while batches come. Any thread may call `flush`.
 Relies on: being told in the order of events, by one thread at a time.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +46,7 @@ class PassRecord:
         cycles: where steps go as the host saw them.
         recent: where steps go as they were timed.
         tell: is told of batches, now and then.
+        lock: the recorder's, as whoever asks for the run flushes, too.
         timed_elsewhere: steps are told by `measured`, by who knows better than the host.
         before: a pass of which steps may still be measured, before those of this one.
     """
@@ -56,6 +58,7 @@ class PassRecord:
         cycles: deque[Cycle],
         recent: Recent,
         tell: Tell,
+        lock: threading.RLock,
         *,
         timed_elsewhere: bool,
         before: PassRecord | None = None,
@@ -68,6 +71,7 @@ class PassRecord:
         self._cycles = cycles
         self._recent = recent
         self._tell = tell
+        self._lock = lock
         self._number = 0
         self._ready_ns = 0  # when the latest batch was handed out; 0 before the first
         self.resting = False  # batches are handed out that are not told of
@@ -94,6 +98,10 @@ class PassRecord:
             asked_cpu_ns: for how long this thread had been on a core when it was asked for; 0
                 where nobody looked.
         """
+        with self._lock:
+            self._handed_out(batch, asked_ns, got_ns, asked_cpu_ns)
+
+    def _handed_out(self, batch: Batch, asked_ns: int, got_ns: int, asked_cpu_ns: int) -> None:
         ready_ns = self._ready_ns
         if asked_cpu_ns:
             got_cpu_ns = time.thread_time_ns()
@@ -110,7 +118,7 @@ class PassRecord:
             self._wait_ns += got_ns - asked_ns
         self._number += 1
         if got_ns >= self._flush_ns or (batch is not self._alike and batch != self._alike):
-            self.flush()
+            self._flush()
             self._alike = batch
             self._flush_ns = got_ns + _FLUSH_NS
             if batch.image_size != self.entry.image_size or not ready_ns:
@@ -122,7 +130,7 @@ class PassRecord:
         if self.timed_elsewhere:
             self._pending.append(self.entry)
         if not ready_ns:
-            self.flush()  # workers of a short pass are seen now or never
+            self._flush()  # workers of a short pass are seen now or never
 
     def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         """The oldest step that was not told of yet was timed by who knows better.
@@ -130,10 +138,11 @@ class PassRecord:
         For those who set `timed_elsewhere`: the device, or a loader that knows its copies. It may
         come before the batch behind the step is handed out, or some steps later.
         """
-        to = self._pending.popleft() if self._pending else self.entry
-        self._step(to, wait_ms, copy_ms, compute_ms)
-        if self.over:
-            self._add_steps()
+        with self._lock:
+            to = self._pending.popleft() if self._pending else self.entry
+            self._step(to, wait_ms, copy_ms, compute_ms)
+            if self.over:
+                self._add_steps()
 
     def _step(self, to: Pass, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         if to is not self._steps_of or len(self._steps) >= _MOST_STEPS:
@@ -165,19 +174,25 @@ class PassRecord:
 
     def rest(self, batches: int) -> None:
         """So many batches will come like the one before, and will not be told of."""
-        self.resting = True
-        self._number += batches
-        self._batches += batches
-        self._ready_cpu_ns = 0
+        with self._lock:
+            self.resting = True
+            self._number += batches
+            self._batches += batches
+            self._ready_cpu_ns = 0
 
     def rested(self, less: int) -> None:
         """So many of them did not come."""
-        if self.resting:
-            self._batches -= less
-            self._number -= less
+        with self._lock:
+            if self.resting:
+                self._batches -= less
+                self._number -= less
 
     def flush(self) -> None:
         """Let the entry know all batches and steps so far."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         self._add_steps()
         count, self._batches = self._batches, 0
         wait_ms, self._wait_ns = self._wait_ns / 1e6, 0
@@ -203,8 +218,9 @@ class PassRecord:
 
     def raised(self) -> None:
         """Instead of a batch came an exception, which may or may not end the pass."""
-        self.flush()
-        self.entry.ended = "raised"
+        with self._lock:
+            self._flush()
+            self.entry.ended = "raised"
 
     def end(self, how: str) -> None:
         """The pass is over: "exhausted", "left", or "raised", which one that raised last is."""

@@ -118,8 +118,9 @@ class ProcessWatch:
             if known is None or count.cpu_s < known.last.cpu_s:  # new, or the number came again
                 self.worker_starts += role == "worker"
                 self._watched[pid] = self._begun(role, now_s, count)
-            else:
+            elif count.read_bytes is not None or known.last.read_bytes is None:
                 known.seen_s, known.last = now_s, count
+            # else: it has ended while this looked at it, and keeps what was known
         if len(self._watched) > 2 * _MOST + len(roles):
             kept = {process.pid for process in self.found()} | set(roles)
             self._watched = {pid: each for pid, each in self._watched.items() if pid in kept}

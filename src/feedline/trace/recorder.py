@@ -9,6 +9,7 @@ are kept apart.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -16,13 +17,14 @@ from dataclasses import replace
 
 from feedline.system import rank_and_world
 from feedline.trace.course import Course
+from feedline.trace.excerpt import excerpt
 from feedline.trace.loaders import Loaders, Workers
 from feedline.trace.machine_use import MachineUse
 from feedline.trace.pass_record import Cycle, PassRecord
 from feedline.trace.passes import Passes, Sizes
 from feedline.trace.processes import ProcessWatch
 from feedline.trace.recent import Recent
-from feedline.trace.run import Event, Excerpt, Loader, Machine, Pass, Run, StageTime
+from feedline.trace.run import Excerpt, Loader, Machine, Pass, Run, StageTime
 from feedline.trace.this_machine import device_name, this_machine
 
 __all__ = ["Recorder", "Workers"]
@@ -66,6 +68,7 @@ class Recorder:
         # At the latest note: tasks, how long they took, bytes from a disk; and of which entry.
         self._noted: tuple[int, float, int | None] = 0, 0.0, 0
         self._noting: Pass | None = None
+        self._last: Pass | None = None  # of the pass that ended last
         self._longest_ms = 0.0
         self._longest: Excerpt | None = None
 
@@ -79,6 +82,12 @@ class Recorder:
         """A loader comes; its number among the run's."""
         with self._lock:
             return self.loaders.come(loader, workers or Workers())
+
+    def change(self, number: int, loader: Loader, workers: Workers) -> int:
+        """A loader is another from now on, with what its workers have spent; its number then."""
+        with self._lock:
+            self.loaders.take(number, workers)
+            return self.loaders.come(loader, workers)
 
     def leave(self, number: int, workers: Workers) -> None:
         """A loader is gone; see `Loaders.leave`."""
@@ -122,6 +131,7 @@ class Recorder:
                 self.cycles,
                 self.recent,
                 self._batches,
+                self._lock,
                 timed_elsewhere=timed_elsewhere,
                 before=before,
             )
@@ -133,12 +143,12 @@ class Recorder:
         """A pass is over: "exhausted", "left" or "raised"."""
         with self._lock:
             if not record.over:
-                record.end(how)
                 self._going = [each for each in self._going if each is not record]
+                record.end(how)
                 if self.now_s() >= self._looked_s + _LOOK_S / 2:
                     self._look(record.entry.loader)
                 self._note_work(record.entry)
-                self._noting = None
+                self._noting, self._last = None, record.entry
 
     def _note_work(self, entry: Pass) -> None:
         """What was done since the latest note was done in this entry's time."""
@@ -203,11 +213,13 @@ class Recorder:
                 record.flush()
 
     def latest(self) -> dict[str, float]:
-        """What is so now: epoch, image size, workers, and how busy processes and device are."""
+        """What is so now, or was when the last pass ended: epoch, image size, workers; and how
+        busy the device is.
+        """
         with self._lock:
             found: dict[str, float] = {}
-            if self._going:
-                entry = self._going[-1].entry
+            entry = self._going[-1].entry if self._going else self._last
+            if entry is not None:
                 found["epoch"] = float(entry.epoch)
                 if entry.image_size is not None:
                     found["image_size"] = float(entry.image_size)
@@ -217,13 +229,14 @@ class Recorder:
             return found
 
     def run(self) -> Run:
-        """The run so far. What it holds is not touched later, except passes that go on."""
+        """The run so far; what it holds is not touched later."""
         with self._lock:
             for record in self._going:
                 record.flush()
             if self._going:
-                self._look(self._going[-1].entry.loader)
-                self._note_work(self._going[-1].entry)
+                entry = self._going[-1].entry
+                self._look(entry.loader)
+                self._note_work(self._noting or entry)
             self._machine = self._machine or this_machine()
             rank, world_size = rank_and_world()
             spent, slowest = self.loaders.spent()
@@ -240,7 +253,7 @@ class Recorder:
                 machine=replace(self._machine, gpu=device_name()),
                 settings=dict(self._settings),
                 loaders=self.loaders.said(),
-                passes=list(self._passes.entries),
+                passes=copy.deepcopy(self._passes.entries),
                 course=self._course.points(),
                 stages=sorted(stages, key=lambda stage: -stage.total_ms),
                 tasks=spent.tasks,
@@ -265,26 +278,8 @@ class Recorder:
 
     def _excerpt(self, why: str) -> Excerpt | None:
         """The latest steps, and what the workers did meanwhile."""
-        cycles = list(self.cycles)
-        if not cycles:
-            return None
-        begun_ns, ended_ns = cycles[0][1], cycles[-1][3]
-        events = []
-
-        def event(lane: str, stage: str, begin_ns: int, end_ns: int, batch: int = -1) -> None:
-            begin_ms, end_ms = (begin_ns - begun_ns) / 1e6, (end_ns - begun_ns) / 1e6
-            events.append(
-                Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
-            )
-
-        for number, ready_ns, asked_ns, got_ns in cycles:
-            event("step", "compute", ready_ns, asked_ns, number - 1)
-            event("step", "wait", asked_ns, got_ns, number)
-        for seat, tasks in sorted(self.loaders.latest_tasks(self._latest).items()):
-            for task_begun_ns, task_done_ns in tasks:
-                if task_done_ns > begun_ns and task_begun_ns < ended_ns:
-                    event(f"worker {seat}", "make", max(task_begun_ns, begun_ns), task_done_ns)
-        return Excerpt(why=why, begun_s=(begun_ns - self._begun_ns) / 1e9, events=events)
+        tasks = self.loaders.latest_tasks(self._latest)
+        return excerpt(why, list(self.cycles), tasks, self._begun_ns)
 
 
 _STAGE = ("count", "total_ms", "longest_ms", "cpu_ms")

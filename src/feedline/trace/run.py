@@ -185,11 +185,11 @@ class Event:
     """Something that took place: who did it, what, and when.
 
     Args:
-        lane: "worker 0" and so on, "ready", "copy" or "step".
-        stage: "make", "queued", "wait", "copy", "compute".
+        lane: "worker 0" and so on, or "step".
+        stage: "make" of a worker's; "wait" or "compute" of a step's.
         begun_ms: from the excerpt's beginning.
         ended_ms: likewise.
-        batch: counted from the beginning of the run.
+        batch: counted from the beginning of its pass; -1 for none that is known.
     """
 
     lane: str

@@ -11,19 +11,24 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from feedline.errors import UsageError
 from feedline.trace.run import RUN_VERSION, Run
+from feedline.trace.stage_page import OCTAVES
 
 __all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "write_run"]
 
 RUN_FILE = "trace.json"
-MAX_BYTES = 64 << 20
-_MOST_CORES = 1 << 16
-_MOST = 1e18  # of anything that is counted or timed
+MAX_BYTES = 16 << 20
+"""More than a run with the most passes, stages and events that a recorder keeps."""
+
 _WHAT = "feedline run"
+_MOST = 1e18  # of anything that is counted or timed
+_MOST_CORES = 1 << 16
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Head(msgspec.Struct):
@@ -68,7 +73,7 @@ def write_run(run: Run, folder: Path) -> Path:
     partial = folder / f".{file.name}.{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.json.encode(_File(run)))
+        partial.write_bytes(_encoded(run))
         os.replace(partial, file)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -77,6 +82,24 @@ def write_run(run: Run, folder: Path) -> Path:
             f"the run cannot be written to {str(file)!r}: {error.strerror}; name another folder"
         ) from error
     return file
+
+
+def _encoded(run: Run) -> bytes:
+    try:
+        return msgspec.json.encode(_File(run))
+    except UnicodeEncodeError:  # of a file name that is no UTF-8
+        return msgspec.json.encode(_sayable(msgspec.to_builtins(_File(run))))
+
+
+def _sayable(part: Any) -> Any:
+    """The same with "?" in the place of what UTF-8 cannot say."""
+    if isinstance(part, str):
+        return part.encode(errors="replace").decode()
+    if isinstance(part, dict):
+        return {_sayable(key): _sayable(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_sayable(each) for each in part]
+    return part
 
 
 def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
@@ -103,7 +126,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         raise UsageError(f"{str(file)!r} is larger than {MAX_BYTES >> 20} MiB, so it is no run")
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is no run, or is damaged: {error}") from error
     if head.what != _WHAT:
         raise UsageError(f"{str(file)!r} is no run of feedline's: it does not say that it is one")
@@ -114,15 +137,15 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         )
     try:
         run = msgspec.json.decode(data, type=_File).run
-    except (msgspec.ValidationError, RecursionError) as error:
+    except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is damaged: {error}") from error
-    if wrong := _impossible(run):
-        raise UsageError(f"{str(file)!r} is damaged: {wrong}")
+    if (problem := _problem(run)) is not None:
+        raise UsageError(f"{str(file)!r} is damaged: {problem}")
     return run
 
 
-def _impossible(run: Run) -> str:
-    """What of a run cannot have been measured; "" where nothing is seen.
+def _problem(run: Run) -> str | None:
+    """What of a run no recorder could have written; None where all is possible.
 
     With such figures what is worked out from a run would overflow, or never end.
     """
@@ -132,14 +155,15 @@ def _impossible(run: Run) -> str:
         for times in (each.start_ms, each.wait, each.copy, each.compute):
             if times is not None and not times.sound:
                 return "times that are negative, or in no bin"
-    left: list[object] = [msgspec.to_builtins(run)]
-    while left:
-        part = left.pop()
+    if any(not 0 <= k < OCTAVES for k in run.sample_sizes):
+        return f"samples of a size that is none of 0 to {OCTAVES - 1}"
+    pending: list[Any] = [msgspec.to_builtins(run)]
+    while pending:
+        part = pending.pop()
         if isinstance(part, dict):
-            left.extend(part.keys())
-            left.extend(part.values())
-        elif isinstance(part, list | tuple):
-            left.extend(part)
-        elif isinstance(part, int | float) and not -_MOST <= part <= _MOST:
+            pending += [*part.keys(), *part.values()]
+        elif isinstance(part, (list, tuple)):
+            pending += part
+        elif isinstance(part, (int, float)) and not -_MOST <= part <= _MOST:
             return f"it holds a number beyond {_MOST:g}"
-    return ""
+    return None

@@ -35,14 +35,14 @@ MOST_STAGES = 30
 _NAME_WORDS = 6
 _SLOWEST = 12
 _LATEST = 32
-_OCTAVES = 40  # up to 18 minutes
+OCTAVES = 40  # up to 18 minutes
 _PER_STAGE = 4
 
 # Where what lies, in words.
 _STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _PID, _DECODED = range(8)
 _SLOW = 8  # pairs: ns, sample
 _SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
-_TOTALS = _SIZES + 2 * _OCTAVES  # fours: count, ns, longest ns, ns on a core
+_TOTALS = _SIZES + 2 * OCTAVES  # fours: count, ns, longest ns, ns on a core
 _NAMES = _TOTALS + _PER_STAGE * MOST_STAGES
 _RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
 _DECODED_PX, _TIMED_QUEUED_NS = range(_RING + 2 * _LATEST, _RING + 2 * _LATEST + 2)
@@ -181,7 +181,7 @@ class StagePage:
         mean_ns = self.sample_ns
         self.sample_ns = ns if mean_ns == 1 << 62 else mean_ns + (ns - mean_ns) // 16
         words = self._words
-        place = _SIZES + 2 * min(ns.bit_length() - 1 if ns > 0 else 0, _OCTAVES - 1)
+        place = _SIZES + 2 * min(ns.bit_length() - 1 if ns > 0 else 0, OCTAVES - 1)
         words[place] += 1
         words[place + 1] += ns
 
@@ -230,7 +230,7 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
         stage.total_ms += total / 1e6
         stage.longest_ms = max(stage.longest_ms, longest / 1e6)
         stage.cpu_ms += cpu / 1e6
-    sizes = words[_SIZES : _SIZES + 2 * _OCTAVES].reshape(-1, 2).tolist()
+    sizes = words[_SIZES : _SIZES + 2 * OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
     return Spent(
         tasks=int(words[_TASKS]),

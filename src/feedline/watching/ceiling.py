@@ -166,7 +166,7 @@ def _timed(batches: Iterator[Any], step: Callable[[Any], object], steps: int) ->
 def _synchronise() -> None:
     """Wait for the device, where the program has set one up."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
@@ -178,7 +178,7 @@ def _copied(batch: Any) -> Any:
     """A copy, as a step may change its batch, and a loader may use the memory again."""
     made = copy.deepcopy(batch)
     torch = sys.modules.get("torch")
-    on_device = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_device = torch is not None and torch.cuda.is_initialized()
     return _on_device(made) if on_device else made
 
 

@@ -9,6 +9,7 @@ Relies on: the step using the stream that is current when batches are handed out
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ class DeviceClock:
         self._before: Any = None
         self._asked: Any = None
         self._steps: deque[tuple[Any, Any, Any]] = deque()
+        self._lock = threading.Lock()  # whoever asks for the run settles, too
 
     def asked(self) -> None:
         """A batch is asked for."""
@@ -46,21 +48,27 @@ class DeviceClock:
             self._steps.append((self._before, self._asked, now))
         self._before = now
         self.settle()
-        if len(self._steps) > _MOST_AHEAD:
-            self._steps.clear()
-            self._record.forget_pending()
 
     def settle(self) -> None:
-        """Tell of the steps that the device has done."""
-        while self._steps and self._steps[0][2].query():
-            before, asked, going = self._steps.popleft()
-            self._record.measured(asked.elapsed_time(going), None, before.elapsed_time(asked))
+        """Tell of the steps that the device has done; nothing where this goes on already."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._steps and self._steps[0][2].query():
+                before, asked, going = self._steps.popleft()
+                self._record.measured(asked.elapsed_time(going), None, before.elapsed_time(asked))
+            if len(self._steps) > _MOST_AHEAD:
+                self._steps.clear()
+                self._record.forget_pending()
+        finally:
+            self._lock.release()
 
 
 def device_event() -> Callable[[], Any] | None:
     """What makes marks on the CUDA device in use; None where the user's program has set up none."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    # Not `is_available`: that sets up the driver, and a child forked later would have no CUDA.
+    if torch is None or not torch.cuda.is_initialized():
         return None
 
     def event() -> Any:

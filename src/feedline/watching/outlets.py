@@ -7,27 +7,31 @@ more; nothing here ends a loop. What was not written yet is written when the pro
 from __future__ import annotations
 
 import atexit
+import functools
+import multiprocessing
 import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, Protocol
 
+from feedline.errors import UsageError
 from feedline.system import rank_and_world
 from feedline.trace.recorder import Recorder
-from feedline.trace.run_file import check_folder, write_run
+from feedline.trace.run_file import check_folder, run_file, write_run
+from feedline.trace.switch import recorded
 from feedline.watching.failed import failed
 from feedline.watching.metrics import Metrics, Tracker
+from feedline.watching.pace import Pace
 from feedline.watching.panel import panel_for
 from feedline.watching.trace_file import TraceFile
 
 __all__ = ["Outlets"]
 
 _TICK_NS = 250_000_000
-_SAVE_S = 30.0
-_SAVE_SHARE = 0.01  # of the time may go to saving at the end of passes
 
 _unsaved: weakref.WeakSet[Outlets] = weakref.WeakSet()
 
@@ -50,39 +54,70 @@ class Outlets:
         metrics: a callback for the figures,
         every_s: and how often it is called.
         panel: as `watch` takes it.
+        name: of the run.
     """
 
     folder: Path | None
     trace: Path | None
     metrics: Tracker | None
     every_s: float
+    name: str
     panel: bool | str
+    _began: bool = field(default=False, init=False)  # some batch was handed out
 
     def open(self, recorder: Recorder) -> None:
-        """Begin, for a run.
+        """Begin, for a run. Where a process was forked within a run, the run's files, panel and
+        callback stay its parent's. Where nothing is recorded, nothing is told.
 
         Raises:
-            UsageError: a file cannot be written.
+            UsageError: a file cannot be written, or is another run's.
         """
-        rank, _ = rank_and_world()
         self._recorder = recorder
-        self._owner = os.getpid()
         self._outlets: list[_Outlet] = []
         self._timeline: TraceFile | None = None
         self._due_ns = 0
+        if self._began:
+            return
+        self._owner = os.getpid()
+        if not recorded():
+            return
+        rank, _ = rank_and_world()
+        self._files = self._named(rank)
+        self._check_files()
         if self.folder is not None:
             check_folder(self.folder)
             self._outlets.append(_RunFolder(recorder, self.folder))
         if self.trace is not None:
-            name = self.trace.name if rank == 0 else f"rank{rank}-{self.trace.name}"
-            self._timeline = TraceFile(recorder, self.trace.with_name(name))
+            self._timeline = TraceFile(recorder, _of_rank(self.trace, rank))
             self._outlets.append(self._timeline)
         if self.metrics is not None:
             self._outlets.append(Metrics(recorder, self.metrics, self.every_s))
         if (panel := panel_for(recorder, self.panel)) is not None:
             self._outlets.append(panel)
-        if self.folder is not None or self.trace is not None:
+        if self._files:
             _unsaved.add(self)
+            _save_at_exit()
+
+    def _named(self, rank: int) -> list[Path]:
+        """The files that are written."""
+        files = [] if self.folder is None else [self.folder / run_file(rank)]
+        files += [] if self.trace is None else [_of_rank(self.trace, rank)]
+        return [Path(os.path.abspath(file)) for file in files]
+
+    def _check_files(self) -> None:
+        """See that a file has one run, and is not a run and a timeline."""
+        for k, file in enumerate(self._files):
+            if file in self._files[:k]:
+                raise UsageError(
+                    f"{str(file)!r} cannot hold the run and its timeline: a run's folder has its "
+                    f"run in {file.name}; give trace= another name"
+                )
+            for other in list(_unsaved):
+                if other.name != self.name and file in other._files:
+                    raise UsageError(
+                        f"{str(file)!r} is written for the run {other.name!r} already, and cannot "
+                        f"be for {self.name!r} too; give each run files of its own"
+                    )
 
     def told(self) -> None:
         """A batch was handed out."""
@@ -91,6 +126,10 @@ class Outlets:
         if self._timeline is not None:
             self._each(lambda outlet, _: outlet.step(), only=self._timeline)
         if time.monotonic_ns() >= self._due_ns:
+            if os.getpid() != self._owner:  # a process was forked within this pass
+                self._outlets, self._timeline = [], None
+                return
+            self._began = True
             self._due_ns = time.monotonic_ns() + _TICK_NS
             self._each(lambda outlet, now_s: outlet.tick(now_s))
 
@@ -136,24 +175,40 @@ class _RunFolder:
     def __init__(self, recorder: Recorder, folder: Path) -> None:
         self._recorder = recorder
         self._folder = folder
-        self._saved_s = recorder.now_s()
-        self._cost_s = 0.0
+        self._pace = Pace(recorder)
 
     def tick(self, now_s: float) -> None:
-        if now_s - self._saved_s >= _SAVE_S:
-            self._save(now_s)
+        if self._pace.is_due(now_s):
+            self._save()
 
     def end(self, now_s: float) -> None:
-        if now_s - self._saved_s >= self._cost_s / _SAVE_SHARE:
-            self._save(now_s)
+        if self._pace.is_due(now_s, at_end=True):
+            self._save()
 
-    def _save(self, now_s: float) -> None:
-        write_run(self._recorder.run(), self._folder)
-        self._saved_s = self._recorder.now_s()
-        self._cost_s = self._saved_s - now_s
+    def _save(self) -> None:
+        with self._pace.saving():
+            write_run(self._recorder.run(), self._folder)
+
+
+def _of_rank(trace: Path, rank: int) -> Path:
+    """A timeline's file, of a rank."""
+    return trace if rank == 0 else trace.with_name(f"rank{rank}-{trace.name}")
 
 
 @atexit.register
 def _save_all() -> None:
     for outlets in list(_unsaved):
         outlets.save_last()
+
+
+@functools.cache
+def _save_at_exit_of(process: int) -> None:
+    util.Finalize(None, _save_all, exitpriority=1)
+
+
+def _save_at_exit() -> None:
+    """See that files are written when this process ends, which calls nothing of atexit's if it is
+    one of multiprocessing's.
+    """
+    if multiprocessing.parent_process() is not None:
+        _save_at_exit_of(os.getpid())

@@ -1,9 +1,10 @@
 """One line on stderr that says how a loop goes, while it does.
 
-Guarantees: it is drawn within steps, twice a second at most, and no thread runs for it; it is gone
-when a pass is over. Where tqdm draws bars it is one of them; where a display of rich's is live, a
-line is printed above it every half a minute, as where stderr is no terminal. Nothing is
-drawn in ranks other than 0. NO_COLOR is heeded.
+Guarantees: it is drawn within steps, once a second at most, and no thread runs for it; it is gone
+when a pass is over. stdout and stderr stay the program's own: what it prints is not touched, and
+follows the line where both are on one terminal. Where tqdm draws bars it is one of them; where a
+display of rich's is live, a line is printed above it every half a minute, as where stderr is no
+terminal. Nothing is drawn in ranks other than 0. NO_COLOR is heeded.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def panel_for(recorder: Recorder, wanted: bool | str) -> Panel | None:
         wanted: True; False; or "auto", where stderr is a terminal.
     """
     rank, _ = rank_and_world()
-    if rank != 0 or wanted is False or (wanted == "auto" and not _on_terminal()):
+    if rank != 0 or sys.stderr is None or not wanted or (wanted == "auto" and not _on_terminal()):
         return None
     return Panel(recorder)
 
@@ -92,11 +93,13 @@ class Panel:
 
     def _draw(self, now_s: float) -> None:
         if self._live is None:
-            # Without a thread; stderr stays the program's own, as others keep a hold of it.
+            # What a program prints goes where it would go without the panel, as it is: rich would
+            # send it all to stderr, by lines, and read its brackets as markup.
             self._live = Live(
                 console=Console(stderr=True),
                 auto_refresh=False,
                 transient=True,
+                redirect_stdout=False,
                 redirect_stderr=False,
             )
             self._live.start()

@@ -62,7 +62,12 @@ class OwnPass(Generic[_T]):
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be about to end
+            self._let_go()
             self._end("left")
+
+    def _let_go(self) -> None:
+        """Nobody has this any more: its loader learns of that before the run is written."""
+        del self._iterator
 
 
 class PassWatch(OwnPass[_T]):
@@ -116,6 +121,9 @@ class PassWatch(OwnPass[_T]):
         self._steps.got(batch, asked_ns)
         self._told()
         return batch
+
+    def _let_go(self) -> None:
+        """Workers that end with the iterator are to be seen once more."""
 
     def _end(self, how: str) -> None:
         if not self._over:

@@ -27,25 +27,30 @@ __all__ = ["Source", "source_of"]
 
 _MOST_NAMES = 256
 
-_sources: dict[int, weakref.WeakKeyDictionary[Any, Source]] = {}
-"""By the recorder's id: sources of its loaders."""
+_sources: weakref.WeakKeyDictionary[Recorder, dict[int, Source]] = weakref.WeakKeyDictionary()
+"""Sources of a recorder's loaders, by the loader's id: its own idea of equality is not asked."""
 
 
 def source_of(iterable: Iterable[Any], recorder: Recorder) -> Source:
     """What a recorder knows of an iterable; the same again for the same one."""
-    known = _sources.get(id(recorder))
-    if known is None:
-        known = _sources[id(recorder)] = weakref.WeakKeyDictionary()
-        weakref.finalize(recorder, _sources.pop, id(recorder), None)
-    with contextlib.suppress(TypeError):  # a list has no weak references
-        found = known.get(iterable)
-        if found is not None and found.owner == os.getpid():
-            return found
+    known = _sources.setdefault(recorder, {})
+    found = known.get(id(iterable))
+    if found is not None and found.owner == os.getpid() and found.is_of(iterable):
+        return found
     source = Source(iterable, recorder)
-    with contextlib.suppress(TypeError):
-        known[iterable] = source
-        weakref.finalize(iterable, recorder.leave, source.number, source.workers).atexit = False
+    with contextlib.suppress(TypeError):  # a list has no weak references
+        gone = weakref.finalize(iterable, _leave, recorder, id(iterable), source)
+        gone.atexit = False
+        known[id(iterable)] = source
     return source
+
+
+def _leave(recorder: Recorder, key: int, source: Source) -> None:
+    """An iterable is gone."""
+    known = _sources.get(recorder, {})
+    if known.get(key) is source:
+        del known[key]
+    recorder.leave(source.number, source.workers)
 
 
 class Source:
@@ -73,9 +78,15 @@ class Source:
             with contextlib.suppress(OSError):  # no memory for a few pages
                 self._pages = TorchWorkers(said.workers or 0)
         self.workers = Workers(pids=self._worker_pids, spent=self._spent, name=self.name)
+        if self._iterable() is None:
+            self.workers = _ANY
         self.number = recorder.loader(said, self.workers)
         if recorder.use.dataset_bytes is None and inner is not None:
             recorder.use.dataset_bytes = sample_bytes(inner.dataset)
+
+    def is_of(self, iterable: Iterable[Any]) -> bool:
+        """Whether it is of this very iterable."""
+        return self._iterable() is iterable
 
     def begin(self, iterable: Iterable[Any], starting: contextlib.ExitStack) -> Iterator[Any]:
         """An iterator over the iterable, whose workers note what they do.
@@ -153,3 +164,8 @@ def _children(proc: Path = Path("/proc")) -> list[int]:
         with contextlib.suppress(psutil.Error):
             found = [child.pid for child in psutil.Process().children()]
     return found
+
+
+_ANY = Workers(pids=_children)
+"""Of what has no weak references, as a list, and so could not be said to be gone: its workers may
+be any process that this one has started."""

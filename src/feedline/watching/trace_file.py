@@ -3,7 +3,8 @@
 Guarantees: at most 100,000 events, of which the oldest go first, so memory and file are bounded;
 the file is there whole or as it was before. The clock is the one that all processes of a machine
 share. Lanes: the step (computing, waiting), and the tasks of each worker, which are taken from the
-worker's page 20 times a second; of more than 32 that it has done since, the latest are known.
+worker's page 20 times a second, or less often where workers are many; of more than 32 that it has
+done since, the latest are known.
 Source of the form: "Trace Event Format" of the Chromium project.
 """
 
@@ -11,24 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from feedline.errors import UsageError
 from feedline.trace.recorder import Recorder
+from feedline.watching.pace import Pace
 
 __all__ = ["MOST_EVENTS", "TraceFile"]
 
 MOST_EVENTS = 100_000
 _STEP, _COMPUTE, _WAIT, _RATE = range(4)
 _WORKERS = 100  # lanes of workers begin here
-_WRITE_S = 30.0
 _RATE_S = 0.25
 _POLL_NS = 50_000_000
+_POLL_SHARE = 0.005  # of the time may go to reading workers' pages
 
 
 class TraceFile:
@@ -49,10 +53,8 @@ class TraceFile:
         self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MOST_EVENTS)
         self._seen: dict[int, int] = {}  # by seat, until when its tasks are known
         self._cycle: Any = None
-        self._written_s: float | None = None
-        self._written = 0  # events by then
-        self._count = 0
-        self._rate_ns = self._batches = self._polled_ns = 0
+        self._pace = Pace(recorder)
+        self._rate_ns = self._batches = self._poll_ns = 0
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.write()
@@ -75,9 +77,15 @@ class TraceFile:
                 rate = (batches - self._batches) / ((got_ns - self._rate_ns) / 1e9)
                 self._add(_STEP, _RATE, got_ns, got_ns, rate)
             self._rate_ns, self._batches = got_ns, batches
-        if got_ns - self._polled_ns < _POLL_NS:
+        if got_ns < self._poll_ns:
             return
-        self._polled_ns = got_ns
+        begun_ns = time.monotonic_ns()
+        self._take_tasks()
+        cost_ns = time.monotonic_ns() - begun_ns
+        self._poll_ns = got_ns + max(_POLL_NS, int(cost_ns / _POLL_SHARE))
+
+    def _take_tasks(self) -> None:
+        """Take what the workers have done since."""
         for seat, tasks in self._recorder.latest_tasks().items():
             known_ns = self._seen.get(seat, 0)
             for begun_ns, done_ns in tasks:
@@ -86,24 +94,17 @@ class TraceFile:
                     self._seen[seat] = max(done_ns, self._seen.get(seat, 0))
 
     def _add(self, lane: int, kind: int, begun_ns: int, ended_ns: int, value: float) -> None:
-        self._count += 1
         self._events.append((lane, kind, begun_ns, ended_ns, value))
 
     def tick(self, now_s: float) -> None:
         """Time has passed; `now_s` from the run's beginning."""
-        if self._written_s is None or now_s - self._written_s >= _WRITE_S:
-            self._written_s = now_s
+        if self._pace.is_due(now_s):
             self.write()
 
     def end(self, now_s: float) -> None:
-        """A pass is over. The first ones are written at once, later ones every 30 s."""
-        if self._count > self._written and (
-            self._count < 2 * self._written + 1000 or self._written_s is None
-        ):
-            self.tick(float("inf"))
-            self._written_s = now_s
-        else:
-            self.tick(now_s)
+        """A pass is over."""
+        if self._pace.is_due(now_s, at_end=True):
+            self.write()
 
     def write(self) -> None:
         """Write what is known.
@@ -111,17 +112,17 @@ class TraceFile:
         Raises:
             OSError: it cannot be written.
         """
-        self._written = self._count
         partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
         try:
-            with contextlib.ExitStack() as opened:
+            with self._pace.saving(), contextlib.ExitStack() as opened:
                 raw = opened.enter_context(partial.open("wb"))
                 out: Any = raw
                 if self._file.suffix == ".gz":
                     out = opened.enter_context(gzip.GzipFile("", "wb", 1, raw))
                 out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+                encode = msgspec.json.Encoder().encode
                 for k, event in enumerate(self._said()):
-                    out.write(b",\n" * (k > 0) + json.dumps(event).encode())
+                    out.write(b",\n" * (k > 0) + encode(event))
                 out.write(b"\n]}\n")
             os.replace(partial, self._file)
         finally:

@@ -90,6 +90,7 @@ def watch(
         trace=None if trace is None else Path(trace),
         metrics=metrics,
         every_s=every_s,
+        name=name,
         panel=panel,
     )
     return Watched(iterable, outlets, name)
@@ -123,6 +124,9 @@ class Watched(Generic[_T]):
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self.iterable)  # a generator has no length
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked of a loader, `set_epoch` or `dataset`, it answers itself."""
