@@ -119,7 +119,7 @@ if __name__ == "__main__":
 """
 
 IMPORTS = """
-import random, numpy, torch
+import contextlib, random, numpy, torch
 
 def states():
     numpys = numpy.random.get_state()
@@ -131,6 +131,12 @@ before = states()
 import feedline
 for name in feedline.__all__:
     getattr(feedline, name)
+with contextlib.redirect_stdout(None):
+    watched = feedline.watch([1, 2], panel=True)
+    list(watched)
+    watched.why()
+    with feedline.DataLoader([1, 2], num_workers=0) as loader:
+        loader.why()
 assert states() == before
 print("fine")
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -57,11 +58,12 @@ def assert_refused(ended: Ended, *words: str) -> None:
 
 def children() -> set[int]:
     """Processes of this one, but for multiprocessing's tracker, which lives as long as it."""
-    return {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if "resource_tracker" not in " ".join(child.cmdline())
-    }
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
 
 
 def test_a_run_prints_a_table_and_writes_its_results(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -471,12 +473,12 @@ for k, _ in enumerate(feedline.watch(loader, panel=False)):
 
 
 def test_nothing_is_left_behind_by_a_program_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
     shared = set(os.listdir("/dev/shm"))
+    temporary = tempfile.mkdtemp()  # a short path: torch's sockets lie there
     program = subprocess.Popen(
         [sys.executable, "-c", KILLED],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        env={**os.environ, "TMPDIR": temporary},
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -485,7 +487,8 @@ def test_nothing_is_left_behind_by_a_program_that_is_killed(tmp_path: Path) -> N
     finally:  # torch's workers end when they come to see it, if they do
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
-    left = [path.name for path in (tmp_path / "tmp").rglob("*") if "pymp" not in str(path)]
+    left = [path.name for path in Path(temporary).rglob("*") if "pymp" not in str(path)]
+    shutil.rmtree(temporary, ignore_errors=True)
     assert left == []
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if "feedline" in name]
 

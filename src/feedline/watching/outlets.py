@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedline.errors import UsageError
+from feedline.randomness import seeded
 from feedline.system import rank_and_world
 from feedline.trace.recorder import Recorder
 from feedline.trace.run_file import check_folder, run_file, write_run
@@ -26,7 +27,6 @@ from feedline.trace.switch import recorded
 from feedline.watching.failed import failed
 from feedline.watching.metrics import Metrics, Tracker
 from feedline.watching.pace import Pace
-from feedline.watching.panel import panel_for
 from feedline.watching.trace_file import TraceFile
 
 __all__ = ["Outlets"]
@@ -92,6 +92,8 @@ class Outlets:
             self._outlets.append(self._timeline)
         if self.metrics is not None:
             self._outlets.append(Metrics(recorder, self.metrics, self.every_s))
+        with seeded(0):  # rich draws from Python's random state when it is loaded
+            from feedline.watching.panel import panel_for
         if (panel := panel_for(recorder, self.panel)) is not None:
             self._outlets.append(panel)
         if self._files:
