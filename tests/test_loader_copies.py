@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, default_collate
 
 from feedline.loader import DataLoader
+from slow import slow
 from sources import Rows
 
 
@@ -65,7 +66,7 @@ def epoch(loader: DataLoader[Any]) -> list[Any]:
     return [str(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("copied", [copy.copy, through_pickle, *slow(copy.deepcopy)])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_copy_gives_what_its_original_gives_and_lives_on_its_own(
     name: str, copied: Callable[[Any], Any]
@@ -117,7 +118,7 @@ def tell(loader: DataLoader[Any], results: Any) -> None:
         results.put([batch[1].tolist() for batch in loader])
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("prepared", [True, *slow(False)])
 def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared: bool) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -142,6 +142,7 @@ def test_torch_own_samplers_switch_too(photos: Path, tmp_path: Path) -> None:
     assert states == [{"copies": False, "batches": 9}, {"copies": True, "batches": 9}]
 
 
+@pytest.mark.slow
 def test_batches_that_were_only_looked_at_are_no_epoch(photos: Path, tmp_path: Path) -> None:
     data = ImageFolder(photos)
     with DataLoader(data, 8, cache=tmp_path / "cache", **OPTIONS) as loader:
@@ -186,6 +187,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(photos: Path, finished: 
         assert loader.state_dict() == state
 
 
+@pytest.mark.slow
 def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     for path in sorted(photos.glob("*/*.jpg")):
@@ -327,6 +329,7 @@ def runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     trainers = [run(photos, root, "slow") for _ in range(3)]

@@ -394,6 +394,7 @@ def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Pat
 # What cannot be
 
 
+@pytest.mark.slow
 def test_a_broken_image_is_named_and_may_be_left_out(
     bucket: Bucket, source: Path, tmp_path: Path
 ) -> None:
@@ -409,6 +410,7 @@ def test_a_broken_image_is_named_and_may_be_left_out(
     assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
 
 
+@pytest.mark.slow
 def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.frameworks.accelerate import prepare
+from slow import slow
 
 accelerate = pytest.importorskip("accelerate")
 DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
@@ -216,7 +217,7 @@ def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tu
         ({}, {"batch_sampler": [[0, 1], [2], [3, 4, 5]], "batch_size": 1}),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *slow(0)])
 def test_each_setting_gives_the_batches_that_it_gives_of_torchs_class(
     config: dict[str, Any], options: dict[str, Any], workers: int
 ) -> None:

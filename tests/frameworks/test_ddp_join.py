@@ -106,6 +106,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_two_ranks_get_what_torchs_class_gives_and_every_sample_of_a_seed() -> None:
     found = said_by_ranks(SCRIPT, timeout_s=170)
     for same, _ in found:

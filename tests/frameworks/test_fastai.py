@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feedline
+from slow import slow
 
 pytest.importorskip("fastai")
 
@@ -150,8 +151,11 @@ CASES: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
+SLOW = ("no workers", "lasting workers", "tensors", "validate", "pickled")
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
 def test_a_learner_sees_what_torchs_class_gives(case: str, tmp_path: Path) -> None:
     theirs, ours = (CASES[case](kind, tmp_path) for kind in (DataLoader, feedline.DataLoader))
     assert theirs[0]

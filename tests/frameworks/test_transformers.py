@@ -221,7 +221,11 @@ def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(
     ("way", "case"),
-    [("prepare", case) for case in CASES if case not in ("defaults", "dispatched", "uneven")]
+    [("prepare", case) for case in ("persistent", "accumulation", "data_seed", "evaluated")]
+    + slow(
+        *(("prepare", case) for case in ("drop_last", "prefetch", "lengths", "nothing skipped")),
+        *(("prepare", case) for case in ("split", "stream")),
+    )
     + [("swapped", "defaults"), ("bare", "nothing skipped")]
     + slow(*(("swapped", case) for case in ("prefetch", "accumulation", "evaluated")))
     + slow(*(("bare", case) for case in ("persistent", "stream"))),

@@ -20,6 +20,7 @@ from torch.utils.data import (
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from sets import Drawing, Drawn, Made, Stateful, Unrepeatable, plain, through_json
+from slow import slow
 
 DATA = Drawing(23)
 
@@ -85,7 +86,10 @@ def one_epoch(batches: DataLoader[Any]) -> list[Any]:
     return [plain(batch) for batch in batches]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+SLOW = ("sequential", "replacement", "subset", "batches", "tensor", "persistent", "stateful")
+
+
+@pytest.mark.parametrize("order", [*(each for each in ORDERS if each not in SLOW), *slow(*SLOW)])
 def test_every_state_of_two_epochs_goes_on_with_exactly_the_rest(order: str) -> None:
     torch.manual_seed(3)
     states, seen = [], []

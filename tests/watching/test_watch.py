@@ -126,7 +126,10 @@ def two_epochs(loader: Any) -> list[Any]:
     return [plain(batch) for _ in range(2) for batch in loader]
 
 
-@pytest.mark.parametrize("name", LOADERS)
+SLOW = ("spawn", "persistent", "subclass", "iterable here", "feedline here")
+
+
+@pytest.mark.parametrize("name", [*(each for each in LOADERS if each not in SLOW), *slow(*SLOW)])
 def test_batches_are_those_of_the_bare_loader_and_workers_are_seen(name: str) -> None:
     bare = two_epochs(LOADERS[name]())
     loader = LOADERS[name]()
