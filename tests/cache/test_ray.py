@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -75,6 +76,32 @@ def test_without_a_cluster_none_is_started(
             made_on_ray(source, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     assert not ray.is_initialized()
+
+
+CANCELLED = """
+import _thread, pickle, sys, threading, time
+
+make = pickle.loads(sys.stdin.buffer.read())
+
+def cancel():
+    while "torch" not in sys.modules:  # where a process begins to import it
+        time.sleep(0.001)
+    _thread.interrupt_main()
+
+assert "torch" not in sys.modules
+threading.Thread(target=cancel).start()
+try:
+    make([None], 0)
+except KeyboardInterrupt:
+    import torch
+    print(int(torch.ones(3).sum()))
+"""
+
+
+def test_a_task_that_is_cancelled_while_it_imports_leaves_a_process_that_can() -> None:
+    task = ray.cloudpickle.dumps(ray_makers._task(feedline.__version__))
+    said = subprocess.check_output([sys.executable, "-c", CANCELLED], input=task)
+    assert said == b"3\n"
 
 
 def processes() -> Iterator[psutil.Process]:

@@ -224,21 +224,29 @@ def _task(version: str) -> Callable[[list[Any], int], Any]:
 
     # Ray pickles it by value, as it is no module's own: it runs where there is no feedline, too.
     def make(units: list[Any], at: int) -> Any:
+        import signal
         import socket
 
+        # Ray cancels a task by an interrupt. One within `import torch` would leave a process that
+        # can never import it again, for tasks to come: it waits until the imports are done.
+        interrupts: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             import feedline
+            from feedline.cache.ray_task import make_here
 
             there = f"feedline {feedline.__version__}"
         except ImportError as error:
             there = f"no feedline ({error})"
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupts:
+            raise KeyboardInterrupt
         if there != f"feedline {version}":
             return (
                 f"the node {socket.gethostname()} of the Ray cluster has {there}, and the build is "
                 f"feedline {version}'s: install this version on each node"
             )
-        from feedline.cache.ray_task import make_here
-
         return make_here(units[0], at)
 
     return make
