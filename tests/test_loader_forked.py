@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
+from slow import slow
 from sources import Rows
 
 # From Python 3.12 on forking beside threads is warned of: torch has threads.
@@ -60,7 +61,7 @@ def child(loader: DataLoader[Any], begun: Any, says: Connection) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("used", [True, *slow(False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_processes_go_on(kind: str, used: bool) -> None:
     with DataLoader(batch_size=3, **KINDS[kind]) as loader:

@@ -427,6 +427,7 @@ def test_a_task_runs_where_there_is_no_feedline(monkeypatch: pytest.MonkeyPatch)
     assert "has no feedline (" in ray.cloudpickle.loads(pickled)([None], 0)
 
 
+@pytest.mark.slow
 def test_a_unit_that_ends_every_process_is_named(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

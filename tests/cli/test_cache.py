@@ -16,6 +16,7 @@ from command_line import Command, Ended
 from feedline import ImageFolder
 from feedline.stores.cache_layout import read_manifest
 from processes import eventually
+from slow import slow
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ main(sys.argv[2:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("command", ["build", "add-size"])
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), *slow((signal.SIGTERM, 143))])
 def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
     feedline: Command, photos: Path, tmp_path: Path, command: str, signum: int, status: int
 ) -> None:

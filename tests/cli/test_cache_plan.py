@@ -17,6 +17,7 @@ from command_line import Command, Ended
 from feedline.cli.sizes import byte_size
 from feedline.errors import UsageError
 from processes import eventually
+from slow import slow
 
 QUICK = ("--seconds", 0.01, "--workers", 0)
 
@@ -155,7 +156,7 @@ def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), *slow((signal.SIGTERM, 143))])
 def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
     photos: Path, tmp_path: Path, signum: int, status: int
 ) -> None:

@@ -145,7 +145,7 @@ ORDERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *slow(0)])
 @pytest.mark.parametrize("name", ORDERS)
 def test_the_order_over_epochs(name: str, workers: int) -> None:
     theirs, ours = both(DATA, 3, num_workers=workers, **ORDERS[name])

@@ -387,6 +387,7 @@ def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
+@pytest.mark.slow
 def test_fewer_workers_are_soon_fewer_however_much_is_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_training_of_lightnings_is_recorded(kind: str, tmp_path: Path) -> None
     assert "feedline/wait_pct" in logged.read_text()
 
 
+@pytest.mark.slow
 def test_a_step_of_lightnings_that_raises_is_recorded(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, "torch", "raise").split() == ["raised", "raised"]

@@ -12,6 +12,7 @@ from runs import named, recorded, verdict
 
 from feedline.report.facts import facts_of
 from feedline.report.page import page, verdict_html
+from slow import slow
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -79,7 +80,7 @@ def test_a_page_asks_for_nothing_and_complains_of_nothing(opened: Opened, name: 
 
 
 @pytest.mark.parametrize("name", ["usual", "nasty", "long", "notebook"])
-@pytest.mark.parametrize("width", [320, 360, 768, 1600])
+@pytest.mark.parametrize("width", [320, 1600, *slow(360, 768)])
 def test_nothing_sticks_out_of_the_page(opened: Opened, name: str, width: int) -> None:
     tab = opened(name, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width

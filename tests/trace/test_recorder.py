@@ -189,6 +189,7 @@ def test_an_exception_shows_unless_another_batch_comes() -> None:
     assert [entry.ended for entry in recorder.run().passes] == ["left", "raised"]
 
 
+@pytest.mark.slow
 def test_a_million_steps_of_alternating_sizes_stay_small() -> None:
     recorder = Recorder()
     told = Told(recorder)

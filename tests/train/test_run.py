@@ -210,6 +210,7 @@ def test_a_run_killed_outright_goes_on_from_its_last_checkpoint_to_the_same_weig
     assert sorted(path.name for path in out.iterdir()) == ["best.pt", "last.pt"]
 
 
+@pytest.mark.slow
 def test_workers_and_validation_size_may_change_when_a_run_goes_on(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:

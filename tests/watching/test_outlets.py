@@ -182,6 +182,7 @@ class Steps:
         self.record.handed_out(Batch(64, 8, 100), asked_ns, self.now_ns)
 
 
+@pytest.mark.slow
 def test_a_timeline_of_a_million_steps_keeps_the_latest_events(tmp_path: Path) -> None:
     steps = Steps()
     timeline = TraceFile(steps.recorder, tmp_path / "t.json.gz")
