@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from multiprocessing import Pool
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["jpeg_copies", "more_images", "raw_copies", "without_restarts"]
+__all__ = ["jpeg_copies", "more_images", "raw_copies", "small", "without_restarts"]
 
 _BICUBIC = Image.Resampling.BICUBIC
 
@@ -22,7 +23,8 @@ def _files(root: Path) -> list[tuple[Path, int]]:
     ]
 
 
-def _small(source: Path, shorter: int) -> Image.Image:
+def small(source: Path | io.BytesIO, shorter: int) -> Image.Image:
+    """An image with a shorter side of `shorter` pixels."""
     with Image.open(source) as image:
         scale = shorter / min(image.size)
         size = (round(image.width * scale), round(image.height * scale))
@@ -32,11 +34,11 @@ def _small(source: Path, shorter: int) -> Image.Image:
 def _copy(job: tuple[Path, Path, int]) -> None:
     source, target, shorter = job
     target.parent.mkdir(parents=True, exist_ok=True)
-    _small(source, shorter).save(target, quality=90)
+    small(source, shorter).save(target, quality=90)
 
 
 def _square(job: tuple[Path, int]) -> np.ndarray:
-    image = _small(*job)
+    image = small(*job)
     side = job[1]
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return np.asarray(image.crop((left, top, left + side, top + side)))

@@ -21,9 +21,10 @@ peer() { # NAME COMMAND...
 }
 
 streaming() {
-  # Its bounds on numpy and transformers are below what the others run with; what it needs to read
-  # and write local shards works with both, and its clients for cloud storage are not needed.
-  pip brotli catalogue python-snappy requests transformers 'xxhash<4' zstd &&
+  # Its bounds on numpy, transformers and xxhash are below what the others run with; what it needs
+  # to read and write local shards works with them all. Its clients for cloud storage are not
+  # needed.
+  pip brotli catalogue python-snappy requests transformers xxhash zstd &&
     pip --no-deps mosaicml-streaming
 }
 

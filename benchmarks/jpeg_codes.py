@@ -21,23 +21,21 @@ import time
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, _imaging
+from copies import small
+from PIL import _imaging
 from report import spread
 
+from feedline.cache.level_encoder import RESTARTS
 from feedline.images import _jpeg
 from feedline.images.crops import TrainCrop
 from feedline.plan.row import Item
 
-RESTARTS = 4  # as in `cache/level_encoder.py`
-
 
 def copy(jpeg: bytes, side: int, quality: int, restarts: int) -> bytes:
-    with Image.open(io.BytesIO(jpeg)) as image:
-        scale = side / min(image.size)
-        size = (round(image.width * scale), round(image.height * scale))
-        small = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_blocks=restarts)
+    small(io.BytesIO(jpeg), side).save(
+        file, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_blocks=restarts
+    )
     return file.getvalue()
 
 

@@ -14,22 +14,20 @@ from pathlib import Path
 import pytest
 from command_line import Command
 
+from diagnose import runs
 from feedline.diagnose.finding import Finding, PhaseSplit, Verdict
 from feedline.report.open_run import facts_at
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
-from feedline.trace.run import Loader, Machine, Run
+from feedline.trace.run import Loader, Run
 from feedline.trace.run_file import RUN_FILE, write_run
 
-MACHINE = Machine(
-    host="here",
+MACHINE = replace(
+    runs.MACHINE,
     cpu="A Processor",
     cores=2,
     usable_cores=2,
-    quota_cores=None,
     memory_bytes=1 << 34,
-    gpu=None,
-    platform="Linux",
     versions={"torch": "2.15.0"},
 )
 Judge = Callable[..., None]

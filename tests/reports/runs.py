@@ -9,21 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from diagnose import runs as diagnosed
 from feedline.diagnose.finding import Ceiling, Finding, Gain, PhaseSplit, Verdict
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder, Workers
 from feedline.trace.run import Event, Excerpt, Loader, Machine, Point, Run, SlowSample, StageTime
 from feedline.trace.stage_page import PAGE_WORDS, StagePage, read_page
 
-MACHINE = Machine(
-    host="here",
+MACHINE = replace(
+    diagnosed.MACHINE,
     cpu="A Processor of 2 Cores",
-    cores=8,
     usable_cores=2,
-    quota_cores=None,
     memory_bytes=24 << 30,
-    gpu=None,
-    platform="Linux",
     versions={"feedline": "0.1.0", "torch": "2.15.0", "nvidia-ml-py": None},
 )
 LOADER = Loader(

@@ -175,7 +175,7 @@ def _excerpt(steps: list[_Step], workers: int) -> Excerpt:
             Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
         )
 
-    # All batches are known that were made meanwhile, so whoever made none then was idle.
+    # Every batch that was made in this time is known, so a worker that made none was idle.
     for lane in [f"worker {k}" for k in range(workers)] or ["loading"]:
         event(lane, "make", begun_ns, begun_ns, -1)
         event(lane, "make", ended_ns, ended_ns, -1)

@@ -28,13 +28,13 @@ from feedline.images.headers import jpeg_orientation
 from feedline.stores.cache_layout import Level, level_size
 from feedline.stores.store import Pixels
 
-__all__ = ["Copies", "LevelEncoder", "Opened"]
+__all__ = ["RESTARTS", "Copies", "LevelEncoder", "Opened"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 _SUBSAMPLING = "4:2:0"
-# Blocks of 16 x 16 pixels between two restart markers (ITU T.81), so that only a crop's codes are
-# read: 2, 4 and 6 were measured equally quick.
-_RESTARTS = 4
+RESTARTS = 4
+"""Blocks of 16 x 16 pixels between two restart markers (ITU T.81), so that only a crop's codes are
+read: 2, 4 and 6 were measured equally quick."""
 _LONGEST_PX = 65_500  # of a JPEG: libjpeg's JPEG_MAX_DIMENSION
 
 
@@ -127,7 +127,7 @@ class LevelEncoder:
             "JPEG",
             quality=level.quality,
             subsampling=_SUBSAMPLING,
-            restart_marker_blocks=_RESTARTS,
+            restart_marker_blocks=RESTARTS,
         )
         return file.getvalue()
 

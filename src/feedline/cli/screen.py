@@ -1,6 +1,6 @@
 """How a command prints a view: with colours in a terminal, as text elsewhere.
 
-Guarantees: 100 columns where nobody looks, and no more in a terminal; no colour with NO_COLOR; a
+Guarantees: 100 columns, or fewer in a terminal that is narrower; no colour with NO_COLOR; a
 character that the stream cannot write is spelt.
 """
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["columns", "say"]
 
-_WIDTH = 100
-
 
 def columns() -> int:
     """How many columns there are to print in."""
     from rich.console import Console
 
-    console = Console()
-    return min(_WIDTH, console.width) if console.is_terminal else _WIDTH
+    from feedline.report import terminal
+
+    return terminal.columns(Console())
 
 
 def say(view: RenderableType) -> None:

@@ -34,7 +34,7 @@ class Facts:
         restarts: how many starts `starts_ms` sums up.
         rebuilt_ms: of `starts_ms`, those of first passes over a loader that was built anew,
         rebuilds: and how many those are.
-        lanes: what workers did; None where nobody timed them.
+        lanes: what workers did; None where their time was not measured.
         stalls: how the waiting is spread over the steps.
         step_cpu_ms: of the trainer, all threads, for a batch, without taking batches over.
         step_queued_ms: for how long the trainer's threads, together, were ready for a batch's step
@@ -114,7 +114,7 @@ class Facts:
 
     @property
     def workers(self) -> int:
-        """Worker processes; 0 for none, or where nobody knows."""
+        """Worker processes; 0 for none, or where the number is unknown."""
         return max(0, self.loader.workers or 0)
 
     @property

@@ -61,7 +61,7 @@ class Lanes:
     """Means for a batch, in ms, over all workers together.
 
     Args:
-        workers: 1 where there are none, or nobody knows.
+        workers: how many there are; 1 where there are none or the number is unknown.
         work_ms: to make one batch.
         cpu_ms: of that, on a core; likewise
         queued_ms: ready, and no core was free;
@@ -125,7 +125,7 @@ class Lanes:
 def lanes_of(
     run: Run, loader: Loader, step_ms: float, steady_ms: float, cores: Cores
 ) -> Lanes | None:
-    """What the workers of a run did; None where nobody timed them.
+    """What the workers of a run did; None where their time was not measured.
 
     Args:
         run: with its workers.

@@ -33,7 +33,7 @@ class Phase:
         copy_ms: likewise; None where it was not told from the rest.
         pause_ms: of the computing, what a few steps took beyond the median one: those in which a
             training is evaluated or saved. No loader changes that.
-        work_ms: what workers spent on a batch, together; None where nobody timed them.
+        work_ms: what workers spent on a batch, together; None where it was not measured.
         samples: of a batch, in the mean; None where they could not be counted.
         bytes: of a batch.
         float_bytes: of these, of images as floats.

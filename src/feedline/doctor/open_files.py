@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from feedline.doctor.check import Check
+from feedline.doctor.check import Check, Status
 
 try:
     import resource
@@ -46,21 +46,11 @@ def look_at_open_files(folder: Path = Path("/proc/self/fd")) -> Check:
     raise_it = f"ulimit -n {65536 if hard == endless else min(65536, hard)}"
     if hard != endless and hard < _USUAL:
         raise_it = "raise the limit in /etc/security/limits.conf, or docker run --ulimit nofile="
+    status: Status = "ok"
     if soft != endless and soft < _LEAST:
-        return Check(
-            id="open-files",
-            status="fail",
-            summary=f"{line}: too few to start workers",
-            details=details,
-            fix=raise_it,
-        )
-    if soft != endless and soft < _USUAL:
-        return Check(
-            id="open-files",
-            status="warn",
-            summary=f"{line}: a cache of many shards, or tensors from torch's own workers, take "
-            "one each",
-            details=details,
-            fix=raise_it,
-        )
-    return Check(id="open-files", status="ok", summary=line, details=details)
+        status, line = "fail", f"{line}: too few to start workers"
+    elif soft != endless and soft < _USUAL:
+        status = "warn"
+        line += ": a cache of many shards, or tensors from torch's own workers, take one each"
+    fix = raise_it if status != "ok" else ""
+    return Check(id="open-files", status=status, summary=line, details=details, fix=fix)

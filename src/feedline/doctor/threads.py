@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
-from feedline.doctor.check import Check
+from feedline.doctor.check import Check, Status
 from feedline.doctor.libraries import version_of
 from feedline.engine.process import THREAD_SETTINGS
 from feedline.system import CoreLimits
@@ -37,35 +37,21 @@ def look_at_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> Check:
         **{name.lower(): environ.get(name) for name in THREAD_SETTINGS},
         "usable_cores": usable,
     }
-    fix = f"export OMP_NUM_THREADS={usable}"
+    status: Status = "ok"
     if given is None:
         # libgomp counts the cores of the affinity; it knows of no quota and of no batch system.
         line = f"OMP_NUM_THREADS is not set: up to {limits.affinity} threads, one for each core"
         if limits.affinity > usable:
-            return Check(
-                id="omp-threads",
-                status="warn",
-                summary=f"{line} by affinity, where {usable} may be used",
-                details=details,
-                fix=fix,
-            )
-        return Check(id="omp-threads", status="ok", summary=line, details=details)
-    threads = _whole(given.partition(",")[0])  # one number for each level of nesting
-    if threads is None:
-        return Check(
-            id="omp-threads",
-            status="warn",
-            summary=f"OMP_NUM_THREADS={given!r} is no number of threads: it is passed over",
-            details=details,
-            fix=fix,
-        )
-    line = f"OMP_NUM_THREADS={threads}, {usable} core{'s' * (usable != 1)} usable"
-    if threads > usable:
-        return Check(id="omp-threads", status="warn", summary=line, details=details, fix=fix)
-    return Check(
-        id="omp-threads", status="ok" if threads == usable else "note", summary=line,
-        details=details,
-    )  # fmt: skip
+            status, line = "warn", f"{line} by affinity, where {usable} may be used"
+    # One number for each level of nesting.
+    elif (threads := _whole(given.partition(",")[0])) is None:
+        status = "warn"
+        line = f"OMP_NUM_THREADS={given!r} is no number of threads: it is passed over"
+    else:
+        line = f"OMP_NUM_THREADS={threads}, {usable} core{'s' * (usable != 1)} usable"
+        status = "warn" if threads > usable else "ok" if threads == usable else "note"
+    fix = f"export OMP_NUM_THREADS={usable}" if status == "warn" else ""
+    return Check(id="omp-threads", status=status, summary=line, details=details, fix=fix)
 
 
 def look_at_opencv(limits: CoreLimits, environ: Mapping[str, str], measure: bool) -> Check:

@@ -226,7 +226,6 @@ and a long one. */
             const int symbol = search(ac, bits, &length), size = symbol & 15; \
             self->broken |= !length; \
             PASS(length); \
-            READ_AHEAD(); \
             k += advance(symbol); \
             if (wanted) \
                 block[places[k]] = (int16_t)value(bits, size); \

@@ -21,7 +21,7 @@ from feedline.loader.settings import Asked, Settings, settings_of
 from feedline.plan.batches import Batch, Plan
 from feedline.plan.schedule import Phase
 from feedline.plan.state import is_count
-from feedline.randomness import seeded
+from feedline.report.print_why import print_why
 from feedline.sampling.samplers import share_of
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
@@ -234,11 +234,7 @@ class Controls:
 
         As HTML in a notebook, in colours in a terminal, as text elsewhere.
         """
-        with seeded(0):  # rich draws from Python's random state when it is loaded
-            from feedline.diagnose.diagnose import diagnose
-            from feedline.report.why import show
-
-            show(diagnose(self.run))
+        print_why(self.run)
 
     @property
     def recorder(self) -> Recorder:

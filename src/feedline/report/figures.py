@@ -46,9 +46,8 @@ def _digits(value: float) -> str:
 
 def as_ms(ms: float | None) -> str:
     """A duration in milliseconds; from ten seconds on in seconds."""
-    if finite(ms) is None:
+    if (ms := finite(ms)) is None:
         return UNKNOWN
-    assert ms is not None
     if ms >= 10_000:
         return as_seconds(ms / 1e3)
     return f"{_digits(ms)} ms"
@@ -56,9 +55,8 @@ def as_ms(ms: float | None) -> str:
 
 def as_seconds(seconds: float | None) -> str:
     """A time span, in the unit that suits it."""
-    if finite(seconds) is None:
+    if (seconds := finite(seconds)) is None:
         return UNKNOWN
-    assert seconds is not None
     if seconds < 99.5:
         return f"{seconds:.1f} s"
     if seconds < 5970:
@@ -68,17 +66,15 @@ def as_seconds(seconds: float | None) -> str:
 
 def as_rate(images_per_s: float | None) -> str:
     """Images per second."""
-    if finite(images_per_s) is None:
+    if (images_per_s := finite(images_per_s)) is None:
         return UNKNOWN
-    assert images_per_s is not None
     return f"{_digits(images_per_s)} images/s"
 
 
 def as_percent(percent: float | None) -> str:
     """A share in percent."""
-    if finite(percent) is None:
+    if (percent := finite(percent)) is None:
         return UNKNOWN
-    assert percent is not None
     return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
 
 

@@ -1,14 +1,14 @@
 """A report in a terminal, and a verdict alone.
 
-Guarantees: at most 100 columns; no colour where NO_COLOR is set or nobody looks; nothing that a
-class or a file is called controls the terminal.
+Guarantees: at most 100 columns; no colour where NO_COLOR is set or the output is no terminal;
+no name of a class or a file controls the terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
@@ -20,7 +20,7 @@ from feedline.report.sentences import Judged, about, ceiling, headline, parts
 from feedline.report.tables import Table, tables
 from feedline.report.terminal_timeline import course_lines, lane_lines, legend
 
-__all__ = ["WIDTH", "report_view", "table_view", "verdict_view"]
+__all__ = ["WIDTH", "columns", "report_view", "table_view", "verdict_view"]
 
 WIDTH = 100
 _BAR = 30
@@ -54,6 +54,11 @@ def _verdict(judged: Judged, glyphs: Glyphs) -> Iterator[RenderableType]:
         if finding.fix:
             said["gain"] = as_gain(finding.gain)
         yield Padding(_pairs([[name, text] for name, text in said.items() if text]), (0, 0, 0, 3))
+
+
+def columns(console: Console) -> int:
+    """How many columns to print in on a console, a terminal or not."""
+    return min(WIDTH, console.width) if console.is_terminal else WIDTH
 
 
 def report_view(facts: Facts, name: str, glyphs: Glyphs, width: int) -> RenderableType:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from feedline.diagnose.finding import Verdict
 from feedline.report.glyphs import glyphs_for
 from feedline.report.page import verdict_html
-from feedline.report.terminal import WIDTH, verdict_view
+from feedline.report.terminal import WIDTH, columns, verdict_view
 
 __all__ = ["Why", "show", "verdict_text"]
 
@@ -56,7 +56,7 @@ def show(verdict: Verdict) -> None:
         display(why)
     else:
         console = Console(highlight=False)
-        console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+        console.width = columns(console)
         console.print(why)
 
 

@@ -25,7 +25,7 @@ class Workers:
 
     Args:
         pids: their process ids now.
-        spent: what each has spent its time on, by seat; empty where nobody timed them.
+        spent: what each has spent its time on, by seat; empty where it was not measured.
         name: what a sample is called, by its number.
         deaths: how many have died and were replaced.
     """

@@ -96,7 +96,7 @@ class PassRecord:
             asked_ns: when it was asked for, on the monotonic clock; likewise
             got_ns: when it was there.
             asked_cpu_ns: for how long this thread had been on a core when it was asked for; 0
-                where nobody looked.
+                where that was not looked at.
         """
         with self._lock:
             self._handed_out(batch, asked_ns, got_ns, asked_cpu_ns)

@@ -96,9 +96,9 @@ class Pass:
         wait_cpu_ms: for how long of the waiting the training thread was on a core itself: it took
             batches over, or made them. None where that was not measured; likewise
         compute_cpu_ms: for how long of the computing.
-        built: the loader's number among all that were built like it, from 1; 0: nobody counted.
+        built: the loader's number among all that were built like it, from 1; 0: unknown.
         tasks: pieces or batches that workers made meanwhile,
-        tasks_ms: and how long these took. None where nobody timed them.
+        tasks_ms: and how long these took. None where it was not measured.
         disk_bytes: that came from a disk meanwhile, for all processes; None where the kernel does
             not say.
         ended: how: "exhausted", "left" (the loop broke off), "raised", or "" while it goes on.

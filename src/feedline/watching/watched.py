@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.randomness import seeded
+from feedline.report.print_why import print_why
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
 from feedline.trace.switch import recorded
@@ -150,11 +150,7 @@ class Watched(Generic[_T]):
 
     def why(self) -> None:
         """Print what holds the run back, and what to do about it; see `DataLoader.why`."""
-        with seeded(0):  # rich draws from Python's random state when it is loaded
-            from feedline.diagnose.diagnose import diagnose
-            from feedline.report.why import show
-
-            show(diagnose(self.run))
+        print_why(self.run)
 
     def _settle(self) -> None:
         """Learn of the latest pass's steps that the device has done meanwhile."""
