@@ -32,10 +32,11 @@ bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	benchmarks/install_peers.sh $(PEERS)/bin/python
 
+# Python compiles what is imported; to compile all of torch beforehand takes a minute more.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]" torchvision
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" torchvision
 	touch $(READY)
 
 clean:
