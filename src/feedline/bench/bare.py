@@ -1,7 +1,8 @@
 """The ceiling of the machine: bare processes that only make rows.
 
-As many processes as workers call `source.load` over and over into memory of their own. No process
-waits for a batch and nothing is handed over, so loader / bare is what handing over costs.
+As many processes as workers call `source.load` over and over into memory of their own, in a
+shuffled order as a loader does. No process waits for a batch and nothing is handed over, so
+loader / bare is what handing over costs.
 """
 
 from __future__ import annotations
@@ -59,12 +60,19 @@ class Bare:
 def _hold(keep: Keep, tell: Tell, name: str, source: Source, size: int, rows: int) -> None:
     fields = source.fields(size)
     block = np.zeros(batch_bytes(fields, rows), np.uint8)
-    keep[name] = {"source": source, "views": arrays(block, fields, rows), "size": size, "next": 0}
+    keep[name] = {
+        "source": source,
+        "views": arrays(block, fields, rows),
+        "size": size,
+        "next": 0,
+        # Memory is read quicker in order than across.
+        "order": np.random.default_rng(0).permutation(len(source)),
+    }
 
 
 def _load(keep: Keep, tell: Tell, name: str, first: int, step: int, seconds: float) -> Turn:
     held: dict[str, Any] = keep[name]
-    source, views, size = held["source"], held["views"], held["size"]
+    source, views, size, order = held["source"], held["views"], held["size"], held["order"]
     rows, length, seed = len(views[0]), len(source), mix(0)
     lead_s = _LEAD * seconds
 
@@ -73,7 +81,7 @@ def _load(keep: Keep, tell: Tell, name: str, first: int, step: int, seconds: flo
         while made < least or time.perf_counter() < until:
             k = held["next"]
             held["next"] += 1
-            sample = (first + k * step) % length
+            sample = int(order[(first + k * step) % length])
             item = Item(sample, size, extend(seed, first + k * step), 1.0)
             with contextlib.suppress(SampleError):  # removed since; the loader skips it too
                 source.load(item, tuple([view[k % rows, ...] for view in views]))

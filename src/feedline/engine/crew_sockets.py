@@ -73,20 +73,23 @@ class CrewSockets:
                 queued.append(task_id(message))
         return queued
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until there are reports or news."""
-        self._poll.poll(timeout_s * 1000)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there are reports or news; whether there are news."""
+        control = self._control.fileno()
+        return any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
 
     def reports(self) -> Iterator[Report]:
         """The reports that have come."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        while True:
+            try:
                 message, memory = receive(self._results, MAX_MESSAGE_BYTES)
-                if not message:
-                    return
-                report = Report.unpack(message)
-                report.memory = memory
-                yield report
+            except BlockingIOError:
+                return
+            if not message:
+                return
+            report = Report.unpack(message)
+            report.memory = memory
+            yield report
 
     def command(self, **command: object) -> None:
         """Tell the fork server what to do."""

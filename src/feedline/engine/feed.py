@@ -15,7 +15,6 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from math import inf
 
 from feedline.engine.board import pages_of
@@ -133,8 +132,12 @@ class Feed:
 
     def _made(self) -> InFlightBatch | None:
         """The in-flight batch to hand out next, if it is made."""
-        candidates = islice(self._flights, 1 if self._in_order else None)
-        return next((flight for flight in candidates if not flight.unmade), None)
+        for flight in self._flights:
+            if not flight.unmade:
+                return flight
+            if self._in_order:
+                return None
+        return None
 
     def take(self) -> InFlightBatch | None:
         """The next batch, made as far as it can be; None when no batch is left.

@@ -40,7 +40,6 @@ def arrays(
     offset = 0
     for field in fields:
         nbytes = _field_bytes(field, rows)
-        view = slot[offset : offset + nbytes].view(field.dtype).reshape(rows, *field.shape)
-        views.append(view)
+        views.append(np.ndarray((rows, *field.shape), field.dtype, slot, offset))
         offset += align(nbytes, LINE_BYTES)
     return tuple(views)

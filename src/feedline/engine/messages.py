@@ -46,6 +46,10 @@ _BATCH_TASK = struct.Struct("<qiiQQ?dq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 _FD_BYTES = array.array("i").itemsize
+_FD_ROOM_BYTES = socket.CMSG_LEN(_FD_BYTES)
+# Plain numbers: Python's enums take microseconds to be joined.
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_RECEIVE = int(socket.MSG_DONTWAIT) | int(socket.MSG_CMSG_CLOEXEC)
 
 
 def said(error: BaseException) -> str:
@@ -85,15 +89,16 @@ class Piece(NamedTuple):
 
     def pack(self) -> bytes:
         """As one message."""
-        id, samples, *rest = self._replace(image_size=self.image_size or 0)
-        return _PIECE.pack(id, *rest) + samples.tobytes()
+        id, samples, offset, slot_bytes, rows, start, size, *rest = self
+        head = _PIECE.pack(id, offset, slot_bytes, rows, start, size or 0, *rest)
+        return head + samples.tobytes()
 
     @classmethod
     def unpack(cls, message: bytes) -> Piece:
         """The inverse of `pack`."""
-        id, *rest = _PIECE.unpack_from(message)
-        piece = cls(id, np.frombuffer(message, np.int64, offset=_PIECE.size), *rest)
-        return piece._replace(image_size=piece.image_size or None)
+        id, offset, slot_bytes, rows, start, size, *rest = _PIECE.unpack_from(message)
+        samples = np.frombuffer(message, np.int64, offset=_PIECE.size)
+        return cls(id, samples, offset, slot_bytes, rows, start, size or None, *rest)
 
 
 class BatchTask(NamedTuple):
@@ -231,7 +236,7 @@ def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool)
     Raises:
         BlockingIOError: there is no room now, and it was not to `wait` for some.
     """
-    flags = 0 if wait else socket.MSG_DONTWAIT
+    flags = 0 if wait else _AT_ONCE
     if fd < 0:
         connection.send(message, flags)
     else:
@@ -246,9 +251,7 @@ def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
         BlockingIOError: there is no message now.
         ResourceError: this process has no room for the descriptor; the kernel has closed it.
     """
-    message, extras, flags, _ = connection.recvmsg(
-        max_bytes, socket.CMSG_LEN(_FD_BYTES), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    )
+    message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_ROOM_BYTES, _RECEIVE)
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             return message, array.array("i", data[:_FD_BYTES])[0]

@@ -125,10 +125,10 @@ class SocketCrew(ProcessCrew):
     def wait(self, timeout_s: float) -> list[Report | Death]:
         """What has happened; blocks until something has, or for `timeout_s` at most."""
         if not self._news:
-            self._sockets.wait(timeout_s)
+            has_news = self._sockets.wait(timeout_s)
             self._read_reports()
             try:
-                for told in self._sockets.news():
+                for told in self._sockets.news() if has_news else ():
                     self._on_news(**told)
             except EOFError:
                 self._start_over()
