@@ -189,6 +189,7 @@ def gain_of(
     facts: Facts,
     change: Change,
     *,
+    now: Change = lambda load: load,
     starts_ms: float | None = None,
     only: Iterable[Phase] | None = None,
 ) -> Gain:
@@ -196,7 +197,8 @@ def gain_of(
 
     Args:
         facts: of the run.
-        change: what a step needs then.
+        change: what a step needs then,
+        now: and now, where `load_of` does not know all that is known.
         starts_ms: what the starts of passes take then; None: as now.
         only: the phases that change; None: all.
     """
@@ -209,10 +211,10 @@ def gain_of(
     for phase in phases:
         load = load_of(facts, phase)
         changed = change(load)
-        now, then = load.step_ms, changed.step_ms
-        stretch = max(1.0, phase.steady_ms / now) if now > 0 else 1.0
+        now_ms, then_ms = now(load).step_ms, changed.step_ms
+        stretch = max(1.0, phase.steady_ms / now_ms) if now_ms > 0 else 1.0
         # A part that the change does not touch: the model says the same as now, and so do we.
-        own = phase.steady_ms if now <= 0 else min(phase.steady_ms, then)
+        own = phase.steady_ms if now_ms <= 0 else min(phase.steady_ms, then_ms)
         short += own * phase.steps
         stretched = min(phase.steady_ms, own * stretch)
         waits = changed.produce_ms > 0.9 * changed.consume_ms
