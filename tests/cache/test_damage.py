@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline import DataLoader, ImageFolder
+from caches import photos
+from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
 from row_of import made
@@ -195,8 +196,54 @@ def test_a_manifest_that_is_none_is_refused(
     root = damaged()
     manifest = root / "feedline-cache.json"
     manifest.write_text(change(manifest.read_text()))
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=said) as raised:
         ImageFolder(root)
+    if said == "newer feedline":  # it is whole, and is not to be built anew for damage
+        assert "no manifest" not in str(raised.value)
+
+
+def test_a_damaged_index_of_a_level_is_an_error_before_the_first_batch(
+    damaged: Callable[..., Path],
+) -> None:
+    root = damaged()
+    (root / "index" / "level-48.npy").unlink()
+    with pytest.raises(DatasetError, match=r"level-48\.npy.*Build the cache anew"):
+        DataLoader(ImageFolder(root), batch_size=8, image_size=40, on_error="skip", num_workers=1)
+
+
+def test_nobody_is_advised_to_unpickle_a_damaged_index(damaged: Callable[..., Path]) -> None:
+    root = damaged()
+    column = root / "index" / "names.npy"
+    column.write_bytes(b"x" + column.read_bytes())
+    with pytest.raises(DatasetError, match=r"names\.npy.*Build the cache anew") as raised:
+        ImageFolder(root)
+    assert "pickle" not in str(raised.value)
+
+
+def test_a_copy_that_is_missing_is_named_by_its_file(damaged: Callable[..., Path]) -> None:
+    root = damaged("folder")
+    path = sorted((root / "48").rglob("00000000*"))[5]
+    path.unlink()
+    with pytest.raises(ImageError, match=path.name):
+        made(ImageFolder(root), 40, 5, 0)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "missing"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_build_makes_a_damaged_index_anew(tmp_path: Path, changed: bool, harm: str) -> None:
+    source, root = photos(tmp_path / "photos"), tmp_path / "cache"
+    build_cache(source, root, (16,), workers=0)
+    sizes = root / "index" / "sizes.npy"
+    written = sizes.read_bytes()
+    if harm == "missing":
+        sizes.unlink()
+    else:
+        flip(sizes, len(written) - 4)  # a width, which no checksum of an image knows
+    if changed:  # copies of the others are taken over where they can be
+        os.utime(sorted(source.rglob("*.jpg"))[0], (1, 1))
+    build_cache(source, root, (16,), workers=0)
+    assert sizes.read_bytes() == written
+    assert verify(root, workers=1).sound
 
 
 def test_a_cache_that_was_built_anew_is_noticed_by_workers(damaged: Callable[..., Path]) -> None:

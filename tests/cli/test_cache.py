@@ -166,6 +166,26 @@ def test_verify_lists_what_is_damaged_and_fails(
     assert len(json.loads(target.read_text())["damaged"]) == 24
 
 
+def test_verify_counts_a_damaged_index_and_a_build_mends_it(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    build = ("cache", "build", photos, root, "--sizes", "16")
+    assert feedline(*build).status == 0
+    stamps = root / "index" / "stamps.npy"
+    stamps.write_bytes(stamps.read_bytes()[:-1] + b"x")
+    ended = feedline("cache", "verify", root)
+    assert ended.status == 1
+    assert ended.out.startswith(f"{stamps}: it is not what was written")
+    assert "0 are damaged, and files of the cache: 1" in ended.out
+    assert feedline(*build).status == 0
+    assert feedline("cache", "verify", root).status == 0
+
+    (root / "index" / "level-16.npy").unlink()
+    ended = feedline("cache", "verify", root)
+    assert "\n16 px: sample 0: the cache's index " in ended.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

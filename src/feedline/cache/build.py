@@ -1,7 +1,8 @@
 """Building a cache: look, ask whether it fits, make the units, finish.
 
 Guarantees: goes on where an earlier build of the same settings was broken off, whatever broke it
-off; makes only those shards anew whose images have changed; whoever makes the units, and wherever,
+off; makes only those shards anew whose images have changed, and all where the index is damaged;
+whoever makes the units, and wherever,
 the cache is the same.
 
 Relies on: `destination` for where it is built, `unit_maker` and `makers` for the work, `records`
@@ -28,6 +29,7 @@ from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
 from feedline.cache.whole_file import names_to_disk
 from feedline.errors import UsageError
+from feedline.stores.cache_index import index_damage
 from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
@@ -130,10 +132,12 @@ def _build(
     each = finished.per_shard if finished else samples_per_shard(expected)
     settings = Settings.of(source, spec, each).agreed(spec)
     units = divide(len(source), settings.per_shard)
-    if finished is not None:
+    # Of a damaged index nothing is taken over, which a new digest would make sound for ever.
+    sound = finished is not None and not index_damage(spec.root, finished)
+    if finished is not None and sound:
         write_records(spec, finished)
     todo = [unit for unit in units if not unit_matches(source, spec, unit)]
-    if finished is not None and not todo and finished.samples_in_source == len(source):
+    if finished is not None and sound and not todo and finished.samples_in_source == len(source):
         shutil.rmtree(spec.unfinished, ignore_errors=True)
         return finished
     check_room(spec, expected, todo, makers, destination)
@@ -141,7 +145,7 @@ def _build(
     names_to_disk(spec.root, [spec.unfinished / "settings.json"])
     Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None
-    if finished is not None and destination.keeps and not makers.elsewhere:
+    if finished is not None and sound and destination.keeps and not makers.elsewhere:
         kept = Kept(spec.root, finished)  # without it, all of a unit is made anew, to the same
     make_units(source, spec, expected, todo, makers, destination, progress, kept)
     return finish(source, spec, units, settings.per_shard)

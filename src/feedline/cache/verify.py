@@ -21,8 +21,8 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.loader.checks import worker_count
 from feedline.remote.open_location import location_of
-from feedline.stores.cache_index import COLUMNS, digest_of
-from feedline.stores.cache_layout import INDEX, LMDB_FILE, Level, Manifest, shard_name
+from feedline.stores.cache_index import index_damage
+from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, shard_name
 from feedline.stores.cache_level import LevelReader
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 
@@ -228,23 +228,7 @@ def _damaged_files(
         return (), ()  # of shards that are short, images are missing
     levels = manifest.levels
     files = [said for level in levels for said in _file_damage(location.root, manifest, level)]
-    return _index_damage(location.root, manifest), tuple(files)
-
-
-def _index_damage(where: str, manifest: Manifest) -> tuple[str, ...]:
-    """The files of the index that are missing or have another digest."""
-    names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
-    found = []
-    for name in names:
-        path = Path(where, INDEX, f"{name}.npy")
-        try:
-            digest = digest_of(path)
-        except OSError as error:
-            found.append(f"{path}: {error.strerror or error}")
-            continue
-        if digest != manifest.digests.get(name):
-            found.append(f"{path}: it is not what was written, its digest differs")
-    return tuple(found)
+    return index_damage(location.root, manifest), tuple(files)
 
 
 def _file_damage(where: str, manifest: Manifest, level: Level) -> list[str]:

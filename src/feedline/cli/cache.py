@@ -66,9 +66,14 @@ def verify(
     with progress_bar(TimeRemainingColumn()) as bar:
         found = check(root, decode=decode, workers=processes, progress=CheckProgress(bar))
     seconds = time.monotonic() - started
+    # Where the index knows neither its file nor its name, a sample has its level and number.
     damaged = [
-        f"{each.file}: sample {each.sample}, {each.name}: {each.why}" for each in found.damaged
+        f"{each.file or f'{each.level} px'}: sample {each.sample}"
+        f"{each.name and f', {each.name}'}: {each.why}"
+        for each in found.damaged
     ]
+    files = len(found.index) + len(found.files)
+    verdict = f"{len(damaged)} are damaged" + (f", and files of the cache: {files}" * bool(files))
     lines = [*found.index, *found.files, *damaged]
     for line in lines[:_ON_SCREEN]:
         typer.echo(line)
@@ -76,7 +81,7 @@ def verify(
         typer.echo(f"... and {len(lines) - _ON_SCREEN} more; --json FILE lists all")
     typer.echo(
         f"{root}: checked {found.images} copies in {seconds:.1f} s: "
-        + ("all as they were written" if found.sound else f"{len(damaged)} are damaged")
+        + ("all as they were written" if found.sound else verdict)
     )
     write_json(
         json,
@@ -92,8 +97,8 @@ def verify(
     )
     if not found.sound:
         typer.echo(
-            f"remove {root} and run the `feedline cache build` that made it again; of tar shards "
-            "remove the damaged ones alone"
+            "run the `feedline cache build` that made it again, which makes a damaged index anew; "
+            f"remove damaged tar shards before, and of another format all of {root}"
             if not is_url(root)
             else f"copy what is damaged to {root} once more, or build the cache anew"
         )

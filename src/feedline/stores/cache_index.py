@@ -26,6 +26,7 @@ __all__ = [
     "CacheIndex",
     "checksum",
     "digest_of",
+    "index_damage",
     "load_column",
     "load_entries",
 ]
@@ -112,11 +113,14 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is no file")
+        # Not numpy.load, which takes a damaged file for a pickle and advises to load it unsafely.
         # numpy cannot map an array of nothing. A row of its memmap takes five times as long to get
         # as one of the plain array on the same memory.
-        column: Array = np.asarray(
-            np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
-        )
+        if rows:
+            column: Array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+        else:
+            with open(path, "rb", opener=without_waiting) as file:
+                column = np.lib.format.read_array(file, allow_pickle=False)
     except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
         raise DatasetError(
             f"the cache's index {path!r} cannot be read: {error}. Build the cache anew"
@@ -142,3 +146,19 @@ def digest_of(path: str | os.PathLike[str]) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def index_damage(root: str, manifest: Manifest) -> tuple[str, ...]:
+    """The files of a cache's index that are missing or have another digest, and why."""
+    names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
+    found = []
+    for name in names:
+        path = os.path.join(root, INDEX, f"{name}.npy")
+        try:
+            digest = digest_of(path)
+        except OSError as error:
+            found.append(f"{path}: {error.strerror or error}")
+            continue
+        if digest != manifest.digests.get(name):
+            found.append(f"{path}: it is not what was written, its digest differs")
+    return tuple(found)

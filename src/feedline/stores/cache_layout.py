@@ -215,6 +215,8 @@ def parse_manifest(data: bytes, root: str) -> Manifest:
                 "or build the cache anew"
             )
         return _checked(given)
+    except DatasetError:
+        raise
     except (
         ValueError,
         KeyError,

@@ -204,7 +204,11 @@ class _Files(LevelReader):
         return os.path.join(self._folder, f"{name}.{self.level.ending}")
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        return read_file(os.fsencode(self.path(sample)))
+        path = self.path(sample)
+        try:
+            return read_file(os.fsencode(path))
+        except ImageError as error:
+            raise ImageError(f"the cache's copy {path!r}: {error}") from error
 
 
 _READERS: dict[CacheFormat, type[LevelReader]] = {

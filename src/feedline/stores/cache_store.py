@@ -15,6 +15,7 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.row import Field
+from feedline.stores.cache_index import load_entries
 from feedline.stores.cache_layout import Level, Manifest
 from feedline.stores.cache_level import LevelReader
 from feedline.stores.cache_location import CacheLocation
@@ -123,8 +124,15 @@ class CacheStore:
         return reader
 
     def check_side(self, side: int) -> str:
-        """The level that serves images wanted at this side."""
-        return str(self.level_for(side))
+        """The level that serves images wanted at this side.
+
+        Raises:
+            DatasetError: its index is damaged: an error of all samples, which none is skipped for.
+            UsageError: there is none.
+        """
+        level = self.level_for(side)
+        load_entries(self.index.root, level, len(self))
+        return str(level)
 
     def original_size(self, sample: int) -> tuple[int, int]:
         """The height and width of the original, in pixels."""
