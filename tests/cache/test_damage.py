@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from caches import photos
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
+from feedline.stores.cache_index import digest_of
+from feedline.stores.cache_layout import MANIFEST
 from row_of import made
 from slow import slow
 
@@ -98,6 +102,27 @@ def test_an_index_of_another_cache_gives_no_image_another_label(
         ImageFolder(root)
 
 
+def write_sizes(root: Path, sizes: Any) -> None:
+    """Write other sizes, and their digest, as if they were the cache's own."""
+    file = root / "index" / "sizes.npy"
+    np.save(file, sizes)
+    manifest = json.loads((root / MANIFEST).read_text())
+    manifest["digests"]["sizes"] = digest_of(file)
+    (root / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sizes_that_are_not_those_written_are_an_error_before_any_crop(
+    damaged: Callable[..., Path], format: str
+) -> None:
+    file = damaged(format) / "index" / "sizes.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DatasetError, match=r"sizes\.npy' is not what was written"):
+        ImageFolder(file.parents[1])
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
     damaged: Callable[..., Path], format: str
@@ -106,7 +131,7 @@ def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
     sizes = np.load(root / "index" / "sizes.npy")
     sizes[3] -= 16  # fewer pixels than there are
     sizes[4] += 16
-    np.save(root / "index" / "sizes.npy", sizes)
+    write_sizes(root, sizes)
     data = ImageFolder(root)
     for sample in (3, 4):
         with pytest.raises(ImageError, match=rf"sample {sample}, .* bytes, which are not those of"):
@@ -123,7 +148,7 @@ def test_a_copy_that_is_none_of_an_original_of_its_size_is_an_error(
     sizes[3, 1] ^= 4
     sizes[4] = 0
     sizes[6] = 20  # less than its copy
-    np.save(root / "index" / "sizes.npy", sizes)
+    write_sizes(root, sizes)
     data = ImageFolder(root)
     for sample in (3, 4, 6):
         with pytest.raises(ImageError, match=rf"sample {sample}, .*the index is damaged or"):

@@ -81,6 +81,23 @@ class CacheIndex:
         total = int(self._name_ends[-1]) if samples else 0
         self._names = load_column(root, "names", total, "uint8", ())
 
+    def check_sizes(self, manifest: Manifest) -> None:
+        """See whether the originals' sizes, on which crops are drawn, are those that were written.
+
+        Labels, keys and places are held against each copy's checksum when it is read; of sizes only
+        rough damage is noticed there. Of 1.3 million samples these are 10 MB, and take 2 ms.
+
+        Raises:
+            DatasetError: they are not.
+        """
+        path = os.path.join(self.root, INDEX, "sizes.npy")
+        if digest_of(path) != manifest.digests.get("sizes"):
+            raise DatasetError(
+                f"the cache's index {path!r} is not what was written: its digest differs. It is "
+                "damaged, or another cache's; the `feedline cache build` that made the cache "
+                "makes the index anew"
+            )
+
     def name(self, sample: int) -> str:
         """The path or the name of a sample in the source."""
         start = int(self._name_ends[sample - 1]) if sample else 0

@@ -41,6 +41,7 @@ class CacheStore:
         self.enlarge = enlarge
         self.manifest: Manifest = location.manifest()
         self._begin()
+        self.index.check_sizes(self.manifest)
         self.location.close()  # workers open it for themselves
 
     def _begin(self) -> None:
