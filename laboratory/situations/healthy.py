@@ -24,7 +24,7 @@ def photographs(fixed: bool) -> Outcome:
 def long_epochs(fixed: bool) -> Outcome:
     """Two epochs with persistent workers."""
     loader = DataLoader(Computed(16 * 70, 1.2), 16, num_workers=CORES, persistent_workers=True)
-    return train(loader, paced(30), epochs=2)
+    return train(loader, paced(45), epochs=2)
 
 
 @situation("healthy", "torch")

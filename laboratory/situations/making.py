@@ -102,7 +102,7 @@ class _Floats:
 @situation("cpu-mix", "torch")
 def mixup_in_workers(fixed: bool) -> Outcome:
     """MixUp in collate_fn; fix: in the loop, on the device."""
-    data = Arrays(2400, 192, _Floats())
+    data = Arrays(7200, 192, _Floats())
     loader = DataLoader(data, 32, num_workers=CORES, collate_fn=None if fixed else mixed)
     return train(loader, paced(8))
 

@@ -37,8 +37,8 @@ def main():
     kind = feedline.DataLoader if sys.argv[1] == "feedline" else DataLoader
     loader = kind(data, 4, num_workers=1)
     told = []
-    watch = WatchCallback(run="run", every_s=0.001, metrics=told.append)
-    logging = WatchCallback(every_s=0.001)
+    watch = WatchCallback(run="run", every_s=1e-9, metrics=told.append)
+    logging = WatchCallback(every_s=1e-9)
     trainer = lightning.Trainer(
         accelerator="cpu", max_epochs=2, logger=CSVLogger("logs", flush_logs_every_n_steps=1),
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
@@ -87,7 +87,7 @@ def main():
         else:
             loader = prepare(accelerator, feedline.DataLoader(data, 4, num_workers=1, shuffle=True))
         kept.told.clear()
-        watched = feedline.watch(loader, panel=False, metrics=tracker(accelerator), every_s=0.001,
+        watched = feedline.watch(loader, panel=False, metrics=tracker(accelerator), every_s=1e-9,
                                  name=kind)
         seen = sorted(int(x) for batch in watched for x in batch[0])
         assert seen == list(range(22)), seen

@@ -101,10 +101,10 @@ def uneven_workers(facts: Facts) -> Finding | None:
         return None
     if facts.loader.kind != "torch":  # feedline's workers take pieces as they are free
         return None
-    gain = gain_of(facts, lambda load: load)
+    makers = max(1, round(lanes.makers))
+    gain = gain_of(facts, lambda load: load, now=lambda load: replace(load, workers=makers))
     if gain.predicted < facts.thresholds.worth:
         return None
-    makers = max(1, round(lanes.makers))
     return Finding(
         rule="uneven-workers",
         cause="Some workers make nearly all batches, and the others have next to nothing to do.",
