@@ -1,4 +1,4 @@
-"""A training without processes: steps as long as a pipeline's parts make them, on a clock of its own.
+"""A training without processes: steps as long as their parts make them, on a clock of its own.
 
 A step is as long as the longest of its own time, a batch's work over the workers, and the work on
 cores of all over the cores; windows vary as those of a real machine do.

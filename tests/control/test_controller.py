@@ -10,12 +10,12 @@ from feedline.control.limits import Limits
 
 WORK = [
     # own, cpu, cores, blocked: bound by decoding, by the step, in between, by a slow disk
-    dict(own_ms=10.0, cpu_ms=200.0, cores=8),
-    dict(own_ms=50.0, cpu_ms=200.0, cores=16),
-    dict(own_ms=100.0, cpu_ms=30.0, cores=8),
-    dict(own_ms=40.0, cpu_ms=100.0, cores=2),
-    dict(own_ms=20.0, cpu_ms=10.0, cores=4, blocked_ms=120.0),
-    dict(own_ms=30.0, cpu_ms=29.0, cores=1),
+    {"own_ms": 10.0, "cpu_ms": 200.0, "cores": 8},
+    {"own_ms": 50.0, "cpu_ms": 200.0, "cores": 16},
+    {"own_ms": 100.0, "cpu_ms": 30.0, "cores": 8},
+    {"own_ms": 40.0, "cpu_ms": 100.0, "cores": 2},
+    {"own_ms": 20.0, "cpu_ms": 10.0, "cores": 4, "blocked_ms": 120.0},
+    {"own_ms": 30.0, "cpu_ms": 29.0, "cores": 1},
 ]
 
 
@@ -63,7 +63,9 @@ def test_a_crew_that_waits_for_a_server_is_larger() -> None:
 def test_memory_bounds_it() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=2)
     training.controller.limits = Limits(cores=16, more=1)
-    training.run(3)
+    training.run(1)
+    training.controller.limits = Limits(cores=16, more=0)
+    training.run(30)
     assert training.workers == 3
 
 

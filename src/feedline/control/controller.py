@@ -26,7 +26,8 @@ __all__ = ["Controller"]
 
 _WAITS = 0.03  # of the time, from which on more workers are wanted
 _CALM = 0.01  # up to which fewer may do
-_WORTH = 0.02  # a change of a step's time that is told from noise
+_WORTH = 0.02  # a change of a step's time that counts,
+_SURE = 0.05  # and that is hardly noise: so much is asked where far more was expected
 _SPARE = 1.1  # batches do not come evenly: so much more than the mean need is wanted,
 _AMPLE = 1.3  # and so much is left when workers are given back
 _PATIENCE = 3  # windows that must agree before workers are given back
@@ -54,11 +55,25 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A change that is to be judged: by what it was done, and how long a step took before."""
+    """A change that is to be judged.
+
+    Args:
+        kind: of change.
+        before: how many workers there were,
+        step_s: and how long a step took,
+        own_s: of which it did not wait.
+    """
 
     kind: Kind
     before: int
     step_s: float
+    own_s: float
+
+    @property
+    def worth(self) -> float:
+        """By how much steps must be faster with more workers, for these to stay."""
+        expected = self.step_s / self.own_s - 1 if self.own_s > 0 else 1.0
+        return max(_WORTH, min(_SURE, expected / 4))
 
 
 class Controller:
@@ -142,7 +157,7 @@ class Controller:
         faster = trial.step_s / window.step_s if window.step_s > 0 else 1.0
         known.need = known.need or _need(window.work_s, window.own_s)
         if trial.kind == "grow":
-            if faster >= 1 + _WORTH:
+            if faster >= 1 + trial.worth:
                 known.low = max(known.low, trial.before + 1)
                 return None
             known.high = trial.before
@@ -180,7 +195,7 @@ class Controller:
             reason = f"there are more workers than {self.limits.cores} cores can keep busy"
             return self._change("shrink", window, max(most, known.low), reason)
         wanted = max(known.low, _wanted(window.work_s, window.own_s, _AMPLE))
-        fewer = 0 < window.tasks_s and window.wait_share < _CALM and wanted < window.workers
+        fewer = window.tasks_s > 0 and window.wait_share < _CALM and wanted < window.workers
         self._calm = self._calm + 1 if fewer else 0
         if self._calm < _PATIENCE:
             return None
@@ -191,7 +206,7 @@ class Controller:
         return self._change("shrink", window, wanted, reason)
 
     def _change(self, kind: Kind, window: Window, workers: int, reason: str) -> Decision:
-        self._trial, self._calm = _Trial(kind, window.workers, window.step_s), 0
+        self._trial, self._calm = _Trial(kind, window.workers, window.step_s, window.own_s), 0
         return Decision(kind=kind, workers=workers, before=window.workers, reason=reason)
 
 

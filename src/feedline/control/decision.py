@@ -29,5 +29,6 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        change = f"{self.before} workers -> {self.workers}"
-        return f"{change if self.workers != self.before else f'{self.workers} workers'}: {self.reason}"
+        changes = self.workers != self.before
+        crew = f"{self.before} workers -> {self.workers}" if changes else f"{self.workers} workers"
+        return f"{crew}: {self.reason}"

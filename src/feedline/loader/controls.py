@@ -223,6 +223,10 @@ class Controls:
         So it is with `num_workers="auto"`. Set it to False to keep the number as it is, and to True
         to have any loader with workers find its own; batches are the same in any case. What was
         decided, and why, is in `adaptations`, and logged by the logger "feedline" at level INFO.
+
+        Raises:
+            UsageError: set to True without workers, or for an IterableDataset, whose data is
+                divided by their number.
         """
         adapting = self._session.adapting
         return adapting is not None and not adapting.off
@@ -230,6 +234,9 @@ class Controls:
     @adapts.setter
     def adapts(self, adapts: bool) -> None:
         adapting = self._session.adapting
+        if adapts and (self.num_workers == 0 or self._asked.iterable):
+            why = "it divides an IterableDataset" if self._asked.iterable else "there are none"
+            raise UsageError(f"the number of workers cannot change while the loader lives: {why}")
         if adapts and adapting is None:
             adapting = self._session.adapting = Adapting(self._session, _setter_of(self))
         if adapting is not None:
