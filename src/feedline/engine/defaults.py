@@ -26,7 +26,7 @@ def auto_workers(cores: int | None = None) -> int:
         cores: that this process may use; None asks the machine.
     """
     cores = usable_cores() if cores is None else cores
-    return max(1, min(cores - (cores >= 6) - (cores >= 16), MAX_SEATS))
+    return min(cores - (cores >= 6) - (cores >= 16), MAX_SEATS)
 
 
 def slots_for(prefetch: int) -> int:
