@@ -23,6 +23,7 @@ ROOMS = (
     "bench",
     "cache",
     "loader",
+    "control",
     "sampling",
     "dataset",
     "device",

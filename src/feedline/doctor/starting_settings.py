@@ -41,11 +41,14 @@ def starting_settings(
     if available_bytes is not None:
         left = available_bytes - crew_bytes(0, slots_bytes)
         fitting = max(0, min(workers, left // WORKER_BYTES))
-    reason = f'what num_workers="auto" takes, one for each core: {cores_line(limits)}'
+    left_free = {0: "one for each core", 1: "one core is left to the training loop"}.get(
+        limits.usable - workers, "some cores are left to the training loop and its threads"
+    )
+    reason = f'what num_workers="auto" begins with: {left_free}: {cores_line(limits)}'
     if fitting < workers:
         reason = (
             f"each takes up to {decimal(WORKER_BYTES)}, and {decimal(available_bytes or 0)} are "
-            f'available; num_workers="auto" takes {workers}, one for each core'
+            f'available; num_workers="auto" begins with {workers}'
         )
     yield Setting(name="num_workers", value=fitting, reason=reason)
     yield Setting(

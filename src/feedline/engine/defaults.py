@@ -16,12 +16,17 @@ all workers share each batch."""
 
 
 def auto_workers(cores: int | None = None) -> int:
-    """How many workers `num_workers="auto"` means: one for each core.
+    """With how many workers `num_workers="auto"` begins.
+
+    One for each core up to 5, where the training loop mostly waits and each core counts. From 6
+    cores on, one is left to the loop; from 16 on, one more to the threads that launch and copy.
+    That is a rule of thumb: what is seen of the training changes it (see `control`).
 
     Args:
         cores: that this process may use; None asks the machine.
     """
-    return min(usable_cores() if cores is None else cores, MAX_SEATS)
+    cores = usable_cores() if cores is None else cores
+    return min(cores - (cores >= 6) - (cores >= 16), MAX_SEATS)
 
 
 def slots_for(prefetch: int) -> int:

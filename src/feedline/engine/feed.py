@@ -77,6 +77,11 @@ class Feed:
         self.deaths: list[str] = []
 
     @property
+    def under_way(self) -> int:
+        """How many batches are made or being made, and not taken."""
+        return len(self._flights)
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
         return self._crew.pids

@@ -60,8 +60,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             docs/DATALOADER.md. Samples are mixed only with those of their window, so a folder
             that is sorted by class gives batches of few classes.
         sampler, batch_sampler: as torch's.
-        num_workers: processes; "auto" takes the cores this process may use, 0 none. None: as
-            torch's, 0; with a schedule, "auto".
+        num_workers: processes; 0 for none. "auto" begins with the cores this process may use and
+            then follows what is seen of the training, see `adapts`. None: as torch's, 0; with a
+            schedule, "auto".
         collate_fn, pin_memory, worker_init_fn, generator: as torch's.
         drop_last: leave out an epoch's last batch where it is not full.
         timeout: for feedline's own sources, seconds after which a worker stuck on one sample is
@@ -194,6 +195,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         engine = TorchBackend(self) if asked.iterable else None
         self._session = Session(settings_of(self, asked, plan), engine)
         self._finalizer = weakref.finalize(self, self._session.close)
+        if asked.adapts and asked.num_workers and engine is None:
+            self.adapts = True
         if asked.native:
             self._session.open()
             self.max_image_size = self._session.decision().max_image_size

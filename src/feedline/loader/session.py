@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from feedline.errors import ClosedError
+from feedline.loader.adapting import Adapting
 from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
@@ -66,6 +67,7 @@ class Session:
         self.given = False  # an epoch is under way and has given something
         self.filling = Filling(settings.asked.cache)
         self.recording = Recording(self)
+        self.adapting: Adapting | None = None
 
     # Decision
 
@@ -106,6 +108,8 @@ class Session:
             self.backend.begin(restart)
         self.filling.check()
         self.recording.begin(began_ns)
+        if self.adapting is not None:
+            self.adapting.paused()
         self._current = weakref.ref(iteration)
         self._iterations += 1
         # As torch's workers end with their iterator.
@@ -123,9 +127,13 @@ class Session:
         self.given = True
         if self.backend is IDLE:  # this session was forked
             self.open()
+        adapting = self.adapting
+        asked_ns = time.monotonic_ns() if adapting is not None else 0
         try:
             batch = self.backend.next()
             self.filling.handed_out()
+            if adapting is not None:
+                adapting.handed_out(asked_ns)
             return batch
         except StopIteration:
             self.filling.ended()
@@ -160,7 +168,7 @@ class Session:
         """Give an iteration a session of its own, whose workers start when it is next asked."""
         other = copy.copy(self)
         other.cursor, other.timing = cursor, Timing()
-        other.backend, other._at_work = IDLE, None
+        other.backend, other._at_work, other.adapting = IDLE, None, None
         other.filling = copy.copy(self.filling)
         other._current_decision = copy.copy(self._current_decision)
         other._ended = copy.copy(self._ended)

@@ -41,6 +41,7 @@ class Asked:
         schedule: as given; None without a schedule.
         phases: the schedule, or else one phase of the image size that was asked for, if one was.
         shuffle, seed, num_workers: with their defaults.
+        adapts: the number of workers was left to the loader, and changes while it works.
         prefetch: batches of rows made ahead.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
@@ -57,6 +58,7 @@ class Asked:
     shuffle: bool | str | None
     seed: int | None
     num_workers: int
+    adapts: bool
     prefetch: int
     max_image_size: int | None
     device: torch.device | None
@@ -102,6 +104,7 @@ class Asked:
             shuffle=shuffle,
             seed=seed,
             num_workers=worker_count(workers) if native or isinstance(workers, str) else workers,
+            adapts=isinstance(workers, str),
             prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
             max_image_size=given["max_image_size"],
             device=None if given["device"] is None else usable_device(given["device"]),

@@ -112,6 +112,10 @@ class PlannedCursor:
         """The phase of the position."""
         return self._plan.schedule.phase_at(self.position.epoch)
 
+    def phase_in(self, epoch: int) -> Phase:
+        """The phase of an epoch."""
+        return self._plan.schedule.phase_at(epoch)
+
     @property
     def restored(self) -> bool:
         """Whether the rest of an epoch waits to be gone on with."""

@@ -41,6 +41,11 @@ class Backend:
         return 0
 
     @property
+    def under_way(self) -> int:
+        """How many batches are made or being made, and not handed out."""
+        return 0
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return []

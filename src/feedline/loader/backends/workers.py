@@ -18,7 +18,7 @@ from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
-from feedline.errors import SampleError
+from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
@@ -60,6 +60,11 @@ class WorkerBackend(Backend):
     def workers(self) -> int:
         """How many workers there are to be."""
         return self.feed.settings.workers
+
+    @property
+    def under_way(self) -> int:
+        """How many batches are made or being made, and not handed out."""
+        return self.feed.under_way + len(self._ahead)
 
     @property
     def pids(self) -> list[int]:
@@ -141,7 +146,13 @@ class WorkerBackend(Backend):
     def apply(self, **changes: int) -> None:
         """Change what may change while the loader works: fields of `LiveSettings`."""
         self.recover()
-        self.feed.apply(replace(self.feed.settings, **changes))
+        self._disturbed = True
+        try:
+            self.feed.apply(replace(self.feed.settings, **changes))
+        except UsageError:  # and nothing has changed
+            self._disturbed = False
+            raise
+        self._disturbed = False
 
     def close(self) -> None:
         """End the workers and let go of all memory."""

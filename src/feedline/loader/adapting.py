@@ -1,0 +1,161 @@
+"""`num_workers="auto"` while a loader works: what is seen of it, and what is changed for it.
+
+Guarantees: batches, their order and the state are the same whatever is decided; a crew that a
+change is under way in is not judged; nothing is decided that memory or cores forbid. A step costs
+about half a microsecond, a look at the workers some 0.1 ms, once a second at most.
+Relies on: being told of each batch by `session.Session`; `control.controller` for the decisions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+from feedline.control.controller import Controller
+from feedline.control.decision import Decision
+from feedline.control.limits import Limits
+from feedline.control.window import Window
+from feedline.engine.start_method import WORKER_BYTES
+from feedline.loader.backends.backend import Backend
+from feedline.loader.settings import Settings
+from feedline.plan.batches import Batch
+from feedline.plan.planned_cursor import PlannedCursor
+from feedline.system import available_memory_bytes, usable_cores
+from feedline.trace.stage_page import Spent
+
+__all__ = ["Adapting"]
+
+_log = logging.getLogger("feedline")
+
+_LEAST_NS = 1_000_000_000
+_LEAST_STEPS = 8
+_MOST_KEPT = 256
+_MEMORY = 0.5  # of what is available
+
+
+class _Session(Protocol):
+    """Of `session.Session`, what is looked at."""
+
+    cursor: Any
+    settings: Settings
+
+    @property
+    def backend(self) -> Backend: ...
+
+
+class Adapting:
+    """Watches a session's steps, and changes its number of workers.
+
+    Args:
+        session: whose.
+        change: sets the number of workers; raises where that cannot be.
+    """
+
+    def __init__(self, session: _Session, change: Callable[[int], None]) -> None:
+        self._session = session
+        self._change = change
+        self._controller = Controller(Limits(cores=usable_cores()))
+        self.decisions: deque[Decision] = deque(maxlen=_MOST_KEPT)
+        self.off = False
+        """Whether nothing is changed any more."""
+        self._ready_ns = 0  # when the latest batch was handed out; 0 behind a pause
+        self._settling = 0  # batches still to come of the crew before a change
+        self._begin_anew()
+
+    def _begin_anew(self, phase: Hashable = None) -> None:
+        self._phase, self._steps = phase, 0
+        self._waited_ns = self._passed_ns = 0
+        self._before = self._spent()
+
+    def paused(self) -> None:
+        """An iteration begins: the time since the last batch is no step's."""
+        self._ready_ns = 0
+
+    def handed_out(self, asked_ns: int) -> None:
+        """A batch is handed out that was asked for at this time, on the monotonic clock."""
+        if self.off:
+            return
+        try:
+            self._handed_out(asked_ns)
+        except Exception as error:
+            self.off = True
+            _log.warning(
+                "num_workers stays as it is from here on: %s: %s", type(error).__name__, error
+            )
+
+    def _handed_out(self, asked_ns: int) -> None:
+        batch, ready_ns = self._session.backend.batch, self._ready_ns
+        self._ready_ns = now_ns = time.monotonic_ns()
+        if batch is None:
+            return
+        phase = batch.image_size, batch.phase.batch_size
+        if phase != self._phase or self._settling:
+            self._settling = max(0, self._settling - 1)
+            self._begin_anew(phase)
+        elif ready_ns:
+            self._steps += 1
+            self._waited_ns += now_ns - asked_ns
+            self._passed_ns += now_ns - ready_ns
+            if self._steps >= _LEAST_STEPS and self._passed_ns >= _LEAST_NS:
+                self._look(batch)
+
+    def _look(self, batch: Batch) -> None:
+        backend, spent = self._session.backend, self._spent()
+        if backend.workers and len(backend.pids) == backend.workers:
+            room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
+            self._controller.limits = Limits(cores=usable_cores(), more=room)
+            decision = self._controller.observe(self._window(backend.workers, spent))
+            decision = decision or self._for_next_phase(batch)
+            if decision is not None:
+                self._follow(decision)
+        self._begin_anew(self._phase)
+
+    def _window(self, workers: int, spent: Spent) -> Window:
+        before = self._before
+        timed_ms = spent.timed_ms - before.timed_ms
+        on_core = queued = None
+        if timed_ms > 0:
+            on_core = min(1.0, max(0.0, (spent.timed_cpu_ms - before.timed_cpu_ms) / timed_ms))
+            if spent.timed_queued_ms is not None and before.timed_queued_ms is not None:
+                queued = (spent.timed_queued_ms - before.timed_queued_ms) / timed_ms
+                queued = min(1.0 - on_core, max(0.0, queued))
+        return Window(
+            phase=self._phase,
+            steps=self._steps,
+            seconds=self._passed_ns / 1e9,
+            wait_s=self._waited_ns / 1e9,
+            tasks_s=max(0.0, spent.tasks_ms - before.tasks_ms) / 1e3,
+            on_core=on_core,
+            queued=queued,
+            workers=workers,
+        )
+
+    def _for_next_phase(self, batch: Batch) -> Decision | None:
+        """What is to be changed for the next phase, where its first batches come soon."""
+        cursor = self._session.cursor
+        if not isinstance(cursor, PlannedCursor) or cursor.position.image_size is not None:
+            return None
+        now, then = batch.phase, cursor.phase_in(batch.epoch + 1)
+        # As many steps as a window has: the next look might come too late.
+        if now == then or cursor.steps(batch.epoch) - batch.step - 1 > self._steps:
+            return None
+        rows = self._session.settings.batch_size or batch.rows
+        more = (then.batch_size or rows) / (now.batch_size or rows)
+        larger = (then.size / now.size) ** 2 if then.size and now.size else 1.0
+        return self._controller.prepare((then.size, then.batch_size), more * larger, more)
+
+    def _follow(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        _log.info("num_workers: %s", decision)
+        if decision.workers != decision.before:
+            self._change(decision.workers)
+            self._settling = self._session.backend.under_way + 1
+
+    def _spent(self) -> Spent:
+        total = Spent()
+        for spent in self._session.backend.spent().values():
+            total += spent
+        return total

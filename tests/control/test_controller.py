@@ -1,0 +1,138 @@
+"""The control of a crew, against a training that is simulated on a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.simulated import Simulated
+from feedline.control.controller import Controller
+from feedline.control.limits import Limits
+
+WORK = [
+    # own, cpu, cores, blocked: bound by decoding, by the step, in between, by a slow disk
+    {"own_ms": 10.0, "cpu_ms": 200.0, "cores": 8},
+    {"own_ms": 50.0, "cpu_ms": 200.0, "cores": 16},
+    {"own_ms": 100.0, "cpu_ms": 30.0, "cores": 8},
+    {"own_ms": 40.0, "cpu_ms": 100.0, "cores": 2},
+    {"own_ms": 20.0, "cpu_ms": 10.0, "cores": 4, "blocked_ms": 120.0},
+    {"own_ms": 30.0, "cpu_ms": 29.0, "cores": 1},
+]
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("start", ["one", "four times too many"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_bad_start_is_mended(work: dict[str, float], start: str, seed: int) -> None:
+    """Within 30 s of training the step is within 5% of the best."""
+    workers = 1 if start == "one" else 4 * int(work["cores"])
+    training = Simulated(workers=workers, seed=seed, **work).run(30)  # type: ignore[arg-type]
+    assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("seed", range(5))
+def test_it_settles(work: dict[str, float], noise: float, seed: int) -> None:
+    """In a steady hour nothing that was taken back is tried again."""
+    training = Simulated(workers=1, seed=seed, noise=noise, **work).run(3600)  # type: ignore[arg-type]
+    back = [each for _, each in training.decisions if each.kind == "back"]
+    grown = [each.before for each in back if each.workers < each.before]
+    shrunk = [each.before for each in back if each.workers > each.before]
+    assert len(grown) <= 1
+    assert len(shrunk) <= 1
+    assert not [when for when, _ in training.decisions if when > 600]
+    assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
+
+
+def test_workers_that_are_not_needed_are_given_back() -> None:
+    training = Simulated(own_ms=100.0, cpu_ms=150.0, cores=16, workers=16).run(30)
+    assert training.workers == 2
+    assert [each.kind for _, each in training.decisions] == ["shrink"]
+
+
+def test_a_computing_crew_is_no_larger_than_the_cores() -> None:
+    training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=4, workers=1).run(60)
+    assert training.workers == 4
+
+
+def test_a_crew_that_waits_for_a_server_is_larger() -> None:
+    training = Simulated(own_ms=20.0, cpu_ms=5.0, blocked_ms=100.0, cores=2, workers=1).run(60)
+    assert 6 <= training.workers <= 8
+
+
+def test_memory_bounds_it() -> None:
+    training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=2)
+    training.controller.limits = Limits(cores=16, more=1)
+    training.run(1)
+    training.controller.limits = Limits(cores=16, more=0)
+    training.run(30)
+    assert training.workers == 3
+
+
+def test_growing_that_does_not_help_is_taken_back() -> None:
+    """A lock between the workers: more of them wait for each other."""
+    training = Simulated(own_ms=10.0, cpu_ms=40.0, cores=8, workers=2)
+    training.step_ms = lambda workers: 20.0  # type: ignore[method-assign]
+    training.run(120)
+    assert training.workers == 2
+    assert [each.kind for _, each in training.decisions] == ["grow", "back"]
+
+
+def test_another_phase_is_met_at_once() -> None:
+    """Small images: the step is four times as short, and the work nearly as long."""
+    training = Simulated(own_ms=100.0, cpu_ms=150.0, cores=16, workers=16).run(60)
+    training.phase, training.own_ms, training.cpu_ms = "b", 25.0, 120.0
+    changed = training.clock_s
+    training.run(5)
+    assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
+    assert all(when - changed < 5 for when, _ in training.decisions if when > changed)
+
+
+def test_the_next_phase_is_prepared() -> None:
+    training = Simulated(own_ms=100.0, cpu_ms=150.0, cores=16, workers=4).run(30)
+    decision = training.controller.prepare("b", 0.25, 0.8)
+    assert decision is not None
+    assert decision.kind == "prepare"
+    assert decision.workers == 6  # 120 ms over 25 ms, and a tenth more
+    assert training.controller.prepare("a", 1.0, 1.0) is None
+
+
+def test_a_phase_that_was_seen_is_prepared_as_it_was() -> None:
+    training = Simulated(own_ms=25.0, cpu_ms=120.0, cores=16, workers=6, phase="b").run(5)
+    training.phase, training.own_ms, training.cpu_ms = "a", 100.0, 150.0
+    training.run(30)
+    assert training.workers == 2
+    decision = training.controller.prepare("b", 1.0, 1.0)
+    assert decision is not None
+    assert decision.workers == 6
+
+
+def test_work_that_becomes_other_work_is_looked_at_anew() -> None:
+    """What was found holds for the work that it was found with: here files move to a slow disk."""
+    training = Simulated(own_ms=20.0, cpu_ms=18.0, cores=8, workers=4).run(60)
+    few = training.workers
+    training.cpu_ms = 90.0
+    training.run(60)
+    assert few <= 2
+    assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
+
+
+def test_nothing_is_given_back_where_work_is_not_measured() -> None:
+    training = Simulated(own_ms=100.0, cpu_ms=0.0, cores=4, workers=4)
+    assert training.run(60).workers == 4
+
+
+def test_the_same_windows_give_the_same_decisions() -> None:
+    runs = [Simulated(own_ms=10.0, cpu_ms=90.0, cores=8, workers=1).run(60) for _ in range(2)]
+    assert runs[0].decisions == runs[1].decisions
+
+
+def test_reasons_name_their_figures() -> None:
+    training = Simulated(own_ms=10.0, cpu_ms=90.0, cores=16, workers=1).run(10)
+    _, first = training.decisions[0]
+    assert str(first).startswith("1 workers -> 10: steps wait 89% of the time")
+    assert "90 ms of work" in first.reason
+
+
+def test_a_controller_without_windows_prepares_nothing() -> None:
+    assert Controller(Limits(cores=4)).prepare("a", 1.0, 1.0) is None

@@ -1,0 +1,204 @@
+"""A crew that changes by itself while a loader works: batches stay the same to the byte."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import time
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from feedline import DataLoader, ImageArray, TrainCrop
+from feedline.control.decision import Decision
+from feedline.control.window import Window
+from feedline.errors import UsageError
+from feedline.loader import adapting
+
+_MOST = 5000  # batches: far more than any of these tests needs
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Each sample is waited for, as if it came from a server."""
+
+    def __init__(self, length: int, seconds: float = 0.0) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.tensor([number])
+
+
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
+
+
+class Script:
+    """Decides as written, a look after the other; keeps what it was told."""
+
+    def __init__(self, *crews: int) -> None:
+        self._crews = iter(crews)
+        self.limits: Any = None
+        self.windows: list[Window] = []
+        self.prepared: list[tuple[Hashable, float, float]] = []
+
+    def observe(self, window: Window) -> Decision | None:
+        self.windows.append(window)
+        workers = next(self._crews, None)
+        if workers is None:
+            return None
+        return Decision(kind="grow", workers=workers, before=window.workers, reason="as written")
+
+    def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
+        self.prepared.append((phase, step_ratio, work_ratio))
+        return None
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the crew after each second step."""
+    monkeypatch.setattr(adapting, "_LEAST_NS", 0)
+    monkeypatch.setattr(adapting, "_LEAST_STEPS", 2)
+
+
+def images(rows: int = 256) -> ImageArray:
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, 24, 24, 3), np.uint8)
+    return ImageArray(pixels, np.arange(rows) % 10, transform=TrainCrop())
+
+
+def scripted(loader: DataLoader[Any], *crews: int) -> Script:
+    script = Script(*crews)
+    loader.adapts = True
+    loader._session.adapting._controller = script  # type: ignore[assignment, union-attr]
+    return script
+
+
+def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
+    """Batches; a change of the crew is done before the next is asked for."""
+    for _ in range(passes):
+        for batch in loader:
+            yield batch.clone() if isinstance(batch, torch.Tensor) else [x.clone() for x in batch]
+            until = time.monotonic() + 60
+            while len(loader.worker_pids) not in {loader.num_workers, 0}:  # 0: it was the last one
+                assert time.monotonic() < until, loader.worker_pids
+                time.sleep(0.001)
+                loader._session.backend.poll()
+
+
+def test_steps_that_wait_get_more_workers() -> None:
+    with DataLoader(Numbers(4 * _MOST, 0.01), 4, num_workers=1, shuffle=True, seed=1) as loader:
+        loader.adapts = True
+        seen = []
+        for batch in itertools.islice(loader, _MOST):
+            seen.append(batch)
+            if loader.adaptations and len(loader.worker_pids) == loader.num_workers > 1:
+                break
+        assert loader.num_workers > 1
+        first = loader.adaptations[0]
+        assert (first.kind, first.before) == ("grow", 1)
+        assert "steps wait" in first.reason
+        numbers = torch.cat(seen).flatten().tolist()
+    with DataLoader(range(4 * _MOST), 4, shuffle=True, seed=1) as plain:  # type: ignore[arg-type]
+        expected = itertools.islice(plain, len(seen))
+        assert numbers == torch.cat(list(expected)).tolist()
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", ["rows", "batches"])
+def test_batches_are_the_same_whatever_is_decided(kind: str) -> None:
+    data: Any = images() if kind == "rows" else Numbers(256)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3}
+    options |= {"image_size": 16} if kind == "rows" else {}
+    with DataLoader(data, 8, **options) as still:
+        expected = list(itertools.chain(*(still for _ in range(3))))
+    with DataLoader(data, 8, num_workers=1, **options) as loader:
+        script = scripted(loader, 3, 1, 2, 4, 1)
+        found = list(read(loader, 3))
+        assert [decision.workers for decision in loader.adaptations] == [3, 1, 2, 4, 1]
+        assert loader.num_workers == 1
+        assert all(window.steps >= 2 for window in script.windows)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
+
+
+@pytest.mark.usefixtures("often")
+def test_a_state_goes_on_with_another_crew() -> None:
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "image_size": 16}
+    with DataLoader(images(), 8, num_workers=1, **options) as loader:
+        scripted(loader, 3)
+        expected = [batch[1].tolist() for batch in read(loader)]
+    with DataLoader(images(), 8, num_workers=1, **options) as loader:
+        scripted(loader, 2)
+        found = [batch[1].tolist() for batch in itertools.islice(read(loader), 10)]
+        state = loader.state_dict()
+    with DataLoader(images(), 8, num_workers=2, **options) as loader:
+        loader.load_state_dict(state)
+        found += [batch[1].tolist() for batch in read(loader)]
+    assert found == expected
+
+
+@pytest.mark.usefixtures("often")
+def test_a_switch_keeps_the_crew() -> None:
+    with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
+        scripted(loader, 3)
+        loader.adapts = False
+        assert sum(1 for _ in read(loader)) == 32
+        assert (loader.num_workers, loader.adaptations) == (1, [])
+        loader.adapts = True
+        assert sum(1 for _ in read(loader)) == 32
+        assert loader.num_workers == 3
+
+
+@pytest.mark.usefixtures("often")
+def test_windows_of_two_sizes_are_told_apart_and_the_next_is_prepared() -> None:
+    with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
+        script = scripted(loader)
+        assert sum(1 for _ in read(loader, 2)) == 64
+    assert {window.phase for window in script.windows} == {(8, None), (16, None)}
+    assert script.prepared
+    assert set(script.prepared) == {((16, None), 4.0, 1.0)}
+
+
+@pytest.mark.usefixtures("often")
+def test_what_fails_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
+        scripted(loader, 10**9)
+        with caplog.at_level(logging.WARNING, "feedline"):
+            assert sum(1 for _ in read(loader)) == 32
+        assert not loader.adapts
+    assert "num_workers stays as it is from here on" in caplog.text
+
+
+def test_auto_adapts_and_a_number_does_not() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
+        assert loader.adapts
+        assert pickle.loads(pickle.dumps(loader)).adapts
+        loader.num_workers = 2
+        assert not loader.adapts
+        assert not pickle.loads(pickle.dumps(loader)).adapts
+        loader.num_workers = "auto"
+        assert loader.adapts
+    with DataLoader(images(), 8, image_size=16, num_workers=2) as loader:
+        assert not loader.adapts
+        loader.adapts = False
+        assert loader.adaptations == []
+
+
+@pytest.mark.parametrize(
+    ("data", "workers"), [(list(range(9)), 0), (Sevens(), 1)], ids=["none", "iterable"]
+)
+def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
+    with DataLoader(data, 4, num_workers=workers) as loader:
+        with pytest.raises(UsageError, match="cannot change"):
+            loader.adapts = True
+        assert not loader.adapts
