@@ -21,6 +21,7 @@ ROOMS = (
     "frameworks",
     "watching",
     "bench",
+    "tune",
     "cache",
     "loader",
     "control",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from feedline.trace.stage_page import Spent
+
 __all__ = ["Window"]
 
 
@@ -34,6 +36,37 @@ class Window:
     on_core: float | None
     queued: float | None
     workers: int
+
+    @classmethod
+    def between(
+        cls,
+        before: Spent,
+        after: Spent,
+        *,
+        phase: Hashable,
+        steps: int,
+        seconds: float,
+        wait_s: float,
+        workers: int,
+    ) -> Window:
+        """A window by what all workers together had spent before and have spent after it."""
+        timed_ms = after.timed_ms - before.timed_ms
+        on_core = queued = None
+        if timed_ms > 0:
+            on_core = min(1.0, max(0.0, (after.timed_cpu_ms - before.timed_cpu_ms) / timed_ms))
+            if after.timed_queued_ms is not None and before.timed_queued_ms is not None:
+                queued = (after.timed_queued_ms - before.timed_queued_ms) / timed_ms
+                queued = min(1.0 - on_core, max(0.0, queued))
+        return cls(
+            phase=phase,
+            steps=steps,
+            seconds=seconds,
+            wait_s=wait_s,
+            tasks_s=max(0.0, after.tasks_ms - before.tasks_ms) / 1e3,
+            on_core=on_core,
+            queued=queued,
+            workers=workers,
+        )
 
     @property
     def wait_share(self) -> float:

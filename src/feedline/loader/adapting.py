@@ -114,22 +114,13 @@ class Adapting:
         self._begin_anew(self._phase)
 
     def _window(self, workers: int, spent: Spent) -> Window:
-        before = self._before
-        timed_ms = spent.timed_ms - before.timed_ms
-        on_core = queued = None
-        if timed_ms > 0:
-            on_core = min(1.0, max(0.0, (spent.timed_cpu_ms - before.timed_cpu_ms) / timed_ms))
-            if spent.timed_queued_ms is not None and before.timed_queued_ms is not None:
-                queued = (spent.timed_queued_ms - before.timed_queued_ms) / timed_ms
-                queued = min(1.0 - on_core, max(0.0, queued))
-        return Window(
+        return Window.between(
+            self._before,
+            spent,
             phase=self._phase,
             steps=self._steps,
             seconds=self._passed_ns / 1e9,
             wait_s=self._waited_ns / 1e9,
-            tasks_s=max(0.0, spent.tasks_ms - before.tasks_ms) / 1e3,
-            on_core=on_core,
-            queued=queued,
             workers=workers,
         )
 

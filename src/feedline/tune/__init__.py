@@ -1,0 +1,8 @@
+"""Settings found by measurement, against a training step.
+
+rehearsal.py    a training rehearsed: steps over a loader with some crew, timed
+trial.py        what one crew gave
+search.py       which crew is tried next, and when that is enough
+tuned.py        what was found, and why the search ended
+tune.py         all of it
+"""

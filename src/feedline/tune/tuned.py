@@ -1,0 +1,96 @@
+"""What a search has found: for each phase its trials, the fewest workers that suffice, and why.
+
+Guarantees: pure; what is printed is said from this alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from feedline.tune.trial import Trial
+
+__all__ = ["Ended", "Tuned", "TunedPhase"]
+
+Ended = Literal["done", "budget", "interrupted"]
+"""`budget`: the time was over before the search; `interrupted`: by Ctrl-C."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TunedPhase:
+    """One image size, or the whole loader where it has none.
+
+    Args:
+        size: of the images, in pixels; None where the loader has no sizes.
+        ceiling: steps per second over batches that are kept, so with data for free.
+        trials: by workers, in the order in which they were tried; empty where no time was left.
+        best: the trial of the fewest workers that are as fast as any; None without trials.
+        reached: the step is what bounds this trial, and no setting of the loader.
+        ended: how the search did.
+    """
+
+    size: int | None
+    ceiling: float | None
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    reached: bool
+    ended: Ended
+
+    @property
+    def reason(self) -> str:
+        """Why the search ended there."""
+        if self.best is None:
+            return "not measured: no time was left; give a larger budget"
+        crew = f"{self.best.workers} worker{'s' * (self.best.workers > 1)}"
+        if self.reached:
+            said = f"the step is the limit, no loader setting helps; {crew} suffice"
+        else:
+            share = self.best.steps_per_s / self.ceiling if self.ceiling else None
+            of = "" if share is None else f", at {share:.0%} of what the step could do"
+            said = f"no crew is faster than {crew}{of}"
+        if self.ended == "done":
+            return said
+        over = "the time was over" if self.ended == "budget" else "interrupted"
+        return f"{said}, of the crews that were tried ({over} before the search was)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """What was found.
+
+    Args:
+        phases: in the order of the schedule.
+        seconds: that it took.
+        batch_size: samples of a batch; None where it varies.
+    """
+
+    phases: tuple[TunedPhase, ...]
+    seconds: float
+    batch_size: int | None
+
+    @property
+    def num_workers(self) -> int | None:
+        """The workers that suffice for every phase; None where nothing was measured."""
+        known = [phase.best.workers for phase in self.phases if phase.best is not None]
+        return max(known, default=None)
+
+    def __str__(self) -> str:
+        """A table, a line for each trial, and the reasons."""
+        lines = []
+        unit = "images/s" if self.batch_size else "steps/s"
+        each = self.batch_size or 1
+        for phase in self.phases:
+            lines.append(f"{phase.size} px" if phase.size else "all batches")
+            if phase.ceiling is not None:
+                lines.append(f"  with data for free {each * phase.ceiling:10.1f} {unit}")
+            for trial in sorted(phase.trials, key=lambda trial: trial.workers):
+                low, high = (each * rate for rate in trial.interval)
+                mark = " <" if trial is phase.best else ""
+                lines.append(
+                    f"  {trial.workers:4} workers {each * trial.steps_per_s:10.1f} {unit} "
+                    f"({low:.1f} to {high:.1f}), waits {trial.window.wait_share:4.0%}{mark}"
+                )
+            lines.append(f"  {phase.reason}")
+        if self.num_workers is not None:
+            lines.append(f"\nfeedline.DataLoader(..., num_workers={self.num_workers})")
+        return "\n".join(lines)

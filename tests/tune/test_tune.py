@@ -1,0 +1,147 @@
+"""Tuning real loaders, with steps that only wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from feedline import DataLoader, ImageArray, TrainCrop
+from feedline.errors import SampleError, UsageError
+from feedline.tune.tune import tune
+
+
+class Far(Dataset[torch.Tensor]):
+    """Samples of a server: each is waited for."""
+
+    def __init__(self, seconds: float, broken: bool = False) -> None:
+        self.seconds, self.broken = seconds, broken
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if self.broken:
+            raise ArithmeticError("this sample cannot be made")
+        time.sleep(self.seconds)
+        return torch.tensor([number])
+
+
+def images() -> ImageArray:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 24, 24, 3), np.uint8)
+    return ImageArray(pixels, np.arange(64) % 10, transform=TrainCrop())
+
+
+def first_numbers(loader: DataLoader[Any]) -> list[int]:
+    batch: torch.Tensor = next(iter(loader))
+    return batch.flatten().tolist()
+
+
+def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
+    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
+        expected = first_numbers(plain)
+    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
+        state = loader.state_dict()
+        told: list[int] = []
+        found = tune(
+            loader, step_ms=12, budget_s=40, told=lambda _, trial: told.append(trial.workers)
+        )
+        assert (loader.num_workers, loader.adapts) == (1, False)
+        assert loader.state_dict() == state
+        assert first_numbers(loader) == expected
+    (phase,) = found.phases
+    assert phase.size is None
+    assert phase.ended == "done"
+    assert phase.best is not None
+    # 40 ms of waiting for a batch, and a step of 12 ms: four workers, on any machine at least two.
+    assert 1 < phase.best.workers == found.num_workers
+    assert told == [trial.workers for trial in phase.trials]
+    assert f"num_workers={found.num_workers}" in str(found)
+    assert "images/s" in str(found)
+
+
+def test_each_size_of_a_schedule_is_tuned() -> None:
+    steps: list[int] = []
+
+    def step(batch: Any) -> None:
+        steps.append(batch[0].shape[-1])
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1,16x1", seed=0, num_workers=1) as loader:
+        found = tune(loader, step, budget_s=12)
+        assert next(iter(loader))[0].shape[-1] == 8
+    assert [phase.size for phase in found.phases] == [8, 16]
+    assert list(dict.fromkeys(steps)) == [8, 16]
+    assert "8 px" in str(found)
+
+
+def test_what_is_known_at_ctrl_c_is_given() -> None:
+    calls = 0
+
+    def step(batch: Any) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.01)
+        if calls == 130:
+            raise KeyboardInterrupt
+
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step, budget_s=60)
+        assert loader.num_workers == 1
+    (phase,) = found.phases
+    assert phase.ended == "interrupted"
+    assert phase.ceiling is not None
+
+
+def test_a_budget_that_is_too_short_is_said() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step_ms=300, budget_s=2)
+    (phase,) = found.phases
+    assert phase.ended == "budget"
+    assert "time" in phase.reason
+
+
+def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:
+    def step(batch: Any) -> None:
+        raise ArithmeticError("the step broke")
+
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        with pytest.raises(ArithmeticError, match="the step broke"):
+            tune(loader, step)
+        assert (loader.num_workers, loader.epoch) == (1, 0)
+        assert sum(1 for _ in loader) == 8
+
+
+def test_a_dataset_that_raises_is_the_error() -> None:
+    with (
+        DataLoader(Far(0.0, broken=True), 8, num_workers=1) as loader,
+        pytest.raises((ArithmeticError, SampleError), match="this sample cannot be made"),
+    ):
+        tune(loader, step_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "either step"),
+        ({"step": print, "step_ms": 1}, "either step"),
+        ({"step_ms": -1}, "milliseconds"),
+        ({"step_ms": float("nan")}, "milliseconds"),
+        ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], said: str) -> None:
+    with (
+        DataLoader(images(), 8, image_size=16, num_workers=1) as loader,
+        pytest.raises(UsageError, match=said),
+    ):
+        tune(loader, **options)
+
+
+def test_a_loader_without_workers_is_refused() -> None:
+    with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
+        tune(loader, step_ms=1)
