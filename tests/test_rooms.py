@@ -21,7 +21,7 @@ ROOMS = (
     "frameworks",
     "watching",
     "bench",
-    "tune",
+    "tuning",
     "cache",
     "loader",
     "control",

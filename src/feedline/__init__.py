@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.tuning.tune import tune
     from feedline.watching.ceiling import ceiling
     from feedline.watching.watched import watch
 
@@ -37,6 +38,7 @@ __all__ = [
     "image_size",
     "per_size",
     "plan_cache",
+    "tune",
     "watch",
 ]
 
@@ -57,6 +59,7 @@ _HOMES = {
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
+    "tune": "feedline.tuning.tune",
     "watch": "feedline.watching.watched",
 }
 

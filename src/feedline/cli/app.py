@@ -30,6 +30,7 @@ from feedline.cli.explain_overlap import explain_overlap
 from feedline.cli.output import complain
 from feedline.cli.report import report
 from feedline.cli.train import train
+from feedline.cli.tune import tune
 from feedline.errors import FeedlineError, ResourceError, UsageError
 
 __all__ = ["app", "main"]
@@ -74,6 +75,7 @@ app = typer.Typer(
 )
 app.command("train", no_args_is_help=True)(train)
 app.command("bench", no_args_is_help=True)(bench)
+app.command("tune", no_args_is_help=True)(tune)
 app.command("report", no_args_is_help=True)(report)
 app.command("check", no_args_is_help=True)(check)
 app.command("explain-overlap")(explain_overlap)

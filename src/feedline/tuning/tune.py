@@ -15,15 +15,17 @@ from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.tune.rehearsal import Rehearsal, Step
-from feedline.tune.search import Search
-from feedline.tune.trial import Trial
-from feedline.tune.tuned import Ended, Tuned, TunedPhase
+from feedline.tuning.rehearsal import Rehearsal, Step
+from feedline.tuning.search import Search
+from feedline.tuning.trial import Trial
+from feedline.tuning.tuned import Ended, Tuned, TunedPhase
 
 __all__ = ["tune"]
 
 _CEILING_S = 1.0
 _LEAST_S, _MOST_S = 1.0, 4.0  # a trial
+_TRIALS = 5
+_STEPS = 8  # that a trial takes at least, those of the crew before included
 _MEMORY = 0.5  # of what is available
 
 
@@ -125,7 +127,14 @@ def _phase(
         best=search.best if search is not None and known else None,
         reached=search is not None and known and search.reached,
         ended=ended,
+        needs_s=_needs_s(ceiling),
     )
+
+
+def _needs_s(ceiling: float | None) -> float:
+    """How long the usual number of trials takes, with the steps that each begins with."""
+    step_s = 1.0 / ceiling if ceiling else 0.0
+    return _CEILING_S + _TRIALS * max(_MOST_S, _STEPS * step_s)
 
 
 def _check(

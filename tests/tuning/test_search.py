@@ -8,8 +8,8 @@ import pytest
 
 from control.simulated import Simulated
 from feedline.control.limits import Limits
-from feedline.tune.search import Search
-from feedline.tune.trial import Trial
+from feedline.tuning.search import Search
+from feedline.tuning.trial import Trial
 
 WORK: list[dict[str, Any]] = [
     # bound by decoding, by the step, in between, by a slow server, one core, hardly any work

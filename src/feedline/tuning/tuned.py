@@ -6,9 +6,9 @@ Guarantees: pure; what is printed is said from this alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from feedline.tune.trial import Trial
+from feedline.tuning.trial import Trial
 
 __all__ = ["Ended", "Tuned", "TunedPhase"]
 
@@ -27,6 +27,7 @@ class TunedPhase:
         best: the trial of the fewest workers that are as fast as any; None without trials.
         reached: the step is what bounds this trial, and no setting of the loader.
         ended: how the search did.
+        needs_s: about how long a whole search takes with such steps.
     """
 
     size: int | None
@@ -35,12 +36,13 @@ class TunedPhase:
     best: Trial | None
     reached: bool
     ended: Ended
+    needs_s: float
 
     @property
     def reason(self) -> str:
         """Why the search ended there."""
         if self.best is None:
-            return "not measured: no time was left; give a larger budget"
+            return f"not measured: the time was over; this takes about {self.needs_s:.0f} s"
         crew = f"{self.best.workers} worker{'s' * (self.best.workers > 1)}"
         if self.reached:
             said = f"the step is the limit, no loader setting helps; {crew} suffice"
@@ -50,8 +52,10 @@ class TunedPhase:
             said = f"no crew is faster than {crew}{of}"
         if self.ended == "done":
             return said
-        over = "the time was over" if self.ended == "budget" else "interrupted"
-        return f"{said}, of the crews that were tried ({over} before the search was)"
+        over = "interrupted"
+        if self.ended == "budget":
+            over = f"the time was over; a whole search takes about {self.needs_s:.0f} s"
+        return f"{said}, of the crews that were tried ({over})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,15 @@ class Tuned:
         known = [phase.best.workers for phase in self.phases if phase.best is not None]
         return max(known, default=None)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values: rates in batches per second, shares from 0 to 1."""
+        return {
+            "num_workers": self.num_workers,
+            "batch_size": self.batch_size,
+            "seconds": self.seconds,
+            "phases": [_phase_dict(phase) for phase in self.phases],
+        }
+
     def __str__(self) -> str:
         """A table, a line for each trial, and the reasons."""
         lines = []
@@ -84,13 +97,35 @@ class Tuned:
             if phase.ceiling is not None:
                 lines.append(f"  with data for free {each * phase.ceiling:10.1f} {unit}")
             for trial in sorted(phase.trials, key=lambda trial: trial.workers):
-                low, high = (each * rate for rate in trial.interval)
                 mark = " <" if trial is phase.best else ""
+                between = "too few steps for an interval"
+                if trial.interval is not None:
+                    between = "{:.1f} to {:.1f}".format(*(each * rate for rate in trial.interval))
                 lines.append(
                     f"  {trial.workers:4} workers {each * trial.steps_per_s:10.1f} {unit} "
-                    f"({low:.1f} to {high:.1f}), waits {trial.window.wait_share:4.0%}{mark}"
+                    f"({between}), waits {trial.window.wait_share:4.0%}{mark}"
                 )
             lines.append(f"  {phase.reason}")
         if self.num_workers is not None:
             lines.append(f"\nfeedline.DataLoader(..., num_workers={self.num_workers})")
         return "\n".join(lines)
+
+
+def _phase_dict(phase: TunedPhase) -> dict[str, Any]:
+    return {
+        "image_size": phase.size,
+        "num_workers": None if phase.best is None else phase.best.workers,
+        "free_batches_per_s": phase.ceiling,
+        "step_is_the_limit": phase.reached,
+        "ended": phase.ended,
+        "reason": phase.reason,
+        "trials": [
+            {
+                "num_workers": trial.workers,
+                "batches_per_s": trial.steps_per_s,
+                "interval": trial.interval,
+                "wait_share": trial.window.wait_share,
+            }
+            for trial in phase.trials
+        ],
+    }

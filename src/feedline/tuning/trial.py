@@ -15,7 +15,8 @@ class Trial:
 
     Args:
         window: what was seen of them.
-        error: half of the 95% interval of a step's mean time, as a share of it.
+        error: half of the 95% interval of a step's mean time, as a share of it; 1 where there were
+            too few steps to tell.
     """
 
     window: Window
@@ -32,6 +33,8 @@ class Trial:
         return 1.0 / self.window.step_s
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Steps per second, from and to, with 95% confidence."""
-        return self.steps_per_s / (1 + self.error), self.steps_per_s / max(1e-9, 1 - self.error)
+    def interval(self) -> tuple[float, float] | None:
+        """Steps per second, from and to, with 95% confidence; None where nothing can be told."""
+        if self.error >= 1:
+            return None
+        return self.steps_per_s / (1 + self.error), self.steps_per_s / (1 - self.error)

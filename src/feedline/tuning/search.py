@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from feedline.control.limits import Limits
-from feedline.tune.trial import Trial
+from feedline.tuning.trial import Trial
 
 __all__ = ["Search"]
 

@@ -17,7 +17,7 @@ from feedline.control.window import Window
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.trace.stage_page import Spent
-from feedline.tune.trial import Trial
+from feedline.tuning.trial import Trial
 
 __all__ = ["Rehearsal", "Step"]
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
-from feedline.tune.tune import tune
+from feedline.tuning.tune import tune
 
 
 class Far(Dataset[torch.Tensor]):
