@@ -17,6 +17,7 @@ from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from feedline.plan.order import BLOCK
 from loader_reading import planned_epoch, read
+from slow import slow
 from sources import Rows
 
 SAMPLES = 4 * BLOCK + 76
@@ -50,14 +51,17 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
     assert all(blocks(batch) <= windows[k // 4] for k, batch in enumerate(first))
 
 
-def test_a_state_saved_at_any_step_goes_on_with_the_remainder_on_any_number_of_workers() -> None:
+@pytest.mark.parametrize("every", [4, *slow(1)])
+def test_a_state_saved_at_any_step_goes_on_with_the_remainder_on_any_number_of_workers(
+    every: int,
+) -> None:
     with loader(2) as first:
         states, whole = [json.dumps(first.state_dict())], []
         for batch in first:
             whole += read([batch])
             states.append(json.dumps(first.state_dict()))
         assert whole == planned_epoch(first, 0)
-    for done, state in enumerate(states):
+    for done, state in list(enumerate(states))[::every]:
         with loader((0, 2, 1)[done % 3]) as fresh:
             fresh.load_state_dict(json.loads(state))
             assert read(fresh) == whole[done:]

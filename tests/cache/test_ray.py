@@ -285,6 +285,7 @@ def test_what_a_node_was_making_when_it_died_is_made_by_another(
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_broken_image_ends_a_build_as_it_does_here(
     cluster: Any, source: Path, tmp_path: Path
 ) -> None:

@@ -8,11 +8,12 @@ applied to stages in place of bandwidths).
 
 A pause that a step makes now and then, to evaluate or to save, is no part of that: it stays.
 
-Where cores have work all the time, the training process waits for one now and then: the less often
-the more cores there are. So the first and the third, c and k, count together as
-(c**p + k**p)**(1/p), p being twice the cores: with two cores 19% more where both are equal, 2%
-where one is twice the other. That p is twice the cores is fitted to what `laboratory/` measured on
-two.
+Where cores have work all the time, a training process that computes on them waits for one now and
+then: the less often the more cores there are. So where it is on a core half of the time or more,
+the first and the third, c and k, count together as (c**p + k**p)**(1/p), p being twice the cores:
+with two cores 19% more where both are equal, 2% where one is twice the other. Where it is on a core
+for less, and else waits for a device, as much less is added. This is fitted to what `laboratory/`
+measured on two cores.
 
 Measured steps are a little longer than that, as buffers are finite and batches unequal. The same
 stretch is taken to remain where the fix leaves the same part the longest, and is left out where the
@@ -99,7 +100,12 @@ class Load:
         """The whole step."""
         if self.workers == 0:
             return self.consume_ms + self.produce_ms
-        return max(self._made_ms, _joint(self.consume_ms, self._cores_ms, 2 * self.cores))
+        alone = max(self.consume_ms, self._cores_ms)
+        joint = _joint(self.consume_ms, self._cores_ms, 2 * self.cores)
+        on_core = (
+            (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms if self.consume_ms else 0.0
+        )
+        return max(self._made_ms, alone + min(1.0, 2 * on_core) * (joint - alone))
 
 
 Change = Callable[[Load], Load]
