@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
@@ -140,6 +143,29 @@ def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], said: str) -> 
         pytest.raises(UsageError, match=said),
     ):
         tune(loader, **options)
+
+
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
+
+
+def test_loaders_whose_crew_cannot_change_are_refused() -> None:
+    theirs: Any = TorchDataLoader(list(range(9)), 2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader"):
+        tune(theirs, step_ms=1)
+    with (
+        DataLoader(Sevens(), 2, num_workers=1) as loader,
+        pytest.raises(UsageError, match="IterableDataset"),
+    ):
+        tune(loader, step_ms=1)
+
+
+def test_a_loader_that_adapts_adapts_afterwards() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
+        tune(loader, step_ms=5, budget_s=2)
+        assert loader.adapts
+        assert pickle.loads(pickle.dumps(loader)).adapts
 
 
 def test_a_loader_without_workers_is_refused() -> None:

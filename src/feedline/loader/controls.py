@@ -207,10 +207,9 @@ class Controls:
                 f"num_workers cannot change between {had} and {wanted} while the loader lives; "
                 "build a new one"
             )
-        self.adapts = isinstance(workers, str)
-        self._arguments["num_workers"] = "auto" if self.adapts else wanted
         if wanted != had:
             self._set_workers(wanted)
+        self.adapts = isinstance(workers, str)
 
     def _set_workers(self, workers: int) -> None:
         self._session.backend.apply(workers=workers)
@@ -241,6 +240,8 @@ class Controls:
             adapting = self._session.adapting = Adapting(self._session, _setter_of(self))
         if adapting is not None:
             adapting.off = not adapts
+        # A copy of the loader is built of these.
+        self._arguments["num_workers"] = "auto" if adapts else self.num_workers
 
     @property
     def adaptations(self) -> list[Decision]:

@@ -149,8 +149,18 @@ def _check(
         raise UsageError(f"step_ms must be a number of milliseconds, got {step_ms!r}")
     if not budget_s >= 2 * _LEAST_S:
         raise UsageError(f"budget_s must be at least {2 * _LEAST_S:.0f} seconds, got {budget_s!r}")
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"tune takes a feedline.DataLoader, whose workers can change while they live, got "
+            f"{type(loader).__name__}; feedline.DataLoader takes the same arguments as torch's"
+        )
     if loader.num_workers == 0:
         raise UsageError("the loader has no workers: build it with num_workers='auto'")
+    if loader._asked.iterable:
+        raise UsageError(
+            "torch divides an IterableDataset by the number of workers, so that cannot change; "
+            "time it with one number after another, each in a loader of its own"
+        )
 
 
 def _sizes(loader: DataLoader[Any]) -> list[int | None]:
