@@ -29,6 +29,7 @@ from torchvision.datasets import ImageFolder
 import feedline
 from feedline.errors import ImageError, SampleError, StateError, UsageError
 from processes import eventually, whole_crew
+from slow import slow
 
 TRAIN = transforms.Compose(
     [
@@ -145,7 +146,7 @@ def values_in(made: Any) -> set[float]:
     return {float(value) for images, _ in made for value in images.unique()}
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
 def test_workers_of_a_recognised_pipeline_begin_as_torchs_do(folder: Path, method: str) -> None:
     data = ImageFolder(folder, transforms.Compose([*EVAL.transforms, Among()]))
     with loader(data, worker_init_fn=tell, start_method=method) as made:

@@ -199,8 +199,8 @@ class Leaving(Kept):
     ("method", "start"),
     [
         *(("fork", start) for start in (fork, fork_twice)),
-        ("forkserver", fork),
-        *slow(("fork", fork_by_multiprocessing), ("fork", start_program), ("spawn", fork)),
+        *slow(("fork", fork_by_multiprocessing), ("fork", start_program)),
+        *slow(("forkserver", fork), ("spawn", fork)),
     ],
 )
 def test_a_process_that_a_worker_leaves_behind_does_not_hold_up_the_end(

@@ -19,8 +19,8 @@ LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
     ("name", "planted"),
     [
         ("broken-off", "inconclusive"),
-        ("raising", "inconclusive"),
         *slow(
+            ("raising", "inconclusive"),
             ("slow-collate", "collate"),
             ("loader-of-an-epoch", "loader-rebuilt"),
             ("dying-workers", "workers-restarted"),

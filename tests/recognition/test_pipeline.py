@@ -24,6 +24,7 @@ from feedline.errors import ImageError
 from feedline.plan.row import Item
 from feedline.recognition.recognise import recognise
 from feedline.recognition.samples import folder_fingerprint
+from slow import slow
 from torchvision_folder import IMAGES, image, item_row, pixel_error, write_images
 
 FIXED = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
@@ -300,7 +301,7 @@ class Recognising(Dataset):
         )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_a_worker_recognises_its_own_copy_of_a_dataset(root, method):
     steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(1.0), v1.Lambda(torch.neg)]
     data = Recognising(ImageFolder(str(root), v1.Compose(steps)))

@@ -25,6 +25,7 @@ from feedline.remote import joined_parts
 from processes import whole_crew
 from range_server import Answer, RangeServer
 from row_of import made
+from slow import slow
 
 pytest.importorskip("aiohttp")
 
@@ -88,8 +89,10 @@ def images_asked(server: RangeServer) -> int:
         ("jpeg", {"num_workers": 0}),
         ("raw", {"num_workers": 0}),
         ("jpeg", {"num_workers": 2, "start_method": "fork"}),
-        ("raw", {"num_workers": 2, "start_method": "forkserver"}),
-        ("jpeg", {"num_workers": 2, "start_method": "spawn"}),
+        *slow(
+            ("raw", {"num_workers": 2, "start_method": "forkserver"}),
+            ("jpeg", {"num_workers": 2, "start_method": "spawn"}),
+        ),
     ],
     ids=str,
 )

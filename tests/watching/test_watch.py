@@ -126,7 +126,7 @@ def two_epochs(loader: Any) -> list[Any]:
     return [plain(batch) for _ in range(2) for batch in loader]
 
 
-SLOW = ("spawn", "persistent", "subclass", "iterable here", "feedline here")
+SLOW = ("spawn", "forkserver", "persistent", "subclass", "iterable here", "feedline here")
 
 
 @pytest.mark.parametrize("name", [*(each for each in LOADERS if each not in SLOW), *slow(*SLOW)])
