@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
+from feedline.tuning.own_loader import OwnLoader
+from feedline.tuning.setting import Setting
 from feedline.tuning.tune import tune
 
 
@@ -135,6 +136,9 @@ def test_a_dataset_that_raises_is_the_error() -> None:
         ({"step_ms": -1}, "milliseconds"),
         ({"step_ms": float("nan")}, "milliseconds"),
         ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
+        ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
+        ({"step_ms": 1, "warm": -1}, "warm"),
+        ({"step": 40}, "function of a batch"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], said: str) -> None:
@@ -151,14 +155,55 @@ class Sevens(IterableDataset[int]):
 
 
 def test_loaders_whose_crew_cannot_change_are_refused() -> None:
-    theirs: Any = TorchDataLoader(list(range(9)), 2)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader"):
-        tune(theirs, step_ms=1)
+    anything: Any = [1, 2, 3]
+    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader or torch's"):
+        tune(anything, step_ms=1)
     with (
         DataLoader(Sevens(), 2, num_workers=1) as loader,
         pytest.raises(UsageError, match="IterableDataset"),
     ):
         tune(loader, step_ms=1)
+    tensors = TensorDataset(torch.zeros(64, 3))
+    with (
+        DataLoader(tensors, 2, num_workers=1) as loader,
+        pytest.raises(UsageError, match="needs no workers"),
+    ):
+        tune(loader, step_ms=1)
+
+
+def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
+    """Unplanned epochs of a user's dataset have workers of their own, which are set anew."""
+    with DataLoader(Short(), 8, num_workers=2) as loader:
+        own = OwnLoader(loader)
+        own.change(Setting(workers=1, prefetch=6))
+        asked = []
+        for _ in range(3 * len(loader)):
+            own.next()
+            asked.append(loader._session.backend.feed.settings)  # type: ignore[attr-defined]
+        own.close()
+        assert loader.num_workers == 2
+    assert {(each.workers, each.prefetch) for each in asked} == {(1, 8)}
+
+
+class Short(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor([number])
+
+
+def test_live_settings_are_afterwards_as_they_were() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
+        before = loader._session.backend.feed.settings  # type: ignore[attr-defined]
+        own = OwnLoader(loader)
+        assert own.start == Setting(workers=2, prefetch=3, piece_ms=50.0)
+        assert own.choices.prefetch == (6,)
+        own.change(Setting(workers=1, prefetch=6, piece_ms=12.5))
+        own.next()
+        own.close()
+        assert loader._session.backend.feed.settings == before  # type: ignore[attr-defined]
+        assert loader.epoch == 0
 
 
 def test_a_loader_that_adapts_adapts_afterwards() -> None:

@@ -28,6 +28,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
+from feedline.loader.saved_settings import with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -105,6 +106,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         rank, world_size: this process's share, with a seed or a schedule. None asks
             torch.distributed (again when an iteration begins), else the environment that torchrun
             sets, else takes everything.
+        settings: a file that `feedline tune --save` has written: what it says stands for those of
+            `num_workers`, `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are left
+            out. Where it was written on another machine, a warning says so.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -147,10 +151,15 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         start_method: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        settings: str | os.PathLike[str] | None = None,
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
+        given = with_saved(given)
+        pin_memory, prefetch, prefetch_factor = (
+            given[name] for name in ("pin_memory", "prefetch", "prefetch_factor")
+        )
         added_before = set(vars(self))  # by a subclass
         asked = Asked.resolve(given)  # before torch's own checks: these say more
         plan = plan_of(asked, given)
@@ -187,6 +196,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
+        self.settings = None  # what it said is among the others
         self.device = asked.device
         self._asked = asked
         self._arguments = given

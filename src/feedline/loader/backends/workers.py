@@ -143,7 +143,7 @@ class WorkerBackend(Backend):
             self.feed.restart(self._cursor.ahead())
             self._disturbed = False
 
-    def apply(self, **changes: int) -> None:
+    def apply(self, **changes: Any) -> None:
         """Change what may change while the loader works: fields of `LiveSettings`."""
         self.recover()
         self._disturbed = True
