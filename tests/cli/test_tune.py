@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_each_size_is_tuned_against_a_paced_step(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1,32x1", "--batch-size", "8"]
@@ -36,6 +37,7 @@ def test_each_size_is_tuned_against_a_paced_step(folder: Path, tmp_path: Path) -
     assert "from the page cache" in done.output
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "tuned.json", tmp_path / "curve.svg"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
@@ -52,6 +54,7 @@ def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> Non
     assert "16 px" in (picture.get("aria-label") or "")
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_other_ways_are_tried_where_the_step_waits(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_cache(folder / "train", cache, [32])
@@ -81,6 +84,7 @@ def step(batch):
 """
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "feedline_tuned_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
@@ -95,6 +99,7 @@ def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     del sys.modules["feedline_tuned_code"]
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_a_models_steps_are_done(folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
     arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]

@@ -45,6 +45,7 @@ def first_numbers(loader: DataLoader[Any]) -> list[int]:
     return batch.flatten().tolist()
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
         expected = first_numbers(plain)
@@ -68,6 +69,7 @@ def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
     assert "images/s" in str(found)
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_each_size_of_a_schedule_is_tuned() -> None:
     steps: list[int] = []
 
@@ -83,6 +85,7 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
     assert "8 px" in str(found)
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_what_is_known_at_ctrl_c_is_given() -> None:
     calls = 0
 
@@ -206,6 +209,7 @@ def test_live_settings_are_afterwards_as_they_were() -> None:
         assert loader.epoch == 0
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_a_loader_that_adapts_adapts_afterwards() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
         tune(loader, step_ms=5, budget_s=2)

@@ -54,6 +54,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     generator = torch.Generator().manual_seed(3)
     loader = DataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
@@ -110,11 +111,12 @@ def test_the_same_setting_starts_nothing_anew() -> None:
 
 
 def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
-    tried = TorchLoader(DataLoader(Far(0.001), 1000, num_workers=1))
+    tried = TorchLoader(DataLoader(Far(1e-5), 1000, num_workers=1))
     assert tried.batch_size == 1000
     seen = [int(tried.next()[0, 0]) for _ in range(9)]
     assert seen == [0, 1000, 2000, 3000, 0, 1000, 2000, 3000, 0]
-    assert tried.spent().tasks_ms >= 8 * 1000
+    assert tried.spent().tasks >= 9
+    assert tried.spent().tasks_ms > 0
     tried.close()
 
 
