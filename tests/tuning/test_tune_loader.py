@@ -185,7 +185,7 @@ def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
             asked.append(loader._session.backend.feed.settings)  # type: ignore[attr-defined]
         own.close()
         assert loader.num_workers == 2
-    assert {(each.workers, each.prefetch) for each in asked} == {(1, 8)}
+    assert {(each.workers, each.prefetch_factor) for each in asked} == {(1, 6)}
 
 
 class Short(Dataset[torch.Tensor]):
@@ -206,6 +206,7 @@ def test_live_settings_are_afterwards_as_they_were() -> None:
         own.next()
         own.close()
         assert loader._session.backend.feed.settings == before  # type: ignore[attr-defined]
+        assert (loader.prefetch, loader.piece_ms) == (6, None)
         assert loader.epoch == 0
 
 

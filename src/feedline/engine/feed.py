@@ -82,6 +82,11 @@ class Feed:
         return len(self._flights)
 
     @property
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        return self._tasks.depth(self.settings)
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
         return self._crew.pids
@@ -124,7 +129,7 @@ class Feed:
         """
         self._recall()  # those that are to leave would else hear of it after all that is queued
         self._crew.resize(settings.workers)
-        self._tasks.resize(settings.workers)
+        self._tasks.resize(settings)
         self.settings = settings
         self._pump()
 
@@ -198,7 +203,7 @@ class Feed:
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self.settings.depth(self.slots.slots):
+        while len(self._flights) < self.depth:
             slot = self.slots.acquire()
             if slot is None:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feedline.engine.board import MAX_SEATS
+from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.plan.pieces import PIECE_NS
 
@@ -18,8 +19,10 @@ class LiveSettings:
     Args:
         workers: how many make batches; 0 where the training process does.
         prefetch: how many batches may be under way at a time, made or not, besides those that were
-            taken. There are never more than slots; None for as many as slots.
-        piece_ns: how much work a piece of a batch holds, in ns.
+            taken. Of rows there are never more than slots; whole batches get slots for as many.
+            None: rows as many as slots, whole batches as `prefetch_factor` says.
+        prefetch_factor: whole batches that each worker makes ahead.
+        piece_ns: how much work a piece of a batch of rows holds, in ns.
 
     Raises:
         UsageError: a value is out of range.
@@ -27,12 +30,14 @@ class LiveSettings:
 
     workers: int
     prefetch: int | None = None
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
     piece_ns: int = PIECE_NS
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
             ("num_workers", self.workers, 0, MAX_SEATS),
             ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
+            ("prefetch_factor", self.prefetch_factor, 1, None),
             ("piece_ns", self.piece_ns, 1, None),
         ):
             whole = isinstance(value, int) and not isinstance(value, bool)

@@ -127,8 +127,6 @@ def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["num_workers"] == 0:  # of which nothing can be said about workers
         return filled
     for name, value in saved.items():
-        if name not in given:
-            continue
         # A loader's own default says as little as None.
         left_out = given[name] is None or (name == "pin_memory" and given[name] is False)
         if value is not None and left_out:

@@ -83,7 +83,7 @@ class Backend:
     def restart_prefetch(self) -> None:
         """Go on from the position: it is not where it was."""
 
-    def apply(self, **changes: Any) -> None:
+    def apply(self, **changes: int | None) -> None:
         """Change what may change while the loader works: fields of `engine.LiveSettings`."""
 
     def release(self) -> object:

@@ -143,12 +143,12 @@ class WorkerBackend(Backend):
             self.feed.restart(self._cursor.ahead())
             self._disturbed = False
 
-    def apply(self, **changes: Any) -> None:
+    def apply(self, **changes: int | None) -> None:
         """Change what may change while the loader works: fields of `LiveSettings`."""
         self.recover()
         self._disturbed = True
         try:
-            self.feed.apply(replace(self.feed.settings, **changes))
+            self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
         except UsageError:  # and nothing has changed
             self._disturbed = False
             raise
