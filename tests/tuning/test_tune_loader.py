@@ -112,6 +112,19 @@ def test_a_budget_that_is_too_short_is_said() -> None:
     assert "time" in phase.reason
 
 
+def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
+    with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
+        expected = [labels.tolist() for _, labels in loader]
+        loader.set_epoch(0)
+        own = OwnLoader(loader)
+        assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
+        assert loader._session.backend.under_way > 0
+        own.next()
+        own.close()
+        assert [labels.tolist() for _, labels in loader] == expected
+        assert loader._session.backend.under_way == 0
+
+
 def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:
     def step(batch: Any) -> None:
         raise ArithmeticError("the step broke")

@@ -14,6 +14,7 @@ from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.plan.pieces import PIECE_NS
+from feedline.plan.planned_cursor import PlannedCursor
 from feedline.system import available_memory_bytes
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
@@ -55,7 +56,9 @@ class OwnLoader:
         self._had = loader.num_workers, loader.adapts
         self._ahead = loader.prefetch, loader.piece_ms, loader.prefetch_factor
         self._state = loader.state_dict()
+        self._was_endless = getattr(loader._session.cursor, "endless", False)
         loader.adapts = False
+        self._set_endless(True)
         self._batches = self._endless()
 
     @property
@@ -127,6 +130,7 @@ class OwnLoader:
         """Leave the loader as it was, where it stood."""
         loader, (workers, adapted) = self._loader, self._had
         self._batches.close()
+        self._set_endless(self._was_endless)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers
@@ -135,6 +139,13 @@ class OwnLoader:
         else:
             loader.prefetch_factor = self._ahead[2]
         loader.adapts = adapted
+
+    def _set_endless(self, endless: bool) -> None:
+        """Let workers go on at the schedule's end, as they do at that of any other epoch."""
+        session = self._loader._session
+        if isinstance(session.cursor, PlannedCursor) and session.cursor.endless != endless:
+            session.cursor.endless = endless
+            session.backend.restart_prefetch()
 
     def _endless(self) -> Generator[Any, None, None]:
         while True:
