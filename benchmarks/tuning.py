@@ -38,7 +38,7 @@ import feedline
 from feedline.tuning.tuned import Tuned
 
 _CREWS = (1, 2, 3, 4, 6, 8)
-_WARM_S, _CELL_S, _TURN_S, _TURNS = 1.5, 3.0, 4.0, 5
+_WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 2.5, 3.0, 5
 _ALIKE = 0.03
 
 
@@ -77,18 +77,22 @@ class Tiny(Dataset[torch.Tensor]):
         return torch.tensor([number])
 
 
+_Build = Callable[..., Any]
+"""Builds a loader of so many workers, None for as many as it begins with, and that prefetch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A training.
 
     Args:
-        build: a loader of so many workers and that prefetch; with `tuned`, as it is to be tuned.
+        build: a loader; of photographs also with pieces of another size.
         step_ms: a step's time.
         prefetch: depths of the grid.
         cores: that the process may use; None for all.
     """
 
-    build: Callable[[int | None, int], Any]
+    build: _Build
     step_ms: float
     prefetch: tuple[int, ...]
     cores: int | None = None
@@ -97,8 +101,8 @@ class Workload:
 def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
     """All, by name."""
 
-    def photographs(root: Path, size: int) -> Callable[[int | None, int], Any]:
-        def build(workers: int | None, prefetch: int) -> Any:
+    def photographs(root: Path, size: int) -> _Build:
+        def build(workers: int | None, prefetch: int, piece_ms: float | None = None) -> Any:
             return feedline.DataLoader(
                 feedline.ImageFolder(root, transform=feedline.TrainCrop()),
                 32,
@@ -107,11 +111,12 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
                 seed=0,
                 num_workers="auto" if workers is None else workers,
                 prefetch=prefetch,
+                piece_ms=piece_ms,
             )
 
         return build
 
-    def samples(dataset: Any, rows: int, **options: Any) -> Callable[[int | None, int], Any]:
+    def samples(dataset: Any, rows: int, **options: Any) -> _Build:
         def build(workers: int | None, prefetch: int) -> Any:
             return feedline.DataLoader(
                 dataset,
@@ -125,7 +130,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
 
         return build
 
-    def torchs(dataset: Any, rows: int) -> Callable[[int | None, int], Any]:
+    def torchs(dataset: Any, rows: int) -> _Build:
         def build(workers: int | None, prefetch: int) -> Any:
             return TorchDataLoader(
                 dataset,
@@ -138,7 +143,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
 
         return build
 
-    rows, whole = (3, 6), (2, 4, 8)
+    rows, whole = (3, 6), (2, 8)
     return {
         "decoding 224 px": Workload(build=photographs(folder, 224), step_ms=5, prefetch=rows),
         "decoding 112 px": Workload(build=photographs(folder, 112), step_ms=25, prefetch=rows),
@@ -194,8 +199,8 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
         os.sched_setaffinity(0, set(list(os.sched_getaffinity(0))[: work.cores]))
     torch.set_num_threads(1)
 
-    def rate(workers: int, prefetch: int, seconds: float) -> float:
-        with _closing(work.build(workers, prefetch)) as loader:
+    def rate(seconds: float, *setting: float | None) -> float:
+        with _closing(work.build(*setting)) as loader:
             training = Training(loader, work.step_ms)
             training.rate(_WARM_S)
             return training.rate(seconds)
@@ -204,18 +209,20 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
         found: Tuned = feedline.tune(loader, step_ms=work.step_ms)
     setting = found.setting
     assert setting is not None, "the budget is long enough"
+    pieces = () if setting.piece_ms is None else (setting.piece_ms,)
+    tuned = (setting.workers, setting.prefetch, *pieces)
     row = Row(name, asdict(setting), found.seconds, found.phases[0].reason)
     begun = time.perf_counter()
     for workers, prefetch in itertools.product(_CREWS, work.prefetch):
-        row.grid[f"{workers} x {prefetch}"] = rate(workers, prefetch, _CELL_S)
+        row.grid[f"{workers} x {prefetch}"] = rate(_CELL_S, workers, prefetch)
     row.grid_s = time.perf_counter() - begun
     row.best = max(row.grid, key=lambda cell: row.grid[cell])
     fast = [cell for cell, found in row.grid.items() if found >= (1 - _ALIKE) * row.grid[row.best]]
     row.needed = min(int(cell.split(" x ")[0]) for cell in fast)
     best = tuple(int(part) for part in row.best.split(" x "))
     for _ in range(_TURNS):
-        own = rate(setting.workers, setting.prefetch, _TURN_S)
-        row.ratios.append(own / rate(best[0], best[1], _TURN_S))
+        own = rate(_TURN_S, *tuned)
+        row.ratios.append(own / rate(_TURN_S, *best))
     return row
 
 
