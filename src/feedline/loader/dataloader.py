@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
+from feedline.device.on_device import BatchTransform, PixelTransform
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
@@ -97,6 +98,13 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
+        pixel_transform: with `device` only: `images = f(images, batch)` changes a batch's images on
+            the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
+            `batch_transform`, the device does it beside the step before, on a stream of its own.
+            `batch` is what was planned: `batch.whole_seed` seeds what is drawn, so that a resumed
+            run draws the same, and `batch.phase` is the schedule's.
+        batch_transform: with `device` only: `images, labels = f(images, labels, batch=batch)`
+            changes a batch on the device behind that, as MixUp does.
         cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
             `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
             dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
@@ -151,6 +159,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
+        pixel_transform: PixelTransform | None = None,
+        batch_transform: BatchTransform | None = None,
         cache: str | os.PathLike[str] | Source | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
@@ -198,6 +208,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
+        self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
         self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.settings = None  # what it said is among the others
