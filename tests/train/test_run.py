@@ -19,6 +19,7 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.train.checkpoint import load_checkpoint
+from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
 from feedline.train.run import run_training
@@ -116,6 +117,74 @@ def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
         assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
 
 
+EVERYTHING = {
+    "schedule": [
+        {"size": 32, "epochs": 1},
+        {"size": 40, "epochs": 1, "batch_size": 6, "lr": 0.5, "label_smoothing": 0.0},
+        {"size": 48, "epochs": 1, "val_size": 32},
+    ],
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "policy": "trivial",
+    "erasing": 0.3,
+    "drop_path": 0.1,
+    "dropout": 0.2,
+    "accumulate": 2,
+    "clip": 1.0,
+    "ema": 0.9,
+    "class_weights": "balanced",
+    "freeze": ("conv1",),
+    "curve": "cosine",
+}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 8])
+def test_a_run_with_everything_goes_on_to_the_same_weights(
+    tiny_set: Path, tmp_path: Path, step: int
+) -> None:
+    whole = Recorder()
+    run(tiny_set, tmp_path / "whole", whole, **EVERYTHING)
+    # 5, 6 and 5 batches, of which two make a step, and the last one of five one by itself.
+    assert whole.steps == list(range(1, 10))
+    stop = Recorder(after=step, do=stop_with(signal.SIGINT))
+    assert run(tiny_set, tmp_path / "out", stop, **EVERYTHING).stopped_by == signal.SIGINT
+    second = Recorder()
+    run(tiny_set, tmp_path / "out", second, resume="auto", **EVERYTHING)
+    assert second.steps == list(range(step + 1, 10))
+    assert_same_training(tmp_path / "out", tmp_path / "whole")
+    for mine, other in zip(second.records, whole.records[-len(second.records) :], strict=True):
+        assert (mine.train_loss, mine.val_loss) == (other.train_loss, other.val_loss)
+
+
+def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[tuple[float, float]] = []
+    real = Learner.set_progress
+
+    def note(learner: Learner, seen: float) -> None:
+        real(learner, seen)
+        rates.append((seen, learner.lr))
+
+    monkeypatch.setattr(Learner, "set_progress", note)
+    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1,32x1@20,48x1@10", curve="linear")
+    seen = [each for each, _ in rates[1:]]  # the first is of the learner's making
+    # 5, 2 and 4 batches: each epoch is a third, whatever its batches are.
+    thirds = [*(k / 5 for k in range(5)), 1.0, 1.5, *(2 + k / 4 for k in range(4))]
+    assert seen == pytest.approx([each / (3 - 1 / 4) for each in thirds])
+    assert seen[-1] == 1.0
+    falling = [rate for share, rate in rates[1:] if share > 0.25]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_a_run_ends_where_nothing_gets_better(tiny_set: Path, tmp_path: Path) -> None:
+    report = Recorder()
+    result = run(tiny_set, tmp_path / "out", report, schedule="32x9", lr=1e-9, patience=2)
+    assert result.stopped_by is None
+    assert len(result.records) == 3
+    assert any("ended after 3 of 9 epochs" in note for note in report.notes)
+
+
 @timm.models.register_model  # type: ignore[untyped-decorator]
 def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """A model whose steps draw random numbers."""
@@ -180,6 +249,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
 from feedline.train.run_folder import occupied
+from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def evaluate(
     """Judge a model; its weights, statistics and mode stay as they are.
 
     Args:
-        learner: whose model is judged, in its own precision.
+        learner: whose model is judged, or the mean of its weights, in its own precision.
         batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the learner's
             device.
         labels_as: the training label of each label in `batches`; None where they are the same.
@@ -62,15 +62,16 @@ def evaluate(
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     hits = torch.zeros(2, dtype=torch.int64, device=device)
     samples = classes = 0
-    training = learner.model.training
-    learner.model.eval()
+    model = learner.judged
+    training = model.training
+    model.eval()
     try:
         with torch.inference_mode():
             for images, labels in batches:
                 if table is not None:
                     labels = table[labels]
                 with autocast(learner):
-                    logits = learner.model(images)
+                    logits = model(images)
                 logits = logits.float()
                 loss_sum += functional.cross_entropy(logits, labels, reduction="sum").double()
                 classes = logits.shape[1]
@@ -81,7 +82,7 @@ def evaluate(
                 if stopped():
                     return None
     finally:
-        learner.model.train(training)
+        model.train(training)
     if not samples:
         return None
     first, any_of_five = hits.tolist()

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from feedline.bench.machine import versions
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
@@ -21,7 +23,7 @@ from feedline.system import rank_and_world
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.journal import Journal, Running
 from feedline.train.learner import Learner
-from feedline.train.model import create_model
+from feedline.train.model import create_model, freeze
 from feedline.train.recipe import Recipe, differences
 from feedline.train.result import Result
 from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
@@ -34,6 +36,7 @@ from feedline.train.runtime import (
 from feedline.train.splits import check_classes, find_splits, label_map
 from feedline.train.stop import StopRequest
 from feedline.train.training import Report, Training
+from feedline.train.transforms import RecipeTransforms
 
 __all__ = ["run_training"]
 
@@ -109,7 +112,17 @@ def run_training(
         )
 
     prepare_process(seed=recipe.seed, device=torch_device)
-    model = create_model(recipe.model, classes=len(train_data.classes), sizes=recipe.sizes)
+    classes = len(train_data.classes)
+    model = create_model(
+        recipe.model,
+        classes=classes,
+        sizes=recipe.sizes,
+        pretrained=recipe.pretrained,
+        dropout=max(phase.dropout or 0.0 for phase in recipe.phases),
+        drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
+    )
+    if frozen := freeze(model, recipe.freeze):
+        report.note(f"{frozen} values of the model stay as they are")
     out = make_run_folder(out, checkpoint=checkpoint, model=recipe.model)
     report.note(
         f"{len(train_data)} images of {len(train_data.classes)} classes"
@@ -120,6 +133,7 @@ def run_training(
     if splits.note:
         report.note(splits.note)
 
+    transforms = RecipeTransforms(recipe, classes)
     make_loader: partial[DataLoader[Any]] = partial(
         DataLoader,
         seed=recipe.seed,
@@ -134,7 +148,9 @@ def run_training(
         make_loader(
             train_data,
             recipe.batch_size,
-            schedule=recipe.schedule,
+            schedule=recipe.loads,
+            pixel_transform=transforms.pixels,
+            batch_transform=transforms.whole,
             # A last batch of a row or two upsets batch normalisation; a set smaller than a batch
             # has no other.
             drop_last=len(train_data) >= recipe.largest_batch,
@@ -142,7 +158,11 @@ def run_training(
         nullcontext()
         if val_data is None
         else make_loader(
-            val_data, recipe.largest_batch, image_size=recipe.val_px, shuffle=False
+            val_data,
+            recipe.largest_batch,
+            image_size=recipe.val_px,
+            max_image_size=max(phase.val_size or 0 for phase in recipe.phases),
+            shuffle=False,
         ) as val_loader,
     ):
         training = Training(
@@ -154,9 +174,9 @@ def run_training(
             learner=Learner(
                 model,
                 recipe,
-                total_steps=loader.total_steps,
                 device=torch_device,
                 precision=precision,
+                class_weights=_class_weights(train_data, recipe),
             ),
             journal=Journal(running=Running.begin(0, torch_device)),
             out=out,
@@ -167,8 +187,8 @@ def run_training(
         if saved is not None:
             training.restore(saved)
             del saved
-            done = f"step {training.learner.step} of {training.learner.total_steps}"
-            over = len(training.journal.records) == recipe.phases.epochs
+            done = f"step {training.learner.step}"
+            over = len(training.journal.records) == recipe.epochs
             report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
         finished = training.fit()
         skipped = [*loader.skipped, *([] if val_loader is None else val_loader.skipped)]
@@ -184,3 +204,11 @@ def run_training(
         machine=machine(torch_device),
         versions=versions("timm"),
     )
+
+
+def _class_weights(data: ImageFolder, recipe: Recipe) -> torch.Tensor | None:
+    """By the inverse of each class's share of the samples, so that their mean over these is 1."""
+    if recipe.class_weights == "none":
+        return None
+    counts = torch.bincount(torch.from_numpy(data.targets), minlength=len(data.classes))
+    return len(data) / (len(data.classes) * counts.clamp(min=1).float())

@@ -113,20 +113,22 @@ class Training:
         Raises:
             FeedlineError: the loss is not finite.
         """
-        learner, journal, epochs = self.learner, self.journal, self.recipe.phases.epochs
-        while len(journal.records) < epochs:
+        learner, journal, epochs = self.learner, self.journal, self.recipe.epochs
+        while len(journal.records) < epochs and not self._has_ended():
             running = journal.running
-            size_px = self.recipe.size_px(running.epoch)
+            phase = self.recipe.phase_at(running.epoch)
+            size_px = phase.size
+            learner.set_phase(phase)
             self.report.begin(
                 epoch=running.epoch + 1,
                 size_px=size_px,
                 done=learner.step,
-                total=learner.total_steps,
+                total=self._total_steps(),
             )
             if self.loader.epoch == running.epoch and not self._run_epoch(size_px):
                 return False
             began = time.monotonic()
-            result = self._validate()
+            result = self._validate(phase.val_size or self.recipe.val_px)
             if self.stop and self.val_loader is not None and result is None:
                 self.save()
                 return False
@@ -143,7 +145,42 @@ class Training:
             self.report.ended(record, epochs=epochs)
             if self.stop and len(journal.records) < epochs:
                 return False
+        if len(journal.records) < epochs:
+            self.report.note(
+                f"ended after {len(journal.records)} of {epochs} epochs: top-1 has not been better "
+                f"for {self.recipe.patience} epochs"
+            )
         return True
+
+    def _has_ended(self) -> bool:
+        """Whether top-1 has not been better for as long as the recipe has patience."""
+        patience, records = self.recipe.patience, self.journal.records
+        tops = [record.val_top1 for record in records if record.val_top1 is not None]
+        if not patience or len(tops) <= patience:
+            return False
+        return max(tops[-patience:]) <= max(tops[:-patience])
+
+    def _parts(self, epoch: int, step: int) -> tuple[int, int]:
+        """Which of the batches a step's is that make one step of the optimizer, and of how many."""
+        steps, most = self.loader.steps_in(epoch), self.recipe.accumulate
+        part = step % most
+        return part, min(most, steps - (step - part))
+
+    def _total_steps(self) -> int:
+        """Of the optimizer, over all epochs."""
+        most, loader = self.recipe.accumulate, self.loader
+        return sum(-(-loader.steps_in(epoch) // most) for epoch in range(self.recipe.epochs))
+
+    def _progress(self, epoch: int, step: int) -> float:
+        """The share of all samples seen before a step, so that the last step's is 1.
+
+        Each epoch has the same samples, so they count by epochs, whatever the batches' sizes are.
+        """
+        last = self.recipe.epochs - 1
+        steps = self.loader.steps_in(last)
+        _, parts = self._parts(last, steps - 1)
+        whole = last + (steps - parts) / steps
+        return (epoch + step / self.loader.steps_in(epoch)) / whole if whole else 0.0
 
     def _run_epoch(self, size_px: int) -> bool:
         """Take the rest of the epoch's steps; False where a stop was asked for and saved."""
@@ -161,12 +198,19 @@ class Training:
             running.split = before + loader.timing.totals() - unsplit
 
         for images, labels in loader:
+            assert loader.batch is not None, "a batch was handed out"
             if first:  # what lies before it, validation or the workers' start, is no part of a step
                 unsplit = loader.timing.totals()
                 arrived = time.monotonic()
                 running.first_wait_s += arrived - began
                 first, began = False, arrived
-            running.add(train_step(learner, images, labels), len(labels))
+            part, parts = self._parts(running.epoch, loader.batch.step)
+            if part == 0:
+                learner.set_progress(self._progress(running.epoch, loader.batch.step))
+            loss = train_step(learner, images, labels, part=part, parts=parts)
+            running.add(loss, len(labels))
+            if part + 1 < parts:  # the gradients under way are in no checkpoint
+                continue
             reading = running.steps % check_every == 0
             self.report.stepped(
                 done=learner.step, loss=self._finite_loss(size_px) if reading else None
@@ -195,10 +239,11 @@ class Training:
             )
         return loss
 
-    def _validate(self) -> Evaluation | None:
+    def _validate(self, size_px: int) -> Evaluation | None:
         """Judge the model; None where it was stopped or there is nothing to validate on."""
         if self.val_loader is None:
             return None
+        self.val_loader.set_image_size(size_px)
         return evaluate(
             self.learner,
             self.val_loader,
@@ -211,7 +256,7 @@ class Training:
         """Write the weights as the best so far."""
         content = {
             "model": self.recipe.model,
-            "weights": self.learner.model.state_dict(),
+            "weights": self.learner.judged.state_dict(),
             "classes": self.dataset["classes"],
             "val_size": self.recipe.val_px,
             "epoch": last.epoch,
