@@ -5,6 +5,7 @@ timm is an extra and takes seconds to import, so it is imported only when a mode
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -89,18 +90,22 @@ def _built(name: str, options: dict[str, Any], *, hub: bool) -> nn.Module:
 
 
 def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
-    """Find out that a model takes all sizes, and leave no trace in its running statistics."""
-    model.eval()
+    """Find out that a model takes all sizes: shapes alone are worked out, on torch's meta device.
+
+    So the largest sizes take no memory, and running statistics stay as they are.
+    """
+    shapes = copy.deepcopy(model).to("meta").eval()
     with torch.no_grad():
         for size in sizes:
             try:
-                model(torch.zeros(1, 3, size, size))
+                shapes(torch.empty(1, 3, size, size, device="meta"))
+            except NotImplementedError:
+                return  # an operation has no shapes to be worked out: the first step tells
             except (RuntimeError, AssertionError, ValueError) as error:
                 raise UsageError(
                     f"model {name!r} does not take images of {size} px ({error}); choose sizes "
                     "that suit it, or a convolutional model, which takes nearly any"
                 ) from error
-    model.train()
 
 
 def freeze(model: nn.Module, beginnings: Sequence[str]) -> int:

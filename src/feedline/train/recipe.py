@@ -183,20 +183,45 @@ class Recipe:
             said["schedule"] = [phase.as_dict() for phase in self.schedule]  # type: ignore[union-attr]
         return said | {"freeze": list(self.freeze)}
 
-    def check_resumable(self, saved: Mapping[str, Any]) -> None:
+    def check_resumable(self, saved: Mapping[str, Any], *, done: int | None = None) -> bool:
         """Make sure that a run of the recipe `saved` may go on under this one.
+
+        Args:
+            saved: the other one's settings.
+            done: its finished epochs, where it stands between two: then another schedule may
+                follow them.
+
+        Returns:
+            whether the schedule is another one.
 
         Raises:
             StateError: they differ; names every setting that does.
         """
         own = self.as_dict()
         mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
+        extended = done is not None and self._follows(saved, done)
+        if extended:
+            del mine["schedule"]
         found = differences(saved, mine, "was", "is")
         if found:
             raise StateError(
                 f"cannot resume: the checkpoint is of another recipe ({found}). Leave these "
                 "settings out, as --resume takes them from the run, or start anew without it"
             )
+        return extended
+
+    def _follows(self, saved: Mapping[str, Any], done: int) -> bool:
+        """Whether the schedule is another one, and its first epochs are those that are done."""
+        if saved.get("schedule") == self.as_dict()["schedule"]:
+            return False
+        names = (field.name for field in fields(Recipe) if field.init)
+        before = Recipe(**{name: saved[name] for name in names if name in saved})
+        same = [
+            (before.phase_at(epoch).size, before.phase_at(epoch).batch_size)
+            == (self.phase_at(epoch).size, self.phase_at(epoch).batch_size)
+            for epoch in range(done)
+        ]
+        return all(same) and self.epochs > done
 
 
 def _as_text(phases: Sequence[TrainPhase]) -> str:

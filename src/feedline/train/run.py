@@ -92,9 +92,14 @@ def run_training(
     precision = choose_precision(recipe.amp, torch_device)
     splits = find_splits(root, val=val)
     checkpoint = find_checkpoint(resume, out=out, model=recipe.model)
+    if resume == "auto" and checkpoint is None:
+        report.note("there is no run to go on from: this one starts anew")
     saved = None if checkpoint is None else load_checkpoint(checkpoint)
+    extended = False
     if saved is not None:
-        recipe.check_resumable(saved["recipe"])
+        journal = saved["journal"]
+        between = None if journal["running"]["steps"] else len(journal["records"])
+        extended = recipe.check_resumable(saved["recipe"], done=between)
 
     train_data = ImageFolder(splits.train, transform=TrainCrop())
     check_classes(splits.train, train_data.classes)
@@ -185,10 +190,12 @@ def run_training(
             report=report,
         )
         if saved is not None:
-            training.restore(saved)
+            training.restore(saved, extended=extended)
             del saved
             done = f"step {training.learner.step}"
-            over = len(training.journal.records) == recipe.epochs
+            over = len(training.journal.records) >= recipe.epochs
+            if extended:
+                done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
             report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
         finished = training.fit()
         skipped = [*loader.skipped, *([] if val_loader is None else val_loader.skipped)]

@@ -97,9 +97,12 @@ class Training:
         }
         save_checkpoint(self.out / CHECKPOINT_NAME, content)
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `save` wrote."""
-        self.loader.load_state_dict(saved["loader"])
+    def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
+        """Go on from what `save` wrote; `extended`: between two epochs, on another schedule."""
+        if extended:
+            self.loader.set_epoch(len(saved["journal"]["records"]))
+        else:
+            self.loader.load_state_dict(saved["loader"])
         self.learner.load_state_dict(saved["learner"])
         self.journal = Journal.from_state(saved["journal"], self.learner.device)
         restore_random_state(saved["random"], self.learner.device)
