@@ -277,7 +277,75 @@ def test_a_run_killed_outright_goes_on_from_its_last_checkpoint_to_the_same_weig
     run(tiny_set, out, second, resume="auto")
     assert second.steps[0] == 7  # after the checkpoint at step 6
     assert_same_training(out, uninterrupted)
-    assert sorted(path.name for path in out.iterdir()) == ["best.pt", "last.pt"]
+    assert sorted(path.name for path in out.iterdir()) == ["before.pt", "best.pt", "last.pt"]
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    stop = Recorder(after=9, do=stop_with(signal.SIGTERM))
+    run(tiny_set, out, stop, checkpoint_every=4)
+    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-500])
+    second = Recorder()
+    run(tiny_set, out, second, resume="auto")
+    assert any("damaged" in note and "before.pt" in note for note in second.notes)
+    assert second.steps[0] == 9
+    assert_same_training(out, uninterrupted)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signal here")
+def test_a_machine_that_is_taken_back_leaves_a_checkpoint(tiny_set: Path, tmp_path: Path) -> None:
+    stop = Recorder(after=3, do=stop_with(signal.SIGUSR1))
+    assert run(tiny_set, tmp_path / "out", stop).stopped_by == signal.SIGUSR1
+    second = Recorder()
+    run(tiny_set, tmp_path / "out", second, resume="auto")
+    assert second.steps[0] == 4
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tiny_training import Recorder
+from feedline.train.recipe import Recipe
+from feedline.train.run import run_training
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+report = Recorder(after=7, do=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
+result = run_training(
+    recipe, report, root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=0
+)
+print(len(result.records), *report.notes, sep="\\n")
+"""
+
+
+def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path: Path) -> None:
+    """From the second epoch on no file may be larger than a page."""
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    out = tmp_path / "out"
+    arguments = [str(Path(__file__).parent), MODEL, str(tiny_set), str(out)]
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("3\n"), "all epochs are done"
+    assert "last.pt cannot be written" in ended.stdout
+    assert "Training goes on" in ended.stdout
+    assert len(load_checkpoint(out)["journal"]["records"]) == 1
+
+
+def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    run(tiny_set, tmp_path / "out", Recorder(), keep=2)
+    names = sorted(path.name for path in (tmp_path / "out").glob("epoch-*"))
+    assert names == ["epoch-0002.pt", "epoch-0003.pt"]
+    second = Recorder()
+    run(tiny_set, tmp_path / "on", second, resume=str(tmp_path / "out" / "epoch-0002.pt"))
+    assert second.steps[0] == 11
 
 
 @pytest.mark.slow

@@ -100,5 +100,5 @@ def as_toml(recipe: Recipe) -> str:
 
 
 def _value(value: Any) -> str:
-    """As TOML has it: text, numbers and lists of text are as in JSON, in plain ASCII."""
-    return msgspec.json.encode(value).decode()
+    """As TOML has it: text, numbers and lists of text are as in JSON, but for one character."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

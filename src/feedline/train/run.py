@@ -20,8 +20,9 @@ from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import rank_and_world
-from feedline.train.checkpoint import load_checkpoint
+from feedline.train.checkpoint import load_or_before
 from feedline.train.journal import Journal, Running
+from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.model import create_model, freeze
 from feedline.train.recipe import Recipe, differences
@@ -53,6 +54,7 @@ def run_training(
     out: Path | None = None,
     resume: str | None = None,
     checkpoint_every: int = 0,
+    keep: int = 0,
 ) -> Result:
     """Train, or go on training.
 
@@ -70,6 +72,7 @@ def run_training(
         out: the run's folder; None takes `runs/MODEL-N`.
         resume: a checkpoint, a run's folder, "auto", or None.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
+        keep: checkpoints of finished epochs that are kept besides the last one.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
@@ -77,8 +80,9 @@ def run_training(
         SampleError: an image cannot be decoded and the recipe says "raise".
         FeedlineError: the loss is not finite.
     """
-    if checkpoint_every < 0:
-        raise UsageError(f"checkpoint_every must be 0 or above, got {checkpoint_every}")
+    for name, value in (("checkpoint_every", checkpoint_every), ("keep", keep)):
+        if value < 0:
+            raise UsageError(f"{name} must be 0 or above, got {value}")
     if isinstance(workers, int) and workers < 0:
         raise UsageError(f"workers must be 'auto' or 0 or above, got {workers}")
     rank, world_size = rank_and_world()
@@ -94,7 +98,7 @@ def run_training(
     checkpoint = find_checkpoint(resume, out=out, model=recipe.model)
     if resume == "auto" and checkpoint is None:
         report.note("there is no run to go on from: this one starts anew")
-    saved = None if checkpoint is None else load_checkpoint(checkpoint)
+    saved = None if checkpoint is None else load_or_before(checkpoint, report.note)
     extended = False
     if saved is not None:
         journal = saved["journal"]
@@ -184,7 +188,7 @@ def run_training(
                 class_weights=_class_weights(train_data, recipe),
             ),
             journal=Journal(running=Running.begin(0, torch_device)),
-            out=out,
+            keeper=Keeper(out=out, most=keep, told=report.note),
             checkpoint_every=checkpoint_every,
             stop=stop,
             report=report,

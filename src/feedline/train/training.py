@@ -14,17 +14,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
-from feedline.train.checkpoint import CHECKPOINT_NAME, WEIGHTS, save_checkpoint
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.journal import EpochRecord, Journal
+from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
-from feedline.train.run_folder import BEST_NAME
 from feedline.train.runtime import random_state, restore_random_state
 from feedline.train.step import train_step
 from feedline.train.stop import StopRequest
@@ -67,7 +65,7 @@ class Training:
         labels_as: the training label of each validation label; None where they are the same.
         learner: the model and what trains it.
         journal: what was achieved so far.
-        out: the run's folder.
+        keeper: writes to the run's folder.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
         stop: true once the run is to end; asked after each step and each validation batch.
         report: told how it goes.
@@ -80,13 +78,17 @@ class Training:
     labels_as: Sequence[int] | None
     learner: Learner
     journal: Journal
-    out: Path
+    keeper: Keeper
     checkpoint_every: int
     stop: StopRequest
     report: Report
 
-    def save(self) -> None:
-        """Write a checkpoint."""
+    def save(self, *, must: bool = False) -> None:
+        """Write a checkpoint; where that cannot be, say so and go on, unless it must be.
+
+        Raises:
+            SaveError: it must be, and cannot.
+        """
         content = {
             "recipe": self.recipe.as_dict(),
             "dataset": self.dataset,
@@ -95,7 +97,8 @@ class Training:
             "journal": self.journal.state_dict(),
             "random": random_state(self.learner.device),
         }
-        save_checkpoint(self.out / CHECKPOINT_NAME, content)
+        between = None if self.journal.running.steps else len(self.journal.records)
+        self.keeper.save(content, epochs=between, must=must)
 
     def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
         """Go on from what `save` wrote; `extended`: between two epochs, on another schedule."""
@@ -133,7 +136,7 @@ class Training:
             began = time.monotonic()
             result = self._validate(phase.val_size or self.recipe.val_px)
             if self.stop and self.val_loader is not None and result is None:
-                self.save()
+                self.save(must=True)
                 return False
             best = journal.best_top1
             record = running.record(
@@ -220,7 +223,7 @@ class Training:
             )
             if self.stop:
                 settle()
-                self.save()
+                self.save(must=True)
                 return False
             if self.checkpoint_every and learner.step % self.checkpoint_every == 0:
                 settle()
@@ -265,4 +268,4 @@ class Training:
             "epoch": last.epoch,
             "top1": last.val_top1,
         }
-        save_checkpoint(self.out / BEST_NAME, content, kind=WEIGHTS)
+        self.keeper.keep_best(content)
