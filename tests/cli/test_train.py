@@ -92,7 +92,6 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
-        (("--schedule", "15000x1"), ("memory", "15000 px")),
         (("--preset", "ffcv"), ("for how many epochs",)),
         (("--epochs", 3), ("epochs is of a preset",)),
         (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),

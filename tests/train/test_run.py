@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -18,12 +19,15 @@ import torch
 from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
+from feedline.report.open_run import facts_at
 from feedline.train.checkpoint import load_checkpoint
+from feedline.train.configuration import read_settings, recipe_of
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
 from feedline.train.run import run_training
 from feedline.train.run_folder import occupied
+from feedline.train.run_settings import RunSettings
 
 MODEL = "test_resnet.r160_in1k"
 RECIPE = Recipe().as_dict()
@@ -37,7 +41,7 @@ def tiny_recipe(**settings: Any) -> Recipe:
 def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
     decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
     place = {"root": root, "out": out, "device": "cpu", "workers": 0, **settings}
-    return run_training(tiny_recipe(**decisive), report, **place)
+    return run_training(tiny_recipe(**decisive), report, RunSettings(**place))
 
 
 def stop_with(signum: int) -> Callable[[], None]:
@@ -117,7 +121,7 @@ def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
         assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
 
 
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "schedule": [
         {"size": 32, "epochs": 1},
         {"size": 40, "epochs": 1, "batch_size": 6, "lr": 0.5, "label_smoothing": 0.0},
@@ -248,15 +252,15 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
-from feedline.train.run_folder import occupied
-from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
 if __name__ == "__main__":
     recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    run_training(recipe, Recorder(after=8, do=kill), root=Path(sys.argv[3]),
-                 out=Path(sys.argv[4]), device="cpu", workers=1, checkpoint_every=3)
+    asked = RunSettings(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=1,
+                        checkpoint_every=3)
+    run_training(recipe, Recorder(after=8, do=kill), asked)
 """
 
 
@@ -277,7 +281,43 @@ def test_a_run_killed_outright_goes_on_from_its_last_checkpoint_to_the_same_weig
     run(tiny_set, out, second, resume="auto")
     assert second.steps[0] == 7  # after the checkpoint at step 6
     assert_same_training(out, uninterrupted)
-    assert sorted(path.name for path in out.iterdir()) == ["before.pt", "best.pt", "last.pt"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("before.pt", "best.pt", "environment.json", "last.pt"),
+        *("metrics.csv", "metrics.jsonl", "recipe.toml", "trace.json"),
+    ]
+
+
+def test_the_folder_tells_of_the_run(uninterrupted: Path) -> None:
+    with (uninterrupted / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    said = (uninterrupted / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert [line["size_px"] for line in lines] == [32, 32, 48]
+    assert float(rows[1]["train_loss"]) == lines[1]["train_loss"]
+    assert recipe_of({}, read_settings(uninterrupted / "recipe.toml")) == tiny_recipe()
+    environment = json.loads((uninterrupted / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert facts_at(uninterrupted).steps > 0
+
+
+def test_warming_and_tensorboard_change_nothing(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    report = Recorder()
+    run(tiny_set, tmp_path / "out", report, warm=True)
+    assert [note for note in report.notes if "warmed in" in note]
+    assert_same_training(tmp_path / "out", uninterrupted)
+
+
+def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("there is no C++ compiler")
+    report = Recorder()
+    result = run(tiny_set, tmp_path / "out", report, compile=True, schedule="32x1,48x1")
+    assert len(result.records) == 2
+    saved = load_checkpoint(tmp_path / "out")["learner"]["model"]
+    assert not any("_orig_mod" in name for name in saved)
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
@@ -310,13 +350,13 @@ sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 report = Recorder(after=7, do=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
 recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
-result = run_training(
-    recipe, report, root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=0
-)
+asked = RunSettings(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=0)
+result = run_training(recipe, report, asked)
 print(len(result.records), *report.notes, sep="\\n")
 """
 

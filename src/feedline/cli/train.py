@@ -168,6 +168,24 @@ def train(
         int,
         _option(_RUN, "Also within epochs; 0 is after epochs only.", metavar="STEPS"),
     ] = 0,
+    keep: Annotated[
+        int, _option(_RUN, "Keep so many checkpoints of epochs besides the last one.")
+    ] = 0,
+    warm: Annotated[
+        bool | None,
+        typer.Option(
+            "--warm/--no-warm",
+            help="Run each shape before the training. [dim]Default: on a GPU.[/dim]",
+            rich_help_panel=_RUN,
+            show_default=False,
+        ),
+    ] = None,
+    cache: Annotated[
+        Path | None, _option(_RUN, "A cache with smaller copies of the images.", metavar="DIR")
+    ] = None,
+    tensorboard: Annotated[
+        bool, _option(_RUN, "Write figures for TensorBoard into the run's folder.")
+    ] = False,
     patience: Annotated[
         int | None, _option(_RUN, "End after so many epochs without a better top-1.")
     ] = None,
@@ -218,6 +236,7 @@ def train(
 
     from feedline.train.configuration import read_settings, recipe_of
     from feedline.train.run_folder import find_checkpoint
+    from feedline.train.run_settings import RunSettings
 
     under = None if config is None else read_settings(config)
     checkpoint = find_checkpoint(resume, out=out, model=model or (under or {}).get("model"))
@@ -226,6 +245,20 @@ def train(
 
         under = (under or {}) | load_checkpoint(checkpoint)["recipe"]
     recipe = recipe_of(given, under)
+    asked = RunSettings(
+        root=folder,
+        val=val,
+        cache=cache,
+        device=device.value,
+        workers=processes,
+        settings=settings,
+        out=out,
+        resume=str(checkpoint) if checkpoint is not None else resume,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        warm=warm,
+        tensorboard=tensorboard,
+    )
 
     from rich.progress import TimeRemainingColumn
 
@@ -234,18 +267,7 @@ def train(
     from feedline.train.run import run_training  # loads torch
 
     with progress_bar(TimeRemainingColumn()) as bar:
-        result = run_training(
-            recipe,
-            TrainProgress(bar),
-            root=folder,
-            val=val,
-            device=device.value,
-            workers=processes,
-            settings=settings,
-            out=out,
-            resume=str(checkpoint) if checkpoint is not None else resume,
-            checkpoint_every=checkpoint_every,
-        )
+        result = run_training(recipe, TrainProgress(bar), asked)
     write_json(json, result.as_dict())
     for path, reason in result.skipped:
         typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")

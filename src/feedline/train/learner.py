@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Learner:
         class_weights: torch.Tensor | None = None,
     ) -> None:
         self.model = model.to(device=device)
-        self.forward: nn.Module = self.model
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.model
         """What a step calls: the model, or what compiles it or reduces its gradients."""
         self.optimizer = create_optimizer(self.model, recipe)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)

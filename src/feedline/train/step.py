@@ -64,7 +64,7 @@ def train_step(
     return loss.detach()
 
 
-def _unreduced(model: nn.Module) -> Any:
+def _unreduced(model: object) -> Any:
     """The gradients of processes are brought together at the last part alone."""
     no_sync: Any = getattr(model, "no_sync", nullcontext)
     return no_sync()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from feedline.train.journal import EpochRecord, Journal
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
+from feedline.train.run_files import RunFiles
 from feedline.train.runtime import random_state, restore_random_state
 from feedline.train.step import train_step
 from feedline.train.stop import StopRequest
@@ -61,11 +62,13 @@ class Training:
         recipe: what is trained.
         dataset: JSON-able facts of the training images: "classes", "images" and "files".
         loader: of the training images; at the same point of the run as `learner` and `journal`.
+        batches: the loader's, watched.
         val_loader: of the validation images, or None.
         labels_as: the training label of each validation label; None where they are the same.
         learner: the model and what trains it.
         journal: what was achieved so far.
         keeper: writes to the run's folder.
+        files: tells of it in the run's folder.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
         stop: true once the run is to end; asked after each step and each validation batch.
         report: told how it goes.
@@ -74,11 +77,13 @@ class Training:
     recipe: Recipe
     dataset: dict[str, Any]
     loader: DataLoader[Any]
+    batches: Iterable[Any]
     val_loader: DataLoader[Any] | None
     labels_as: Sequence[int] | None
     learner: Learner
     journal: Journal
     keeper: Keeper
+    files: RunFiles
     checkpoint_every: int
     stop: StopRequest
     report: Report
@@ -148,6 +153,7 @@ class Training:
             if record.val_top1 is None or best is None or record.val_top1 > best:
                 self._keep_weights(record)
             self.save()
+            self.files.epochs(journal.records)
             self.report.ended(record, epochs=epochs)
             if self.stop and len(journal.records) < epochs:
                 return False
@@ -203,7 +209,7 @@ class Training:
             running.seconds = before_s + time.monotonic() - began
             running.split = before + loader.timing.totals() - unsplit
 
-        for images, labels in loader:
+        for images, labels in self.batches:
             assert loader.batch is not None, "a batch was handed out"
             if first:  # what lies before it, validation or the workers' start, is no part of a step
                 unsplit = loader.timing.totals()
