@@ -246,7 +246,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
     learner = small_learner(classes=classes)
     images, labels = batch(rows, classes, seed=seed % 2**32)
     batches = list(zip(images.split(size), labels.split(size), strict=True))
-    result = evaluate(learner, batches)
+    result = evaluate(learner.model, batches, device=CPU)
     assert result is not None
 
     learner.model.eval()
@@ -266,7 +266,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
 def test_evaluation_leaves_the_model_as_it_was() -> None:
     learner = small_learner()
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    evaluate(learner, [batch(8)])
+    evaluate(learner.model, [batch(8)], device=CPU)
     assert learner.model.training
     for name, value in learner.model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -278,16 +278,16 @@ def test_evaluation_reads_labels_in_the_training_sets_classes() -> None:
     learner.model.eval()
     answers = learner.model(images).argmax(1)
     swapped = torch.tensor([1, 2, 0])[answers]  # label k of the validation set is class k - 1
-    result = evaluate(learner, [(images, swapped)], labels_as=[2, 0, 1])
+    result = evaluate(learner.model, [(images, swapped)], device=CPU, labels_as=[2, 0, 1])
     assert result is not None
     assert result.top1 == 1.0
 
 
 def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> None:
     learner = small_learner()
-    assert evaluate(learner, [batch(4), batch(4)], stopped=lambda: True) is None
+    assert evaluate(learner.model, [batch(4), batch(4)], device=CPU, stopped=lambda: True) is None
     assert learner.model.training
-    assert evaluate(learner, []) is None
+    assert evaluate(learner.model, [], device=CPU) is None
 
 
 def test_a_cpu_computes_in_float32_unless_asked() -> None:
@@ -314,3 +314,17 @@ def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
     loss = train_step(learner, *batch(8))
     assert loss.dtype is torch.float32
     assert math.isfinite(float(loss))
+
+
+def test_who_is_taken_for_whom_is_counted() -> None:
+    class Says(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return functional.one_hot(images[:, 0, 0, 0].long(), 3).float()
+
+    said, truth = torch.tensor([0, 1, 1, 2, 2, 2]), torch.tensor([0, 1, 2, 2, 2, 0])
+    images = said.float().view(-1, 1, 1, 1).expand(6, 3, 2, 2)
+    halves = [(images[:4], truth[:4]), (images[4:], truth[4:])]
+    found = evaluate(Says(), halves, device=CPU, confusion=True)
+    assert found is not None
+    assert found.confusion == [[1, 0, 1], [0, 1, 0], [0, 1, 2]]
+    assert found.top1 == pytest.approx(4 / 6)

@@ -129,11 +129,12 @@ def _tensors(content: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, its tensors on the CPU.
+def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
+    """Read a checkpoint, or a file of another kind, its tensors on the CPU.
 
     Args:
         path: a checkpoint, or a run's folder, whose last one is meant.
+        kind: what the file is to be.
 
     Raises:
         StateError: there is none, it is damaged, or it is something else.
@@ -157,12 +158,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         content = {}
-    kind, version = content.get("kind"), content.get("version")
-    if kind != _CHECKPOINT or version != _VERSION:
+    found, version = content.get("kind"), content.get("version")
+    if found != kind or version != _VERSION:
+        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: "best.pt"}.get(str(found))
         raise StateError(
-            f"{path}: expected a {_CHECKPOINT} of version {_VERSION}, found "
-            f"{kind or 'something else'}{'' if version is None else f' of version {version}'}"
-            + (f"; name the {CHECKPOINT_NAME} beside it" if kind == WEIGHTS else "")
+            f"{path}: expected a {kind} of version {_VERSION}, found "
+            f"{found or 'something else'}{'' if version is None else f' of version {version}'}"
+            + (f"; name the {beside} beside it" if beside and found != kind else "")
         )
     return content
 

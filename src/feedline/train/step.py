@@ -18,10 +18,10 @@ from feedline.train.learner import Learner
 __all__ = ["autocast", "train_step"]
 
 
-def autocast(learner: Learner) -> torch.autocast:
-    """The context in which the learner's model computes."""
-    dtype = None if learner.precision is torch.float32 else learner.precision
-    return torch.autocast(learner.device.type, dtype=dtype, enabled=dtype is not None)
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """The context in which a model computes in a precision; float32 changes nothing."""
+    dtype = None if precision is torch.float32 else precision
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def train_step(
@@ -43,7 +43,7 @@ def train_step(
         learner.optimizer.zero_grad(set_to_none=True)
     last = part + 1 == parts
     with nullcontext() if last else _unreduced(learner.forward):
-        with autocast(learner):
+        with autocast(learner.device, learner.precision):
             logits = learner.forward(images)
             loss = functional.cross_entropy(
                 logits.float(),

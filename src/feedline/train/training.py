@@ -257,8 +257,10 @@ class Training:
             return None
         self.val_loader.set_image_size(size_px)
         return evaluate(
-            self.learner,
+            self.learner.judged,
             self.val_loader,
+            device=self.learner.device,
+            precision=self.learner.precision,
             labels_as=self.labels_as,
             stopped=lambda: bool(self.stop),
             advance=lambda rows: self.report.validating(rows=rows),

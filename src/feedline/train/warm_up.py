@@ -63,7 +63,7 @@ def warm_up(
             images = images.contiguous(memory_format=torch.channels_last)
             targets = torch.zeros(rows, classes, device=device)
             for _ in range(_STEPS):
-                with autocast(learner):
+                with autocast(learner.device, learner.precision):
                     logits = model(images)
                     loss = torch.nn.functional.cross_entropy(logits.float(), targets)
                 loss.backward()
