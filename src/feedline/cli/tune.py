@@ -25,7 +25,17 @@ def tune(
     schedule: Annotated[
         str, typer.Option(help="Phases as SIZExEPOCHS[@BATCH], comma separated.")
     ] = "224x1",
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
+    batch_size: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|N",
+            help="Images in a batch; auto: the most that a GPU holds, with --model.",
+        ),
+    ] = "64",
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="GB of a GPU that is not here, for which auto estimates."),
+    ] = None,
     step_ms: Annotated[
         float | None,
         typer.Option(help="How long a step takes at the largest size, in milliseconds."),
@@ -45,7 +55,7 @@ def tune(
 
     Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40
     """
-    if (step_ms is None) == (model is None):
+    if (step_ms is None) == (model is None) and (batch_size != "auto" or step_ms is None):
         raise UsageError(
             "name either --step-ms, how long a step takes, or --model, of which steps are done; "
             "how many workers keep up depends on it"
@@ -53,6 +63,7 @@ def tune(
 
     from rich.progress import TimeElapsedColumn
 
+    from feedline.cli.batch_sizes import batches
     from feedline.cli.progress import progress_bar
     from feedline.images.crops import TrainCrop
     from feedline.images.folder import ImageFolder
@@ -62,29 +73,47 @@ def tune(
     from feedline.tuning.tune import tune as search
 
     data: Any = ImageFolder(find_splits(folder).train, transform=TrainCrop())
+    asked = batches(
+        batch_size,
+        schedule,
+        model=model,
+        classes=len(data.classes),
+        images=len(data),
+        device=device,
+        gpu_memory=gpu_memory,
+    )
+    rows, schedule = asked.rows, asked.schedule
+    if asked.estimated and step_ms is None:
+        write_json(json, asked.as_dict())
+        complain(
+            "workers were not tuned: steps of a GPU cannot be done here; name --step-ms, how long "
+            "one takes there at the largest size",
+            label="",
+        )
+        raise typer.Exit(_INCONCLUSIVE)
     step, where = None, None
-    if model is not None:
+    if model is not None and step_ms is None:
         from feedline.train.rehearsed import rehearsed_step
 
         step, where = rehearsed_step(
-            model, classes=len(data.classes), schedule=schedule, rows=batch_size, device=device
+            model, classes=len(data.classes), schedule=schedule, rows=rows, device=device
         )
     options: dict[str, Any] = {} if where is None else {"device": where}
     with (
         DataLoader(
-            data, batch_size, schedule=schedule, num_workers="auto", drop_last=True, **options
+            data, rows, schedule=schedule, num_workers="auto", drop_last=True, **options
         ) as loader,
         progress_bar(TimeElapsedColumn()) as bar,
     ):
         task = bar.add_task("with data for free", total=None)
 
         def told(size: int | None, trial: Trial) -> None:
-            rate = batch_size * trial.steps_per_s
+            rate = rows * trial.steps_per_s
             bar.update(task, description=f"{size} px: {trial.workers} workers, {rate:.0f} images/s")
 
         found = search(loader, step, step_ms=step_ms, budget_s=budget, told=told)
     typer.echo(str(found))
-    write_json(json, found.as_dict())
+    write_json(json, {**found.as_dict(), **asked.as_dict()})
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)
