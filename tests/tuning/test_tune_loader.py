@@ -82,6 +82,20 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
     assert "8 px" in str(found)
 
 
+def test_batches_are_as_large_as_the_phase_says() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def step(batch: Any) -> None:
+        seen.add((batch[0].shape[-1], len(batch[0])))
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
+        found = tune(loader, step, budget_s=12)
+        assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
+    assert seen == {(8, 32), (24, 4), (16, 8)}
+    assert [phase.size for phase in found.phases] == [8, 24, 16]
+
+
 def test_what_is_known_at_ctrl_c_is_given() -> None:
     calls = 0
 

@@ -46,12 +46,16 @@ class Rehearsal:
         loader: with workers; its batches are taken, epoch after epoch.
         step: is done with each. It really trains.
         phase: what all trials have in common, for their windows.
+        epoch: of the schedule, which is gone over again and again; None goes on through all.
     """
 
-    def __init__(self, loader: DataLoader[Any], step: Step, phase: object = None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], step: Step, phase: object = None, epoch: int | None = None
+    ) -> None:
         self._loader = loader
         self._step = step
         self._phase = phase
+        self._epoch = epoch
         self._batches = self._endless()
 
     def trial(self, workers: int, *, least_s: float, most_s: float) -> Trial:
@@ -124,6 +128,8 @@ class Rehearsal:
     def _endless(self) -> Generator[Any, None, None]:
         while True:
             empty = True
+            if self._epoch is not None:
+                self._loader.set_epoch(self._epoch)
             for batch in self._loader:
                 empty = False
                 yield batch

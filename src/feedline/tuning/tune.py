@@ -97,10 +97,12 @@ def _phase(
     ceiling, search = None, None
     ended: Ended = "done"
     order: list[Trial] = []
-    rehearsal = Rehearsal(loader, step, size)
+    # In an epoch of the phase batches are as large as the schedule says.
+    epoch = _first_epoch(loader, size)
+    rehearsal = Rehearsal(loader, step, size, epoch)
     try:
         if size is not None:
-            loader.set_image_size(size)
+            loader.set_image_size(size if epoch is None else None)
         ceiling = rehearsal.ceiling(min(_CEILING_S, (until - time.monotonic()) / 8))
         room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
         limits = Limits(cores=usable_cores(), more=room)
@@ -167,6 +169,14 @@ def _sizes(loader: DataLoader[Any]) -> list[int | None]:
     """The sizes of the schedule, or the loader's one."""
     schedule = loader._asked.phases
     return list(dict.fromkeys(phase.size for phase in schedule.phases)) or [None]
+
+
+def _first_epoch(loader: DataLoader[Any], size: int | None) -> int | None:
+    """The first epoch of a schedule that has this size; None where the loader has no schedule."""
+    schedule = loader._asked.schedule
+    if schedule is None:
+        return None
+    return next(k for k in range(schedule.epochs) if schedule.phase_at(k).size == size)
 
 
 def _paced(step_ms: float, size: int | None, largest: int) -> Step:
