@@ -43,7 +43,7 @@ class _InFloat32(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _IN_FLOAT32 and torch.is_autocast_cpu_enabled():
+        if func in _IN_FLOAT32 and _is_on():
             args, kwargs = tree_map(_raised, (args, dict(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
@@ -51,6 +51,12 @@ class _InFloat32(TorchFunctionMode):
 def _raised(value: Any) -> Any:
     lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if lower else value
+
+
+def _is_on() -> bool:
+    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
+        return torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_cpu_enabled()
 
 
 @contextmanager

@@ -182,4 +182,5 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made
+    # A count of steps, which optimizers look at, keeps a value.
+    return made if tensor.ndim else torch.tensor(1, dtype=tensor.dtype)
