@@ -230,6 +230,7 @@ def paragraph(found: dict[str, Any]) -> str:
         one["usable_bytes"] / one["failed_bytes"] for one in bounded if one["model"] not in unsafe
     )
     most = min(one["usable_bytes"] / one["ran_bytes"] for one in published)
+    safe = f"all but {', '.join(unsafe)}" if unsafe else "all"
     rows, size = ON_CPU
     return (
         "*Its error.* On the CPU, where torch's profiler says what the allocator gave out, the "
@@ -237,11 +238,10 @@ def paragraph(found: dict[str, Any]) -> str:
         f"{' and '.join(spans)}: what lacks are buffers within the CPU's kernels. It has not been "
         "measured on a GPU yet. What ran on one was published for timm's models (its benchmark of "
         "training: RTX 3090 of 24 GB, PyTorch 1.12, AMP, channels_last, batches from 512 "
-        f"downwards until one ran). Of {len(bounded)} models whose limit was found in this way the "
-        f"estimate stays below the batch that failed for {len(bounded) - len(unsafe)}"
-        + (f", and not for {', '.join(unsafe)}" if unsafe else "")
-        + f". One factor between {least:.2f} and {most:.2f} from the bytes that are counted to "
-        f"those that were taken explains all {len(published) - len(unsafe)} others; the headroom "
+        f"downwards until one ran). Of {len(bounded)} models whose limit was found in this way "
+        f"the estimate stays below the batch that failed for {safe}. One factor from the bytes "
+        f"that are counted to those that were taken, between {least:.2f} and {most:.2f}, explains "
+        f"{safe} of these and the {len(published) - len(bounded)} for which 512 ran; the headroom "
         "covers it."
     )
 

@@ -84,6 +84,7 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
         (None, 64, {"gpu_memory": 0}, "above 0"),
         (None, 64, {"gpu_memory": float("nan")}, "above 0"),
         (None, 64, {"gpu_memory": True}, "above 0"),
+        (None, 64, {"gpu_memory": "8"}, "above 0"),
         (None, 64, {"gpu_memory": 8, "precision": torch.int8}, "precision"),
         (None, 64, {"gpu_memory": 8, "most": 0}, "most"),
         (None, 64, {"gpu_memory": 8, "step": print}, "step and batch run on a GPU only"),

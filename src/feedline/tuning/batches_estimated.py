@@ -72,7 +72,8 @@ def batches_estimated(
     Raises:
         UsageError: nothing fits, or not what the schedule names; a step cannot be counted.
     """
-    if isinstance(gpu_memory, bool) or not 0 < gpu_memory < math.inf:
+    number = isinstance(gpu_memory, int | float) and not isinstance(gpu_memory, bool)
+    if not number or not 0 < gpu_memory < math.inf:
         raise UsageError(f"gpu_memory must be a number of GB above 0, got {gpu_memory!r}")
     whole, room = usable_bytes(gpu_memory)
     counted: dict[int | None, StepBytes] = {}

@@ -91,6 +91,17 @@ def batches_tried(
             told(size, trial)
         return trial
 
+    try:
+        found = _found(training, schedule, trials, tell, most)
+    finally:
+        memory.clear()
+    return BatchSizes(phases=found, how="trial", where=where, room=trials.room, whole=trials.whole)
+
+
+def _found(
+    training: Training, schedule: Schedule, trials: BatchTrials, tell: Try, most: int
+) -> tuple[PhaseBatch, ...]:
+    """The batches of all phases, each by itself first and then together."""
     known: dict[tuple[int | None, int | None], PhaseBatch] = {}
     for phase in schedule.phases:
         key = phase.size, phase.batch_size
@@ -103,9 +114,7 @@ def batches_tried(
     found = [_with(known[each.size, each.batch_size], each) for each in schedule.phases]
     while (failing := trials.failing([(_size(one.phase), one.rows) for one in found])) is not None:
         found[failing] = _smaller(found[failing], trials, tell)
-    return BatchSizes(
-        phases=tuple(found), how="trial", where=where, room=trials.room, whole=trials.whole
-    )
+    return tuple(found)
 
 
 def _largest(
