@@ -18,10 +18,10 @@ __all__ = ["BoundedMemory"]
 
 
 class _Bounded(LiveBytes):
-    def __init__(self, bound: int, error: Exception | None) -> None:
+    def __init__(self, bound: int, said: str | None) -> None:
         super().__init__("cpu")
         self.bound = bound
-        self.error = error
+        self.said = said
         self.errors = 0
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -30,9 +30,10 @@ class _Bounded(LiveBytes):
         super()._add(tensor)
         if self.now > self.bound:
             self.errors += 1
-            raise self.error or torch.OutOfMemoryError(
-                f"CUDA out of memory: {self.now} bytes of {self.bound}"
-            )
+            # A new one each time: an error holds the frames that it went through.
+            if self.said is not None:
+                raise RuntimeError(self.said)
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.now} bytes of {self.bound}")
 
 
 class BoundedMemory:
@@ -40,11 +41,11 @@ class BoundedMemory:
 
     Args:
         bound: bytes that there are.
-        error: what is raised where they are out, in the place of torch's error.
+        said: where they are out, as a RuntimeError in the place of torch's own.
     """
 
-    def __init__(self, bound: int, error: Exception | None = None) -> None:
-        self.live = _Bounded(bound, error)
+    def __init__(self, bound: int, said: str | None = None) -> None:
+        self.live = _Bounded(bound, said)
 
     @contextmanager
     def here(self, tensors: Iterable[torch.Tensor]) -> Iterator[BoundedMemory]:

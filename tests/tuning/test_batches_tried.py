@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,10 @@ from feedline.errors import UsageError
 from feedline.plan.schedule import Schedule
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
+from feedline.tuning.batch_trials import BatchTrials
 from feedline.tuning.batches_tried import SHARE, Training, batches_tried
-from feedline.tuning.training_step import class_loss
+from feedline.tuning.device_memory import is_out_of_memory
+from feedline.tuning.training_step import class_loss, noise
 from slow import slow
 
 MB = 1 << 20
@@ -144,6 +147,60 @@ def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
         assert memory.live.now == before
 
 
+def test_an_error_that_holds_its_own_frame_is_let_go_with_all_that_was_made() -> None:
+    model = small_model()
+    memory = BoundedMemory(3 * MB)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> None:
+        images, labels = batch
+        try:
+            outputs = model(images)
+            class_loss(outputs, labels).backward()
+        except RuntimeError as error:
+            seen = error
+            raise seen  # noqa: B904
+
+    gc.collect()
+    gc.disable()
+    try:
+        with memory.here([*model.parameters(), *model.buffers()]):
+            before = memory.live.now
+            trials = BatchTrials(
+                model, step, noise(torch.device("cpu")), [optimizer],
+                memory=memory, device=torch.device("cpu"), share=SHARE,
+            )  # fmt: skip
+            assert trials.trial(32, 64).peak is None
+            assert memory.live.now <= before + 1024
+            assert trials.trial(32, 8).fits
+    finally:
+        gc.enable()
+
+
+def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
+    model = small_model().eval()
+    frozen = model[1]  # type: ignore[index]
+    modes: set[tuple[bool, bool]] = set()
+    sizes: list[int] = []
+
+    def step(batch: Any) -> None:
+        modes.add((model.training, frozen.training))
+        sizes.append(batch[0].shape[-1])
+
+    trials = BatchTrials(
+        model, step, noise(torch.device("cpu")), [],
+        memory=BoundedMemory(MB), device=torch.device("cpu"), share=SHARE,
+    )  # fmt: skip
+    assert trials.failing([(8, 2), (16, 2), (24, 2)]) is None
+    assert [size for size, _ in itertools.groupby(sizes)] == [8, 16, 24, 8, 24]
+    assert modes == {(True, True)}
+    modes.clear()
+    model.train()
+    frozen.eval()
+    trials.trial(8, 2)
+    assert modes == {(True, False)}
+
+
 def test_each_phase_of_a_schedule_has_its_own_and_they_run_one_after_another() -> None:
     found = tried(training(small_model()), "32x2,48x1,64x3,32x1", BoundedMemory(6 * MB))
     rows = [phase.rows for phase in found.phases]
@@ -199,18 +256,45 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "CUDA error: out of memory\nCUDA kernel errors might be ...",
-        *slow(
-            "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear ...",
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "GET was unable to find an engine to execute this computation",
-        ),
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear ...",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "GET was unable to find an engine to execute this computation",
     ],
 )
 def test_what_libraries_say_of_memory_counts_as_out_of_memory(said: str) -> None:
-    plain = tried(training(small_model()), "32x1", BoundedMemory(3 * MB))
-    found = tried(training(small_model()), "32x1", BoundedMemory(3 * MB, RuntimeError(said)))
+    memory = BoundedMemory(3 * MB, said + "\nand more lines")
+    with pytest.raises(UsageError) as raised:
+        tried(training(small_model()), "32x1@2000", memory)
+    assert memory.live.errors
+    assert f"({said})" in str(raised.value)
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert not is_out_of_memory(ValueError(said))
+
+
+def test_memory_that_is_out_on_the_way_is_searched_around() -> None:
+    model = small_model()
+    what = training(model, loss=lambda outputs, labels: class_loss(outputs, labels))
+    plain = tried(what, "32x1", BoundedMemory(3 * MB))
+    trials: list[BatchTrial] = []
+
+    def far_off(rows: int, size: int) -> Any:  # begins at 8, with no estimate
+        return noise(torch.device("cpu"))(rows, size)
+
+    memory = Leaping(3 * MB)
+    found = tried(
+        training(model, batch=far_off), "32x1", memory, told=lambda _, one: trials.append(one)
+    )
+    assert memory.live.errors
+    assert any(trial.peak is None for trial in trials)
     assert found.phases[0].rows == plain.phases[0].rows
+
+
+class Leaping(BoundedMemory):
+    """Memory that says too little of small batches, so that what is foreseen is too large."""
+
+    def peak(self) -> int:
+        return super().peak() if super().peak() > 0.8 * self.room() else super().peak() // 4
 
 
 def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:

@@ -119,8 +119,9 @@ class BatchTrials:
                     # Not the error itself, whose traceback holds what the step has made.
                     self.said, failed = str(error).partition("\n")[0], number
                     break
+            if failed is not None:
+                gc.collect()  # errors and the frames that they went through may hold each other
         if failed is not None:
-            gc.collect()  # errors and the frames that they went through hold each other
             self._memory.clear()
         return failed
 
