@@ -6,8 +6,8 @@ A training is a loop whose step takes a given time on no core, as on a GPU. Firs
 fixed number of workers, each for some seconds behind a warm-up; the best of these is what there is
 to reach. Then it begins with one worker, and with four times too many, and `adapts`: a row says
 after how many seconds the crew was changed last, with how many workers, and the rate from 30 s on
-as a share of the best. Fixed crews and those that adapt take turns in one process. Where batches come
-unevenly, fixed crews have the usual number of batches ahead, and the share may be above 1.
+as a share of the best. Fixed crews and those that adapt take turns in one process. Where batches
+come unevenly, fixed crews have the usual number of batches ahead, and the share may be above 1.
 
 The last row is a progressive run of the folder's photographs, whole: `num_workers="auto"` over the
 best fixed crew.
