@@ -95,7 +95,7 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[int], Any], float]]:
 
     def uneven(workers: int) -> Any:
         data = Far(50, slow_in=20)
-        return feedline.DataLoader(data, None, shuffle=True, seed=0, num_workers=workers)
+        return feedline.DataLoader(data, None, shuffle=True, num_workers=workers)
 
     return {
         "photographs at 112 px, a step of 5 ms: bound by decoding": (images(112), 5),
