@@ -35,6 +35,7 @@ def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.
     trials = tuple(trial(workers, rate) for workers, rate in rates.items())
     return TunedPhase(
         size=size,
+        batch_size=32,
         ceiling=ceiling,
         trials=trials,
         best=trials[-1] if trials else None,

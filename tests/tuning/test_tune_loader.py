@@ -86,6 +86,21 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
+def test_batches_are_as_large_as_the_phase_says() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def step(batch: Any) -> None:
+        seen.add((batch[0].shape[-1], len(batch[0])))
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
+        found = tune(loader, step, budget_s=12)
+        assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
+    assert seen == {(8, 32), (24, 4), (16, 8)}
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (24, 4), (16, 8)]
+
+
+@pytest.mark.usefixtures("quick_trials")
 def test_what_is_known_at_ctrl_c_is_given() -> None:
     calls = 0
 
@@ -117,6 +132,7 @@ def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
         expected = [labels.tolist() for _, labels in loader]
         loader.set_epoch(0)
         own = OwnLoader(loader)
+        own.begin(own.phases[0])
         assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
         assert loader._session.backend.under_way > 0
         own.next()

@@ -23,7 +23,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import Failure, Report
 from feedline.engine.patience import CHECK_S, Patience
-from feedline.engine.tasks import Span, Tasks
+from feedline.engine.tasks import PieceTasks, Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
 from feedline.trace.stage_page import Spent, read_pages
@@ -85,6 +85,11 @@ class Feed:
     def depth(self) -> int:
         """How many batches may be under way."""
         return self._tasks.depth(self.settings)
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        return isinstance(self._tasks, PieceTasks)
 
     @property
     def pids(self) -> list[int]:

@@ -138,7 +138,7 @@ class BatchTasks:
     def _usual(self, settings: LiveSettings) -> int:
         # A batch is one worker's: more of them make more batches at a time. Where the user keeps
         # none, those that could be kept are made ahead as well.
-        return settings.prefetch_factor * settings.workers + self._kept
+        return settings.usual + self._kept
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """One."""

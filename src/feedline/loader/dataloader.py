@@ -216,6 +216,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._asked = asked
         self._arguments = given
         self._planned_batches = self.batch_sampler if plan else None
+        self._ahead = 0  # whole batches at least, as was found while the loader worked
         self._agreement = RankAgreement()
         engine = TorchBackend(self) if asked.iterable else None
         self._session = Session(settings_of(self, asked, plan), engine)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from feedline.control.decision import Decision
+from feedline.control.decision import Decision, What
 from feedline.errors import UsageError
 from feedline.loader.adapting import Adapting
 from feedline.loader.check_ahead import (
@@ -28,13 +28,13 @@ from feedline.loader.settings import Asked, prefetch_factor_of
 __all__ = ["LiveControls"]
 
 
-def _setter_of(loader: LiveControls) -> Callable[[int], None]:
-    """What sets a loader's number of workers, and does not keep it alive."""
-    method = weakref.WeakMethod(loader._set_workers)
+def _setter_of(loader: LiveControls) -> Callable[[What, float], None]:
+    """What sets something on a loader, and does not keep it alive."""
+    method = weakref.WeakMethod(loader._set)
 
-    def change(workers: int) -> None:
-        if (set_workers := method()) is not None:
-            set_workers(workers)
+    def change(what: What, value: float) -> None:
+        if (set_now := method()) is not None:
+            set_now(what, value)
 
     return change
 
@@ -42,6 +42,7 @@ def _setter_of(loader: LiveControls) -> Callable[[int], None]:
 class LiveControls:
     """Workers, batches ahead and pieces."""
 
+    _ahead: int
     _asked: Asked
     _arguments: dict[str, Any]
     _session: Session
@@ -66,12 +67,8 @@ class LiveControls:
                 "build a new one"
             )
         if wanted != had:
-            self._set_workers(wanted)
+            self._set("workers", wanted)
         self.adapts = isinstance(workers, str)
-
-    def _set_workers(self, workers: int) -> None:
-        self._session.backend.apply(workers=workers)
-        self.__dict__["num_workers"] = workers
 
     @property
     def prefetch(self) -> int | None:
@@ -130,7 +127,8 @@ class LiveControls:
                 "is asked for. Build the loader with num_workers"
             )
         if not self._asked.iterable:
-            self._session.backend.apply(prefetch_factor=prefetch_factor_of(factor))
+            self._session.backend.apply(prefetch_factor=prefetch_factor_of(factor), ahead=0)
+        self._ahead = 0
         self.__dict__["prefetch_factor"] = self._arguments["prefetch_factor"] = factor
 
     @property
@@ -149,10 +147,23 @@ class LiveControls:
     def piece_ms(self, piece_ms: float | None) -> None:
         if not self._is_built("piece_ms", piece_ms):
             return
-        piece_ns = piece_ns_of(piece_ms)
+        piece_ns_of(piece_ms)
         self._need_rows(f"piece_ms={piece_ms!r}", "A whole batch is one worker's, in one piece")
-        self._session.backend.apply(piece_ns=piece_ns)
-        self.__dict__["piece_ms"] = self._arguments["piece_ms"] = piece_ms
+        self._set("piece_ms", piece_ms)
+        self._arguments["piece_ms"] = piece_ms
+
+    def _set(self, what: What, value: float | None) -> None:
+        """Set what can also be found while the loader works; a copy does not hear of it."""
+        if what == "piece_ms":
+            self._session.backend.apply(piece_ns=piece_ns_of(value))
+            self.__dict__["piece_ms"] = value
+        elif what == "prefetch":
+            self._ahead = int(value or 0)
+            self._session.backend.apply(ahead=self._ahead)
+        else:
+            workers = int(value or 0)
+            self._session.backend.apply(workers=workers)
+            self.__dict__["num_workers"] = workers
 
     def _is_built(self, name: str, value: object) -> bool:
         """Whether the loader can be asked to change; while it is built, only take a value down."""
@@ -171,9 +182,9 @@ class LiveControls:
 
     @property
     def adapts(self) -> bool:
-        """Whether the number of workers follows what is seen of the training.
+        """Whether workers, batches ahead and pieces follow what is seen of the training.
 
-        So it is with `num_workers="auto"`. Set it to False to keep the number as it is, and to True
+        So it is with `num_workers="auto"`. Set it to False to keep all of it as it is, and to True
         to have any loader with workers find its own; batches are the same in any case. What was
         decided, and why, is in `adaptations`, and logged by the logger "feedline" at level INFO.
 
@@ -199,6 +210,6 @@ class LiveControls:
 
     @property
     def adaptations(self) -> list[Decision]:
-        """How the number of workers was changed, each time with its reason; the latest 256."""
+        """What was changed, each time with its reason: `control.Decision`s, the latest 256."""
         adapting = self._session.adapting
         return [] if adapting is None else list(adapting.decisions)

@@ -141,7 +141,8 @@ class Settings:
         max_rows: rows of the largest batch; 0 where that is not known.
         workers: how many processes; 0 for this process.
         prefetch: batches of rows that may be under way; None for as many as there is memory for.
-        prefetch_factor: whole batches that each worker makes ahead.
+        prefetch_factor: whole batches that each worker makes ahead,
+        ahead: and how many all make together at least.
         piece_ns: work in a piece of a batch of rows, in ns.
         start_method: "fork", "forkserver" or "spawn".
         timeout_s: as torch's `timeout`; 0 for the default.
@@ -165,6 +166,7 @@ class Settings:
     workers: int
     prefetch: int | None
     prefetch_factor: int
+    ahead: int
     piece_ns: int
     start_method: str
     timeout_s: float
@@ -197,6 +199,7 @@ def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
         workers=loader.num_workers,
         prefetch=None if loader.prefetch in (None, asked.prefetch) else loader.prefetch,
         prefetch_factor=prefetch_factor_of(loader.prefetch_factor),
+        ahead=loader._ahead,
         piece_ns=piece_ns_of(loader.piece_ms),
         start_method=_start_method(loader, asked.native),
         timeout_s=loader.timeout,

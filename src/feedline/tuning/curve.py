@@ -51,18 +51,16 @@ class _Scale:
     Args:
         crew: the largest number of workers.
         top: the rate at the upper edge, in images a second.
-        rows: images of a batch.
     """
 
     crew: int
     top: float
-    rows: int
 
     def x(self, workers: int) -> float:
         return round(_WIDTH * workers / (self.crew + 0.5), 1)
 
-    def y(self, steps_per_s: float) -> float:
-        return round(_HEIGHT * (1 - self.rows * steps_per_s / self.top), 1)
+    def y(self, images_per_s: float) -> float:
+        return round(_HEIGHT * (1 - images_per_s / self.top), 1)
 
 
 def curve_svg(found: Tuned) -> str:
@@ -74,9 +72,8 @@ def curve_svg(found: Tuned) -> str:
     """
     phases = [phase for phase in found.phases if phase.trials][:_MOST_PHASES]
     crews = sorted({trial.workers for phase in phases for trial in phase.trials}) or [1]
-    rows = found.batch_size or 1
-    fastest = max((rows * rate for phase in phases for rate in _rates(phase)), default=1.0)
-    scale = _Scale(crew=crews[-1], top=_rounded(fastest), rows=rows)
+    fastest = max((rate for phase in phases for rate in _rates(phase)), default=1.0)
+    scale = _Scale(crew=crews[-1], top=_rounded(fastest))
     lines = [_line(phase, scale) for phase in phases]
     said = [
         words
@@ -93,7 +90,7 @@ def curve_svg(found: Tuned) -> str:
             {"y": _HEIGHT * (1 - k / _TICKS), "said": f"{scale.top * k / _TICKS:g}"}
             for k in range(_TICKS + 1)
         ],
-        unit="images/s" if found.batch_size else "steps/s",
+        unit="images/s" if all(phase.batch_size for phase in phases) else "steps/s",
         said=said,
     )
 
@@ -112,29 +109,36 @@ def _line(phase: TunedPhase, scale: _Scale) -> _Line:
     return _Line(
         name=f"{phase.size} px" if phase.size else "all batches",
         points=[_point(trial, phase, scale) for _, trial in sorted(best.items())],
-        ceiling=None if phase.ceiling is None else scale.y(phase.ceiling),
+        ceiling=None if phase.ceiling is None else scale.y(_rows(phase) * phase.ceiling),
     )
 
 
 def _point(trial: Trial, phase: TunedPhase, scale: _Scale) -> _Point:
+    rows = _rows(phase)
     low, high = trial.interval or (trial.steps_per_s, trial.steps_per_s)
     return _Point(
         x=scale.x(trial.workers),
-        y=scale.y(trial.steps_per_s),
-        low=scale.y(low),
-        high=max(0.0, scale.y(high)),
+        y=scale.y(rows * trial.steps_per_s),
+        low=scale.y(rows * low),
+        high=max(0.0, scale.y(rows * high)),
         best=trial is phase.best,
-        said=f"{trial.workers} workers: {scale.rows * trial.steps_per_s:.0f}",
+        said=f"{trial.workers} workers: {rows * trial.steps_per_s:.0f}",
     )
 
 
 def _rates(phase: TunedPhase) -> list[float]:
-    """All that is to be seen of a phase, in steps per second."""
+    """All that is to be seen of a phase, in images per second."""
     ends = [trial.interval or (0.0, trial.steps_per_s) for trial in phase.trials]
     fast = max(trial.steps_per_s for trial in phase.trials)
     # Data for free may be far beyond what any loader does: then it is said, and not drawn.
     free = [phase.ceiling] if phase.ceiling is not None and phase.ceiling < 3 * fast else []
-    return [*(min(high, 1.5 * fast) for _, high in ends), *free]
+    seen = [*(min(high, 1.5 * fast) for _, high in ends), *free]
+    return [_rows(phase) * rate for rate in seen]
+
+
+def _rows(phase: TunedPhase) -> int:
+    """Images of a batch; without a number of them, rates are of steps."""
+    return phase.batch_size or 1
 
 
 def _rounded(value: float) -> float:

@@ -161,15 +161,14 @@ def _with_other(
     with build() as loader:
         tried = OwnLoader(loader)
         largest = max((phase.size or 0 for phase in found.phases), default=0)
-        for phase in found.phases:
+        for planned, phase in zip(tried.phases, found.phases, strict=True):
             left_s = until - time.monotonic()
             if phase.best is None or phase.reached or left_s < _LEAST_S + _START_S:
                 phases.append(phase)
                 continue
             own_step = step or paced(step_ms or 0.0, phase.size, largest)
             rehearsal = Rehearsal(tried, own_step, phase.size)
-            if phase.size is not None:
-                tried.set_size(phase.size)
+            tried.begin(planned)
             rehearsal.warm(warm)
             trial = rehearsal.trial(
                 phase.best.setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s)

@@ -6,6 +6,7 @@ Guarantees: after `close` it has the settings that it had, and stands where it s
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from functools import reduce
 from operator import iadd
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
+from feedline.loader.session import Session
 from feedline.plan.pieces import PIECE_NS
 from feedline.plan.planned_cursor import PlannedCursor
+from feedline.plan.schedule import Phase, Schedule
 from feedline.system import available_memory_bytes
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
@@ -56,15 +59,15 @@ class OwnLoader:
         self._had = loader.num_workers, loader.adapts
         self._ahead = loader.prefetch, loader.piece_ms, loader.prefetch_factor
         self._state = loader.state_dict()
-        self._was_endless = getattr(loader._session.cursor, "endless", False)
+        self._phase: Phase | None = None
         loader.adapts = False
-        self._set_endless(True)
         self._batches = self._endless()
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch."""
-        return self._loader.batch_size
+        """Samples of a batch of the phase."""
+        own = None if self._phase is None else self._phase.batch_size
+        return own or self._loader.batch_size
 
     @property
     def start(self) -> Setting:
@@ -118,9 +121,18 @@ class OwnLoader:
             loader.prefetch_factor = setting.prefetch
         return stale
 
-    def set_size(self, size: int) -> None:
-        """Make all batches from here on of an image size."""
-        self._loader.set_image_size(size)
+    @property
+    def phases(self) -> list[Phase]:
+        """The schedule's, the first of each image size."""
+        found: dict[int | None, Phase] = {}
+        for phase in self._loader._asked.phases.phases:
+            found.setdefault(phase.size, phase)
+        return list(found.values())
+
+    def begin(self, phase: Phase) -> None:
+        """Make all batches from here on of a phase, without end."""
+        self._phase = phase
+        _rehearse(self._loader._session, phase)
 
     def spent(self) -> Spent:
         """What the workers have spent their time on."""
@@ -130,7 +142,7 @@ class OwnLoader:
         """Leave the loader as it was, where it stood."""
         loader, (workers, adapted) = self._loader, self._had
         self._batches.close()
-        self._set_endless(self._was_endless)
+        _rehearse(loader._session, None)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers
@@ -140,13 +152,6 @@ class OwnLoader:
             loader.prefetch_factor = self._ahead[2]
         loader.adapts = adapted
 
-    def _set_endless(self, endless: bool) -> None:
-        """Let workers go on at the schedule's end, as they do at that of any other epoch."""
-        session = self._loader._session
-        if isinstance(session.cursor, PlannedCursor) and session.cursor.endless != endless:
-            session.cursor.endless = endless
-            session.backend.restart_prefetch()
-
     def _endless(self) -> Generator[Any, None, None]:
         while True:
             empty = True
@@ -155,3 +160,17 @@ class OwnLoader:
                 yield batch
             if empty:
                 raise UsageError("the loader gives no batch, so nothing can be tuned")
+
+
+def _rehearse(session: Session, phase: Phase | None) -> None:
+    """Make batches of one phase, without end; None: as planned again, once a state is loaded.
+
+    So workers go on at the end of an epoch, as they do within a schedule that is not over.
+    """
+    cursor, plan = session.cursor, session.settings.plan
+    if isinstance(cursor, PlannedCursor) and plan is not None:
+        cursor.replan(plan if phase is None else replace(plan, schedule=Schedule((phase,))))
+        cursor.endless = phase is not None or session.settings.asked.schedule is None
+        session.backend.restart_prefetch()
+    elif phase is not None and phase.size is not None:
+        session.set_image_size(phase.size)

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from feedline.dataset.torch_workers import TorchWorkers
 from feedline.engine.defaults import auto_workers
 from feedline.errors import UsageError
+from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
@@ -120,8 +121,13 @@ class TorchLoader:
         now = {} if self._pages is None else self._pages.spent()
         return reduce(iadd, now.values(), Spent())
 
-    def set_size(self, size: int) -> None:
-        """Never asked: it has no sizes."""
+    @property
+    def phases(self) -> list[Phase]:
+        """It knows of no sizes."""
+        return [Phase(epochs=1)]
+
+    def begin(self, phase: Phase) -> None:
+        """There is only one."""
 
     def close(self) -> None:
         """End the workers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
@@ -67,8 +68,13 @@ class Tunable(Protocol):
         """What all workers have spent their time on; nothing where that is not known."""
         ...
 
-    def set_size(self, size: int) -> None:
-        """Make all batches from here on of an image size, in pixels."""
+    @property
+    def phases(self) -> list[Phase]:
+        """What is tuned, one for each image size; a single one where there are no sizes."""
+        ...
+
+    def begin(self, phase: Phase) -> None:
+        """Make all batches from here on of a phase, without end."""
         ...
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from feedline.control.limits import Limits
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
+from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rehearsal import Rehearsal, Step
@@ -79,14 +80,15 @@ def tune(
     begun = time.monotonic()
     own = isinstance(loader, DataLoader)
     tried: Tunable = OwnLoader(loader) if isinstance(loader, DataLoader) else TorchLoader(loader)
-    sizes = _sizes(loader)
+    asked = tried.phases
+    largest = max(phase.size or 0 for phase in asked)
     start, phases = tried.start, list[TunedPhase]()
     try:
-        for k, size in enumerate(sizes):
+        for k, phase in enumerate(asked):
             left_s = budget_s - (time.monotonic() - begun)
-            until = time.monotonic() + left_s / (len(sizes) - k)
-            own_step = step or paced(step_ms or 0.0, size, max(one or 0 for one in sizes))
-            phases.append(_phase(tried, own_step, size, until, told, warm))
+            until = time.monotonic() + left_s / (len(asked) - k)
+            own_step = step or paced(step_ms or 0.0, phase.size, largest)
+            phases.append(_phase(tried, own_step, phase, until, told, warm))
             if phases[-1].ended == "interrupted":
                 break
     finally:
@@ -94,7 +96,7 @@ def tune(
     return Tuned(
         phases=tuple(phases),
         seconds=time.monotonic() - begun,
-        batch_size=tried.batch_size,
+        batch_size=loader.batch_size,
         loader="feedline" if own else "torch",
         start=start,
         files=f"taken {warm} batches of each size before" if warm else "as they were",
@@ -114,18 +116,17 @@ def paced(step_ms: float, size: int | None, largest: int) -> Step:
 def _phase(
     tried: Tunable,
     step: Step,
-    size: int | None,
+    phase: Phase,
     until: float,
     told: Told | None,
     warm: int,
 ) -> TunedPhase:
-    """Search at one size."""
+    """Search in one phase."""
     ceiling, search = None, None
     ended: Ended = "done"
-    rehearsal = Rehearsal(tried, step, size)
+    rehearsal = Rehearsal(tried, step, phase.size)
     try:
-        if size is not None:
-            tried.set_size(size)
+        tried.begin(phase)
         rehearsal.warm(warm)
         ceiling = rehearsal.ceiling(min(_CEILING_S, max(0.0, until - time.monotonic()) / 8))
         room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
@@ -139,12 +140,13 @@ def _phase(
             trial = rehearsal.trial(setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s))
             search.add(trial)
             if told is not None:
-                told(size, trial)
+                told(phase.size, trial)
     except KeyboardInterrupt:
         ended = "interrupted"
     known = search is not None and bool(search.trials)
     return TunedPhase(
-        size=size,
+        size=phase.size,
+        batch_size=tried.batch_size,
         ceiling=ceiling,
         trials=tuple(search.trials.values()) if search is not None else (),
         best=search.best if search is not None and known else None,
@@ -181,11 +183,3 @@ def _check(
             f"tune takes a feedline.DataLoader or torch's own, got {type(loader).__name__}; "
             "feedline.DataLoader takes any Dataset and the same arguments as torch's"
         )
-
-
-def _sizes(loader: TorchDataLoader[Any]) -> list[int | None]:
-    """The sizes of the schedule, or the loader's one."""
-    if not isinstance(loader, DataLoader):
-        return [None]
-    schedule = loader._asked.phases
-    return list(dict.fromkeys(phase.size for phase in schedule.phases)) or [None]

@@ -37,6 +37,7 @@ class TunedPhase:
 
     Args:
         size: of the images, in pixels; None where the loader has no sizes.
+        batch_size: samples of a batch in it; None where that varies.
         ceiling: steps per second over batches that are kept, so with data for free.
         trials: in the order in which they were made; empty where no time was left.
         best: the trial of the fewest workers that are as fast as any; None without trials.
@@ -47,6 +48,7 @@ class TunedPhase:
     """
 
     size: int | None
+    batch_size: int | None
     ceiling: float | None
     trials: tuple[Trial, ...]
     best: Trial | None
@@ -82,7 +84,7 @@ class Tuned:
     Args:
         phases: in the order of the schedule.
         seconds: that it took.
-        batch_size: samples of a batch; None where it varies.
+        batch_size: samples of a batch where a phase has no other; None where it varies.
         loader: "feedline" or "torch".
         start: the setting that the search began with.
         files: how the images' files were, as "in the page cache".
@@ -166,10 +168,14 @@ class Tuned:
         for phase in self.phases:
             lines.append(f"{phase.size} px" if phase.size else "all batches")
             if phase.ceiling is not None:
-                lines.append(f"  {'with data for free':<44}{self._rate(phase.ceiling)}")
+                lines.append(
+                    f"  {'with data for free':<44}{_rate(phase.ceiling, phase.batch_size)}"
+                )
             for trial in sorted(phase.trials, key=lambda trial: trial.workers):
-                lines.append(self._line(trial, "<" if trial is phase.best else ""))
-            lines += [self._line(other.trial, f"with {other.name}") for other in phase.others]
+                lines.append(self._line(trial, phase, "<" if trial is phase.best else ""))
+            lines += [
+                self._line(other.trial, phase, f"with {other.name}") for other in phase.others
+            ]
             lines.append(f"  {phase.reason}")
         lines.append(f"files: {self.files}; {self.seconds:.0f} s in all")
         starts = [trial.start_s for phase in self.phases for trial in phase.trials]
@@ -181,18 +187,15 @@ class Tuned:
             )
         return "\n".join([*lines, *(["", self.snippet] if self.snippet else [])])
 
-    def _rate(self, steps_per_s: float) -> str:
-        unit = "images/s" if self.batch_size else "steps/s"
-        return f"{(self.batch_size or 1) * steps_per_s:10.1f} {unit}"
-
-    def _line(self, trial: Trial, mark: str) -> str:
+    def _line(self, trial: Trial, phase: TunedPhase, mark: str) -> str:
         """A trial, in a line of the table."""
-        each = self.batch_size or 1
+        each = phase.batch_size or 1
         between = "too few steps for an interval"
         if trial.interval is not None:
             between = "{:.1f} to {:.1f}".format(*(each * rate for rate in trial.interval))
+        rate = _rate(trial.steps_per_s, phase.batch_size)
         line = (
-            f"  {self._named(trial.setting):<44}{self._rate(trial.steps_per_s)} ({between}), waits "
+            f"  {self._named(trial.setting):<44}{rate} ({between}), waits "
             f"{trial.window.wait_share:4.0%} {mark}"
         )
         return line.rstrip()
@@ -210,9 +213,14 @@ class Tuned:
         return said
 
 
+def _rate(steps_per_s: float, rows: int | None) -> str:
+    return f"{(rows or 1) * steps_per_s:10.1f} {'images/s' if rows else 'steps/s'}"
+
+
 def _phase_dict(phase: TunedPhase) -> dict[str, Any]:
     return {
         "image_size": phase.size,
+        "batch_size": phase.batch_size,
         "num_workers": None if phase.best is None else phase.best.workers,
         "free_batches_per_s": phase.ceiling,
         "step_is_the_limit": phase.reached,

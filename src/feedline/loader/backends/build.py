@@ -158,7 +158,11 @@ def _whole_batches(
 
     slots = GrowingSlots(0)
     tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=crew.shares_memory)
-    live = LiveSettings(workers=settings.workers, prefetch_factor=settings.prefetch_factor)
+    live = LiveSettings(
+        workers=settings.workers,
+        prefetch_factor=settings.prefetch_factor,
+        ahead=settings.ahead,
+    )
     tasks.resize(live)
     feed = Feed(
         tasks,
