@@ -92,6 +92,8 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
+        (("--schedule", "15000x1"), ("images at 15000 px takes about", "are free on cpu")),
+        (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
         (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
         (("--epochs", 3), ("epochs is of a preset",)),
         (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),

@@ -17,6 +17,7 @@ from feedline.bench.machine import versions
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.system import rank_and_world
+from feedline.train.check_memory import check_memory
 from feedline.train.checkpoint import load_or_before
 from feedline.train.data import TrainData
 from feedline.train.journal import Journal, Running
@@ -78,6 +79,7 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
 
     prepare_process(seed=recipe.seed, device=device)
     model = _model(recipe, data, report)
+    check_memory(model, recipe, device=device, precision=precision)
     out = make_run_folder(asked.out, checkpoint=checkpoint, model=recipe.model)
     files = RunFiles(out, report.note)
     report.note(
