@@ -14,6 +14,7 @@ import typer
 from feedline.cli.output import JsonFile, write_json
 from feedline.cli.workers import worker_setting
 from feedline.errors import UsageError
+from feedline.system import rank_and_world
 
 __all__ = ["train"]
 
@@ -268,6 +269,8 @@ def train(
 
     with progress_bar(TimeRemainingColumn()) as bar:
         result = run_training(recipe, TrainProgress(bar), asked)
+    if rank_and_world()[0]:  # rank 0 alone says how it ended
+        raise typer.Exit(0 if result.stopped_by is None else _INTERRUPTED + result.stopped_by)
     write_json(json, result.as_dict())
     for path, reason in result.skipped:
         typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feedline.train.ranks import Ranks
 from feedline.train.step import autocast
 
 __all__ = ["Evaluation", "evaluate"]
@@ -45,6 +46,7 @@ def evaluate(
     device: torch.device,
     precision: torch.dtype = torch.float32,
     confusion: bool = False,
+    ranks: Ranks | None = None,
     labels_as: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     advance: Callable[[int], None] = lambda rows: None,
@@ -57,6 +59,7 @@ def evaluate(
         device: where the model is.
         precision: what it computes in.
         confusion: count which classes are taken for which.
+        ranks: among which the samples are shared; None for this process alone.
         labels_as: the training label of each label in `batches`; None where they are the same.
         stopped: asked after each batch; True ends the work.
         advance: called with the rows of each batch that is done.
@@ -93,6 +96,10 @@ def evaluate(
                     return None
     finally:
         model.train(training)
+    if ranks is not None:
+        counts = ranks.summed(torch.tensor([samples, *hits.tolist()]))
+        samples, hits = int(counts[0]), counts[1:]
+        loss_sum = ranks.summed(loss_sum.cpu())
     if not samples:
         return None
     first, any_of_five = hits.tolist()

@@ -7,7 +7,7 @@ filled in), and reads back equal from `as_dict`. Device, workers and folders are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from feedline.errors import StateError, UsageError
@@ -209,6 +209,33 @@ class Recipe:
                 "settings out, as --resume takes them from the run, or start anew without it"
             )
         return extended
+
+    def for_ranks(self, before: int, now: int) -> Recipe:
+        """The same recipe on another number of processes: batches over all of them stay.
+
+        Raises:
+            StateError: they cannot be divided so.
+        """
+        if before == now:
+            return self
+
+        def share(rows: int) -> int:
+            if rows * before % now:
+                raise StateError(
+                    f"cannot resume on {now} processes: the run had batches of {rows} on each of "
+                    f"{before}, and {rows * before} cannot be divided by {now}"
+                )
+            return rows * before // now
+
+        given = self.schedule
+        phases = of_schedule(given) if isinstance(given, str) else given
+        again = [
+            replace(phase, batch_size=phase.batch_size and share(phase.batch_size))
+            for phase in phases
+            if isinstance(phase, TrainPhase)
+        ]
+        said = self.as_dict() | {"schedule": again, "batch_size": share(self.batch_size)}
+        return Recipe(**said)
 
     def _follows(self, saved: Mapping[str, Any], done: int) -> bool:
         """Whether the schedule is another one, and its first epochs are those that are done."""

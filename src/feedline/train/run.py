@@ -16,7 +16,6 @@ import torch
 from feedline.bench.machine import versions
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.system import rank_and_world
 from feedline.train.check_memory import check_memory
 from feedline.train.checkpoint import load_or_before
 from feedline.train.data import TrainData
@@ -24,14 +23,22 @@ from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.model import create_model, freeze
+from feedline.train.ranks import Ranks, joined
 from feedline.train.recipe import Recipe
+from feedline.train.report import Report, Silent
 from feedline.train.result import Result
 from feedline.train.run_files import RunFiles
 from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
 from feedline.train.run_settings import RunSettings
-from feedline.train.runtime import choose_device, choose_precision, machine, prepare_process
+from feedline.train.runtime import (
+    choose_device,
+    choose_precision,
+    machine,
+    prepare_process,
+    reseed,
+)
 from feedline.train.stop import StopRequest
-from feedline.train.training import Report, Training
+from feedline.train.training import Training
 from feedline.train.transforms import RecipeTransforms
 from feedline.train.warm_up import shapes_of, warm_up
 from feedline.watching.watched import forget, watch
@@ -55,13 +62,12 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         SampleError: an image cannot be decoded and the recipe says "raise".
         FeedlineError: the loss is not finite.
     """
-    rank, world_size = rank_and_world()
-    if world_size > 1:
-        raise UsageError(
-            f"training here uses one process, and this is rank {rank} of {world_size}: each would "
-            "train on its share of the images alone. Start it without torchrun, or unset RANK and "
-            "WORLD_SIZE"
-        )
+    with joined() as ranks:
+        return _trained(recipe, report if ranks.leads else Silent(), asked, ranks)
+
+
+def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -> Result:
+    """A run, or one rank's part of it."""
     device = choose_device(asked.device)
     precision = choose_precision(recipe.amp, device)
     checkpoint = find_checkpoint(asked.resume, out=asked.out, model=recipe.model)
@@ -73,6 +79,7 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         journal = saved["journal"]
         between = None if journal["running"]["steps"] else len(journal["records"])
         extended = recipe.check_resumable(saved["recipe"], done=between)
+        recipe = recipe.for_ranks(saved["ranks"], ranks.world)
     data = TrainData.found(asked.root, asked.val)
     if saved is not None:
         data.check_resumable(saved["dataset"])
@@ -80,7 +87,10 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
     prepare_process(seed=recipe.seed, device=device)
     model = _model(recipe, data, report)
     check_memory(model, recipe, device=device, precision=precision)
-    out = make_run_folder(asked.out, checkpoint=checkpoint, model=recipe.model)
+    out = ranks.from_first(
+        lambda: make_run_folder(asked.out, checkpoint=checkpoint, model=recipe.model)
+    )
+    reseed(recipe.seed, ranks.rank)
     files = RunFiles(out, report.note)
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
@@ -92,7 +102,8 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         report.note(data.note)
 
     with ExitStack() as stack:
-        stack.enter_context(occupied(out))
+        if ranks.leads:
+            stack.enter_context(occupied(out))
         stop = stack.enter_context(StopRequest())
         loader, val_loader = _loaders(recipe, data, asked, device, stack)
         learner = Learner(
@@ -102,8 +113,9 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
             precision=precision,
             class_weights=data.class_weights(recipe),
         )
+        learner.forward = ranks.parallel(learner.model, device)
         if recipe.compile:
-            learner.forward = torch.compile(learner.model)
+            learner.forward = torch.compile(learner.forward)
         training = Training(
             recipe=recipe,
             dataset=data.facts,
@@ -116,6 +128,7 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
             keeper=Keeper(out=out, most=asked.keep, told=report.note),
             files=files,
             checkpoint_every=asked.checkpoint_every,
+            ranks=ranks,
             stop=stop,
             report=report,
         )
@@ -127,7 +140,8 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
                 done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
             over = len(training.journal.records) >= recipe.epochs
             report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
-        files.begin(recipe, {"machine": machine(device), "versions": versions("timm")})
+        if ranks.leads:
+            files.begin(recipe, {"machine": machine(device), "versions": versions("timm")})
         helps = device.type == "cuda" or recipe.compile
         if helps if asked.warm is None else asked.warm:
             _warm_up(learner, recipe, len(data.train.classes), report)
@@ -171,7 +185,7 @@ def _loaders(
         seed=recipe.seed,
         num_workers="auto" if asked.workers is None and asked.settings is None else asked.workers,
         settings=asked.settings,
-        device=device.type,
+        device=str(device),
         on_error=recipe.on_error,
     )
     loader = stack.enter_context(

@@ -12,46 +12,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.journal import EpochRecord, Journal
+from feedline.train.journal import EpochRecord, Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
+from feedline.train.ranks import Ranks
 from feedline.train.recipe import Recipe
+from feedline.train.report import Report
 from feedline.train.run_files import RunFiles
 from feedline.train.runtime import random_state, restore_random_state
 from feedline.train.step import train_step
 from feedline.train.stop import StopRequest
 
-__all__ = ["Report", "Training"]
+__all__ = ["Training"]
 
 # How often the loss is read. On a GPU each reading waits for every queued step, so seldom.
 _CPU_CHECK_STEPS = 1
 _CUDA_CHECK_STEPS = 50
-
-
-class Report(Protocol):
-    """Who is told how a run goes. Called from the training process, between steps."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know."""
-
-    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
-        """An epoch (from 1) begins, or goes on, after `done` of the run's `total` steps."""
-
-    def stepped(self, *, done: int, loss: float | None) -> None:
-        """A step is done; `loss` is the epoch's mean so far, None where it was not read."""
-
-    def validating(self, *, rows: int) -> None:
-        """`rows` more images are validated."""
-
-    def ended(self, record: EpochRecord, *, epochs: int) -> None:
-        """An epoch of `epochs` is finished."""
 
 
 @dataclass(kw_only=True)
@@ -70,6 +55,7 @@ class Training:
         keeper: writes to the run's folder.
         files: tells of it in the run's folder.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
+        ranks: the processes that train; each makes the same calls.
         stop: true once the run is to end; asked after each step and each validation batch.
         report: told how it goes.
     """
@@ -85,6 +71,7 @@ class Training:
     keeper: Keeper
     files: RunFiles
     checkpoint_every: int
+    ranks: Ranks
     stop: StopRequest
     report: Report
 
@@ -94,15 +81,20 @@ class Training:
         Raises:
             SaveError: it must be, and cannot.
         """
+        randoms = self.ranks.gathered(random_state(self.learner.device))
+        journal = Journal(running=self._running_of_all(), records=self.journal.records)
+        if not self.ranks.leads:
+            return
         content = {
             "recipe": self.recipe.as_dict(),
+            "ranks": self.ranks.world,
             "dataset": self.dataset,
             "loader": self.loader.state_dict(),
             "learner": self.learner.state_dict(),
-            "journal": self.journal.state_dict(),
-            "random": random_state(self.learner.device),
+            "journal": journal.state_dict(),
+            "random": randoms,
         }
-        between = None if self.journal.running.steps else len(self.journal.records)
+        between = None if journal.running.steps else len(journal.records)
         self.keeper.save(content, epochs=between, must=must)
 
     def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
@@ -113,7 +105,22 @@ class Training:
             self.loader.load_state_dict(saved["loader"])
         self.learner.load_state_dict(saved["learner"])
         self.journal = Journal.from_state(saved["journal"], self.learner.device)
-        restore_random_state(saved["random"], self.learner.device)
+        if not self.ranks.leads:  # the sums of all are rank 0's
+            self.journal.running.loss_sum.zero_()
+            self.journal.running.samples = 0
+        if self.ranks.rank < len(saved["random"]):
+            restore_random_state(saved["random"][self.ranks.rank], self.learner.device)
+
+    def _running_of_all(self) -> Running:
+        """The epoch under way, with the samples of all ranks."""
+        running = self.journal.running
+        samples = self.ranks.summed(torch.tensor(running.samples))
+        loss_sum = self.ranks.summed(running.loss_sum)
+        return replace(running, samples=int(samples), loss_sum=loss_sum)
+
+    def _stopping(self) -> bool:
+        """Whether a stop was asked for, of any rank: then all stop at the same step."""
+        return self.ranks.any(bool(self.stop))
 
     def fit(self) -> bool:
         """Train until the schedule is done or a stop is asked for.
@@ -140,22 +147,25 @@ class Training:
                 return False
             began = time.monotonic()
             result = self._validate(phase.val_size or self.recipe.val_px)
-            if self.stop and self.val_loader is not None and result is None:
+            stopping = self._stopping()
+            if stopping and self.val_loader is not None and result is None:
                 self.save(must=True)
                 return False
             best = journal.best_top1
-            record = running.record(
+            record = self._running_of_all().record(
                 size_px=size_px, lr=learner.lr, val=result, val_seconds=time.monotonic() - began
             )
             journal.close_epoch(record)
             # First the weights, then the checkpoint that counts their epoch: a crash in between
             # leads back to the validation, and so to the same weights.
-            if record.val_top1 is None or best is None or record.val_top1 > best:
+            better = record.val_top1 is None or best is None or record.val_top1 > best
+            if better and self.ranks.leads:
                 self._keep_weights(record)
             self.save()
-            self.files.epochs(journal.records)
+            if self.ranks.leads:
+                self.files.epochs(journal.records)
             self.report.ended(record, epochs=epochs)
-            if self.stop and len(journal.records) < epochs:
+            if stopping and len(journal.records) < epochs:
                 return False
         if len(journal.records) < epochs:
             self.report.note(
@@ -227,7 +237,7 @@ class Training:
             self.report.stepped(
                 done=learner.step, loss=self._finite_loss(size_px) if reading else None
             )
-            if self.stop:
+            if self._stopping():
                 settle()
                 self.save(must=True)
                 return False
@@ -256,13 +266,15 @@ class Training:
         if self.val_loader is None:
             return None
         self.val_loader.set_image_size(size_px)
+        self.ranks.share_buffers(self.learner.judged)
         return evaluate(
             self.learner.judged,
-            self.val_loader,
+            _without_padding(self.val_loader),
             device=self.learner.device,
             precision=self.learner.precision,
             labels_as=self.labels_as,
-            stopped=lambda: bool(self.stop),
+            ranks=self.ranks,
+            stopped=self._stopping,
             advance=lambda rows: self.report.validating(rows=rows),
         )
 
@@ -277,3 +289,10 @@ class Training:
             "top1": last.val_top1,
         }
         self.keeper.keep_best(content)
+
+
+def _without_padding(loader: DataLoader[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches without the rows that are there for equal shares alone."""
+    for tensors in loader:
+        padding = 0 if loader.batch is None else loader.batch.padding
+        yield tuple(tensor[: len(tensor) - padding] for tensor in tensors)
