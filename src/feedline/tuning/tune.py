@@ -13,8 +13,11 @@ from typing import Any
 from feedline.control.limits import Limits
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import UsageError
+from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.tuning.metered import Metered
+from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
 from feedline.tuning.trial import Trial
@@ -66,15 +69,19 @@ def tune(
     begun, had, adapted = time.monotonic(), loader.num_workers, loader.adapts
     state = loader.state_dict()
     phases: list[TunedPhase] = []
+    rates: list[Rates | None] = []
     ended: Ended = "done"
     loader.adapts = False
     try:
         for k, size in enumerate(sizes):
             left_s = budget_s - (time.monotonic() - begun)
             until = time.monotonic() + left_s / (len(sizes) - k)
-            own = step or _paced(step_ms or 0.0, size, max((one or 0 for one in sizes), default=0))
+            own = Metered(
+                step or _paced(step_ms or 0.0, size, max((one or 0 for one in sizes), default=0))
+            )
             if ended == "done":
                 phases.append(_phase(loader, own, size, until, told))
+                rates.append(rates_of(loader, phases[-1], own.cpu_s))
                 if phases[-1].ended == "interrupted":
                     ended = "interrupted"
     finally:
@@ -83,7 +90,12 @@ def tune(
             loader.num_workers = had
         loader.adapts = adapted
     seconds = time.monotonic() - begun
-    return Tuned(phases=tuple(phases), seconds=seconds, batch_size=loader.batch_size)
+    return Tuned(
+        phases=tuple(phases),
+        seconds=seconds,
+        batch_size=loader.batch_size,
+        rates=tuple(each for each in rates if each is not None),
+    )
 
 
 def _phase(

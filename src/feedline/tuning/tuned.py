@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.forecast.changes import Changes
+from feedline.forecast.rates import Rates
+from feedline.forecast.schedule import Forecast, forecast
+from feedline.forecast.what_if import LevelRates, WhatIf, what_if
+from feedline.plan.schedule import Schedule
 from feedline.tuning.trial import Trial
 
 __all__ = ["Ended", "Tuned", "TunedPhase"]
@@ -66,17 +71,63 @@ class Tuned:
         phases: in the order of the schedule.
         seconds: that it took.
         batch_size: samples of a batch; None where it varies.
+        rates: of the phases that were measured, what else is predicted from.
     """
 
     phases: tuple[TunedPhase, ...]
     seconds: float
     batch_size: int | None
+    rates: tuple[Rates, ...] = ()
 
     @property
     def num_workers(self) -> int | None:
         """The workers that suffice for every phase; None where nothing was measured."""
         known = [phase.best.workers for phase in self.phases if phase.best is not None]
         return max(known, default=None)
+
+    def what_if(self, changes: str | Changes, levels: LevelRates | None = None) -> WhatIf:
+        """Predict each phase with something changed.
+
+        Args:
+            changes: any of workers, cache, cores and gpu: "workers=8,cache=256,cores=16,gpu=2".
+                `cache` is the side of a level in pixels or "none", `gpu` how many times as fast the
+                step computes.
+            levels: rates of a cache's levels, where another one is asked for:
+                `feedline.plan_cache(folder, schedule).measured.rates`.
+
+        Raises:
+            UsageError: changes that are not understood; a level that was not measured; nothing was.
+
+        Example:
+            >>> print(found.what_if("workers=8,gpu=2"))                         # doctest: +SKIP
+        """
+        return what_if(self.rates, changes, levels)
+
+    def forecast(
+        self,
+        schedule: str | Schedule,
+        *,
+        images: int | None = None,
+        workers: int | None = None,
+        levels: LevelRates | None = None,
+    ) -> Forecast:
+        """Predict each phase of a schedule, and its time against one fixed size.
+
+        Args:
+            schedule: the phases, also of sizes that were not tuned: that is said.
+            images: of an epoch; None: times are left out.
+            workers: with which all of it runs; None: those that suffice for every phase.
+            levels: as of `what_if`: one of them may be advised.
+
+        Raises:
+            UsageError: nothing was measured; what was has sizes and the schedule has none, or the
+                reverse.
+
+        Example:
+            >>> print(found.forecast("112x10,224x10", images=1_281_167))        # doctest: +SKIP
+        """
+        crew = workers or self.num_workers
+        return forecast(self.rates, schedule, images=images, workers=crew, levels=levels)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values: rates in batches per second, shares from 0 to 1."""
