@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.output import JsonFile, complain, write_json
+from feedline.cli.what_if import WhatIfs, parsed, predictions
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
@@ -35,15 +36,17 @@ def tune(
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: auto, cpu or cuda.")] = "auto",
     budget: Annotated[float, typer.Option(help="Seconds that it may take.")] = 60.0,
+    what_if: WhatIfs = None,
     json: JsonFile = None,
 ) -> None:
     """Find the fewest workers with which a training is as fast as it can be.
 
     A training is rehearsed at each size of the schedule: first over batches that
     are kept, as if data were for free, then with one crew after another. Workers
-    live from trial to trial. Ctrl-C prints what is known so far.
+    live from trial to trial. Ctrl-C prints what is known so far. From that follows
+    what each phase of the schedule will be, and would be with something changed.
 
-    Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40
+    Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40 --what-if workers=8
     """
     if (step_ms is None) == (model is None):
         raise UsageError(
@@ -62,6 +65,7 @@ def tune(
     from feedline.tuning.tune import tune as search
 
     data: Any = ImageFolder(find_splits(folder).train, transform=TrainCrop())
+    changes = parsed(what_if, data)
     step, where = None, None
     if model is not None:
         from feedline.train.rehearsed import rehearsed_step
@@ -84,7 +88,7 @@ def tune(
 
         found = search(loader, step, step_ms=step_ms, budget_s=budget, told=told)
     typer.echo(str(found))
-    write_json(json, found.as_dict())
+    write_json(json, found.as_dict() | predictions(found, changes, data, schedule))
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)
