@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
+from feedline.cli.what_if import WhatIfs, parsed, predictions
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
@@ -71,6 +72,7 @@ def tune(
         typer.Option(help="warm: some 1000 images, read before; as-is: all of them, as they are."),
     ] = Files.warm,
     budget: Annotated[float, typer.Option(help="Seconds that it may take.")] = 60.0,
+    what_if: WhatIfs = None,
     save: SettingsFile = None,
     svg: SvgFile = None,
     json: JsonFile = None,
@@ -81,7 +83,8 @@ def tune(
     are kept, as if data were for free, then with one setting after another: the
     number of workers, and where batches come unevenly, the depth of prefetch and
     the size of pieces. Workers live from trial to trial. Ctrl-C prints what is
-    known so far.
+    known so far. Of a folder it also says what each phase of the schedule will
+    be, and would be with something changed.
 
     Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40 --save tuned.json
     """
@@ -102,6 +105,7 @@ def tune(
             "--files": files is not Files.warm,
             "--batch-size auto": batch_size == "auto",
             "--gpu-memory": gpu_memory is not None,
+            "--what-if": bool(what_if),
         }
         if useless := [name for name, given in asked.items() if given]:
             raise UsageError(
@@ -122,8 +126,11 @@ def tune(
             decode=decode.value,
             warm=files is Files.warm,
         )
-        if search.batches is not None and search.batches.estimated and step_ms is None:
-            write_json(json, search.batches.as_dict())
+        assert search.folder is not None, "it is over one"
+        images, batches = search.folder
+        changes = parsed(what_if, images)
+        if batches.estimated and step_ms is None:
+            write_json(json, batches.as_dict())
             complain(
                 "workers were not tuned: steps of a GPU cannot be done here; name --step-ms, how "
                 "long one takes there at the largest size",
@@ -152,8 +159,12 @@ def tune(
     if save is not None and found.saved is not None:
         write_text(save, found.saved.as_text())
         typer.echo(f'feedline.DataLoader(..., settings="{save}")')
-    batches = {} if search.batches is None else search.batches.as_dict()
-    write_json(json, {**found.as_dict(), **batches})
+    said = found.as_dict()
+    if search.folder is not None:
+        images, batches = search.folder
+        said |= batches.as_dict()
+        said |= predictions(found, changes, images, batches.schedule)
+    write_json(json, said)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)

@@ -10,6 +10,7 @@ from typing import Any
 
 from feedline.cli.batch_sizes import Batches, batches
 from feedline.errors import UsageError
+from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.stores.cache_layout import is_cache
@@ -28,11 +29,11 @@ class TuneSearch:
 
     Args:
         run: takes the milliseconds of a step, the seconds of the budget, and who is told.
-        batches: how large they are, of a folder; None for what a function gives.
+        folder: its images, and how large batches are; None for what a function gives.
     """
 
     run: Callable[[float | None, float, Told], Tuned]
-    batches: Batches | None = None
+    folder: tuple[ImageFolder, Batches] | None = None
 
 
 def of_folder(
@@ -55,7 +56,7 @@ def of_folder(
     """
     root = folder if is_cache(str(folder)) else find_splits(folder).train
     own_step = model is not None and is_function_name(model)
-    images = ImageFolder(root)
+    images = ImageFolder(root, transform=TrainCrop())
     asked = batches(
         batch_size,
         schedule,
@@ -92,7 +93,7 @@ def of_folder(
         )
         return tune_folder(of, step, step_ms=step_ms, told=told)
 
-    return TuneSearch(run, asked)
+    return TuneSearch(run, (images, asked))
 
 
 def of_function(

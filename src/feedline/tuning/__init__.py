@@ -9,7 +9,10 @@ tune.py           `feedline.tune`: all of it
   trial.py          what one setting gave
   search.py         which setting is tried next, and when that is enough
   tuned.py          what was found, and why the search ended
-  curve.py          the same as a picture
+  table.py          the same as text,
+  curve.py          and as a picture
+  metered.py        a step that notes what it takes of the cores,
+  rates_of.py       and what was measured, for `forecast` to predict from
 folder.py         a folder of images, made in several ways
 user_code.py      a function of the user's, and the loader that it gives
 

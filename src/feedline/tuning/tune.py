@@ -16,10 +16,13 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.control.limits import Limits
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import UsageError
+from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
 from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
+from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
 from feedline.tuning.torch_loader import TorchLoader
@@ -82,13 +85,15 @@ def tune(
     tried: Tunable = OwnLoader(loader) if isinstance(loader, DataLoader) else TorchLoader(loader)
     asked = tried.phases
     largest = max(phase.size or 0 for phase in asked)
-    start, phases = tried.start, list[TunedPhase]()
+    start, phases, rates = tried.start, list[TunedPhase](), list[Rates | None]()
     try:
         for k, phase in enumerate(asked):
             left_s = budget_s - (time.monotonic() - begun)
             until = time.monotonic() + left_s / (len(asked) - k)
-            own_step = step or paced(step_ms or 0.0, phase.size, largest)
-            phases.append(_phase(tried, own_step, phase, until, told, warm))
+            metered = Metered(step or paced(step_ms or 0.0, phase.size, largest))
+            phases.append(_phase(tried, metered, phase, until, told, warm))
+            if isinstance(loader, DataLoader):
+                rates.append(rates_of(loader, phases[-1], metered.cpu_s))
             if phases[-1].ended == "interrupted":
                 break
     finally:
@@ -99,6 +104,7 @@ def tune(
         batch_size=loader.batch_size,
         loader="feedline" if own else "torch",
         start=start,
+        rates=tuple(each for each in rates if each is not None),
         files=f"taken {warm} batches of each size before" if warm else "as they were",
     )
 

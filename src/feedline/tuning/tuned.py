@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.forecast.changes import Changes
+from feedline.forecast.rates import Rates
+from feedline.forecast.schedule import Forecast, forecast
+from feedline.forecast.what_if import LevelRates, WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
+from feedline.plan.schedule import Schedule
 from feedline.tuning.setting import Setting
+from feedline.tuning.table import table
 from feedline.tuning.trial import Trial
 
 __all__ = ["Ended", "Other", "Tuned", "TunedPhase"]
@@ -87,6 +93,7 @@ class Tuned:
         batch_size: samples of a batch where a phase has no other; None where it varies.
         loader: "feedline" or "torch".
         start: the setting that the search began with.
+        rates: of the phases that were measured, what else is predicted from.
         files: how the images' files were, as "in the page cache".
     """
 
@@ -95,6 +102,7 @@ class Tuned:
     batch_size: int | None
     loader: Literal["feedline", "torch"] = "feedline"
     start: Setting
+    rates: tuple[Rates, ...] = ()
     files: str = "as they were"
 
     @property
@@ -150,6 +158,50 @@ class Tuned:
         arguments.pop("persistent_workers", None)  # feedline's workers live on in any case
         return SavedSettings(**arguments) if arguments else None
 
+    def what_if(self, changes: str | Changes, levels: LevelRates | None = None) -> WhatIf:
+        """Predict each phase with something changed.
+
+        Args:
+            changes: any of workers, cache, cores and gpu: "workers=8,cache=256,cores=16,gpu=2".
+                `cache` is the side of a level in pixels or "none", `gpu` how many times as fast the
+                step computes.
+            levels: rates of a cache's levels, where another one is asked for:
+                `feedline.plan_cache(folder, schedule).measured.rates`.
+
+        Raises:
+            UsageError: changes that are not understood; a level that was not measured; nothing was.
+
+        Example:
+            >>> print(found.what_if("workers=8,gpu=2"))                         # doctest: +SKIP
+        """
+        return what_if(self.rates, changes, levels)
+
+    def forecast(
+        self,
+        schedule: str | Schedule,
+        *,
+        images: int | None = None,
+        workers: int | None = None,
+        levels: LevelRates | None = None,
+    ) -> Forecast:
+        """Predict each phase of a schedule, and its time against one fixed size.
+
+        Args:
+            schedule: the phases, also of sizes that were not tuned: that is said.
+            images: of an epoch; None: times are left out.
+            workers: with which all of it runs; None: those that suffice for every phase.
+            levels: as of `what_if`: one of them may be advised.
+
+        Raises:
+            UsageError: nothing was measured; what was has sizes and the schedule has none, or the
+                reverse.
+
+        Example:
+            >>> print(found.forecast("112x10,224x10", images=1_281_167))        # doctest: +SKIP
+        """
+        crew = workers or self.num_workers
+        return forecast(self.rates, schedule, images=images, workers=crew, levels=levels)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values: rates in batches per second, shares from 0 to 1."""
         return {
@@ -164,57 +216,7 @@ class Tuned:
 
     def __str__(self) -> str:
         """A table for each phase, the reasons, and the call to paste."""
-        lines: list[str] = []
-        for phase in self.phases:
-            lines.append(f"{phase.size} px" if phase.size else "all batches")
-            if phase.ceiling is not None:
-                lines.append(
-                    f"  {'with data for free':<44}{_rate(phase.ceiling, phase.batch_size)}"
-                )
-            for trial in sorted(phase.trials, key=lambda trial: trial.workers):
-                lines.append(self._line(trial, phase, "<" if trial is phase.best else ""))
-            lines += [
-                self._line(other.trial, phase, f"with {other.name}") for other in phase.others
-            ]
-            lines.append(f"  {phase.reason}")
-        lines.append(f"files: {self.files}; {self.seconds:.0f} s in all")
-        starts = [trial.start_s for phase in self.phases for trial in phase.trials]
-        known = [start_s for start_s in starts if start_s is not None]
-        if known:
-            lines.append(
-                f"workers took {max(known):.1f} s to start, which persistent_workers=True saves at "
-                "each epoch"
-            )
-        return "\n".join([*lines, *(["", self.snippet] if self.snippet else [])])
-
-    def _line(self, trial: Trial, phase: TunedPhase, mark: str) -> str:
-        """A trial, in a line of the table."""
-        each = phase.batch_size or 1
-        between = "too few steps for an interval"
-        if trial.interval is not None:
-            between = "{:.1f} to {:.1f}".format(*(each * rate for rate in trial.interval))
-        rate = _rate(trial.steps_per_s, phase.batch_size)
-        line = (
-            f"  {self._named(trial.setting):<44}{rate} ({between}), waits "
-            f"{trial.window.wait_share:4.0%} {mark}"
-        )
-        return line.rstrip()
-
-    def _named(self, setting: Setting) -> str:
-        """A setting, by what it has that the first one had not."""
-        said = f"{setting.workers:4} worker{'s' * (setting.workers > 1)}"
-        if setting.prefetch != self.start.prefetch:
-            each = "prefetch_factor" if setting.piece_ms is None else "prefetch"
-            said += f", {each} {setting.prefetch}"
-        if setting.piece_ms != self.start.piece_ms:
-            said += f", pieces of {setting.piece_ms:g} ms"
-        if setting.pin != self.start.pin:
-            said += ", pinned" if setting.pin else ", not pinned"
-        return said
-
-
-def _rate(steps_per_s: float, rows: int | None) -> str:
-    return f"{(rows or 1) * steps_per_s:10.1f} {'images/s' if rows else 'steps/s'}"
+        return table(self)
 
 
 def _phase_dict(phase: TunedPhase) -> dict[str, Any]:
