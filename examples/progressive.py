@@ -30,7 +30,7 @@ def main(root: str, schedule: str = "112x10,160x10,224x10", batch_size: int = 64
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                if optimizer._step_count < loader.total_steps:
+                if rate.last_epoch + 1 < loader.total_steps:
                     rate.step()
             print(f"epoch {epoch + 1} at {images.shape[-1]} px: loss {loss.item():.3f}")
         loader.why()  # what held the training back, and what to do about it

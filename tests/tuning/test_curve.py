@@ -11,7 +11,8 @@ from feedline.control.window import Window
 from feedline.tuning.curve import curve_svg
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import Tuned, TunedPhase
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import TunedPhase
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

@@ -19,7 +19,7 @@ from feedline.tuning.metered import Metered
 from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal
 from feedline.tuning.tune import tune
-from feedline.tuning.tuned import TunedPhase
+from feedline.tuning.tuned_phase import TunedPhase
 
 
 class Far(Dataset[torch.Tensor]):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from feedline.report.page import template
 from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import Tuned, TunedPhase
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import TunedPhase
 
 __all__ = ["curve_svg"]
 

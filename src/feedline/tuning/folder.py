@@ -24,7 +24,8 @@ from feedline.system import available_memory_bytes
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.tune import Told, paced, tune
-from feedline.tuning.tuned import Other, Tuned, TunedPhase
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import Other, TunedPhase
 
 __all__ = ["FolderTuning", "tune_folder"]
 

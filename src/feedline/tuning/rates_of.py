@@ -14,7 +14,7 @@ from feedline.loader.levels import level_read
 from feedline.system import usable_cores
 from feedline.trace.run import Pass
 from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import TunedPhase
+from feedline.tuning.tuned_phase import TunedPhase
 
 __all__ = ["rates_of"]
 

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
-
-if TYPE_CHECKING:
-    from feedline.tuning.tuned import Tuned, TunedPhase
+from feedline.tuning.tuned_phase import TunedPhase
 
 __all__ = ["table"]
 
 
-def table(found: Tuned) -> str:
-    """All lines of it."""
+def table(
+    phases: Sequence[TunedPhase], start: Setting, files: str, seconds: float, snippet: str
+) -> str:
+    """All lines of it; arguments are as those of `tuned.Tuned`."""
     lines: list[str] = []
-    for phase in found.phases:
+    for phase in phases:
         lines.append(f"{phase.size} px" if phase.size else "all batches")
         if phase.ceiling is not None:
             free = _rate(phase.ceiling, phase.batch_size)
             lines.append(f"  {'with data for free':<44}{free}")
         for trial in sorted(phase.trials, key=lambda trial: trial.workers):
             mark = "<" if trial is phase.best else ""
-            lines.append(_line(trial, found.start, phase, mark))
+            lines.append(_line(trial, start, phase, mark))
         for other in phase.others:
-            lines.append(_line(other.trial, found.start, phase, f"with {other.name}"))
+            lines.append(_line(other.trial, start, phase, f"with {other.name}"))
         lines.append(f"  {phase.reason}")
-    lines.append(f"files: {found.files}; {found.seconds:.0f} s in all")
-    starts = [trial.start_s for phase in found.phases for trial in phase.trials]
+    lines.append(f"files: {files}; {seconds:.0f} s in all")
+    starts = [trial.start_s for phase in phases for trial in phase.trials]
     known = [start_s for start_s in starts if start_s is not None]
     if known:
         lines.append(
             f"workers took {max(known):.1f} s to start, which persistent_workers=True saves at "
             "each epoch"
         )
-    return "\n".join([*lines, *(["", found.snippet] if found.snippet else [])])
+    return "\n".join([*lines, *(["", snippet] if snippet else [])])
 
 
 def _line(trial: Trial, start: Setting, phase: TunedPhase, mark: str) -> str:

@@ -28,7 +28,8 @@ from feedline.tuning.search import Search
 from feedline.tuning.torch_loader import TorchLoader
 from feedline.tuning.trial import Trial
 from feedline.tuning.tunable import Tunable
-from feedline.tuning.tuned import Ended, Tuned, TunedPhase
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import Ended, TunedPhase
 
 __all__ = ["Told", "paced", "tune"]
 
