@@ -94,6 +94,8 @@ def test_batches_are_as_large_as_the_phase_says() -> None:
         assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
     assert seen == {(8, 32), (24, 4), (16, 8)}
     assert [phase.size for phase in found.phases] == [8, 24, 16]
+    assert found.batch_size is None
+    assert "steps/s" in str(found)
 
 
 def test_what_is_known_at_ctrl_c_is_given() -> None:

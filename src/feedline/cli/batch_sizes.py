@@ -34,6 +34,13 @@ class Batches:
         """Whether they are for a GPU that is not here."""
         return self.found is not None and self.found.how == "estimate"
 
+    def at(self, size: int | None) -> int:
+        """Images of a batch at a size."""
+        from feedline.plan.schedule import Schedule
+
+        phases = Schedule.parse(self.schedule).phases
+        return next((each.batch_size for each in phases if each.size == size), None) or self.rows
+
     def as_dict(self) -> dict[str, Any]:
         """What was found, as plain values; empty where nothing was sought."""
         return {} if self.found is None else {"batch_sizes": self.found.as_dict()}

@@ -51,7 +51,8 @@ def tune(
 
     A training is rehearsed at each size of the schedule: first over batches that
     are kept, as if data were for free, then with one crew after another. Workers
-    live from trial to trial. Ctrl-C prints what is known so far.
+    live from trial to trial. Ctrl-C prints what is known so far. With --batch-size
+    auto the largest batch that a GPU's memory holds is found before, for each size.
 
     Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40
     """
@@ -108,7 +109,7 @@ def tune(
         task = bar.add_task("with data for free", total=None)
 
         def told(size: int | None, trial: Trial) -> None:
-            rate = rows * trial.steps_per_s
+            rate = asked.at(size) * trial.steps_per_s
             bar.update(task, description=f"{size} px: {trial.workers} workers, {rate:.0f} images/s")
 
         found = search(loader, step, step_ms=step_ms, budget_s=budget, told=told)

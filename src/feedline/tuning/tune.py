@@ -83,7 +83,12 @@ def tune(
             loader.num_workers = had
         loader.adapts = adapted
     seconds = time.monotonic() - begun
-    return Tuned(phases=tuple(phases), seconds=seconds, batch_size=loader.batch_size)
+    rows = {phase.batch_size or loader.batch_size for phase in loader._asked.phases.phases}
+    return Tuned(
+        phases=tuple(phases),
+        seconds=seconds,
+        batch_size=rows.pop() if len(rows) == 1 else None,
+    )
 
 
 def _phase(
