@@ -6,7 +6,8 @@ A training is a loop whose step takes a given time on no core, as on a GPU. Firs
 fixed number of workers, each for some seconds behind a warm-up; the best of these is what there is
 to reach. Then it begins with one worker, and with four times too many, and `adapts`: a row says
 after how many seconds the crew was changed last, with how many workers, and the rate from 30 s on
-as a share of the best. Fixed crews and those that adapt take turns in one process.
+as a share of the best. Fixed crews and those that adapt take turns in one process. Where batches
+come unevenly, fixed crews have the usual number of batches ahead, and the share may be above 1.
 
 The last row is a progressive run of the folder's photographs, whole: `num_workers="auto"` over the
 best fixed crew.
@@ -35,16 +36,22 @@ _WARM_S, _FIXED_S, _LEARN_S, _JUDGED_S = 2.0, 6.0, 30.0, 10.0
 
 
 class Far(Dataset[torch.Tensor]):
-    """Samples of a server: each is waited for."""
+    """Samples of a server: each is waited for.
 
-    def __init__(self, ms: float) -> None:
-        self.ms = ms
+    Args:
+        ms: for how long.
+        slow_in: of how many one, in no order, takes ten times as long; 0 for none.
+    """
+
+    def __init__(self, ms: float, slow_in: int = 0) -> None:
+        self.ms, self.slow_in = ms, slow_in
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        time.sleep(self.ms / 1000)
+        slow = self.slow_in and number % self.slow_in == 0
+        time.sleep(self.ms * (10 if slow else 1) / 1000)
         return torch.zeros(3, 64, 64, dtype=torch.uint8)
 
 
@@ -86,11 +93,16 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[int], Any], float]]:
             Far(ms), 8, shuffle=True, seed=0, num_workers=workers
         )
 
+    def uneven(workers: int) -> Any:
+        data = Far(50, slow_in=20)
+        return feedline.DataLoader(data, None, shuffle=True, num_workers=workers)
+
     return {
         "photographs at 112 px, a step of 5 ms: bound by decoding": (images(112), 5),
         "photographs at 112 px, a step of 30 ms": (images(112), 30),
         "photographs at 224 px, a step of 100 ms: bound by the step": (images(224), 100),
         "samples of a server, a step of 20 ms": (far(10), 20),
+        "whole batches, one in twenty for ten times as long, a step of 40 ms": (uneven, 40),
         "samples of a slow server, a step of 100 ms": (far(30), 100),
     }
 
@@ -138,6 +150,7 @@ def measured(name: str, build: Callable[[int], Any], step_ms: float) -> Row:
                 if loader.num_workers != crew:
                     crew, changed = loader.num_workers, time.perf_counter() - begun
             share = training.rate(_JUDGED_S) / row.rate
+            print(*(f"      from {start}: {each}" for each in loader.adaptations), sep="\n")
             row.started[start] = changed, loader.num_workers, share
     return row
 

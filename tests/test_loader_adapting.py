@@ -6,7 +6,7 @@ import itertools
 import logging
 import pickle
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.control.decision import Decision
+from feedline.control.decision import Decision, What
 from feedline.control.window import Window
 from feedline.errors import UsageError
 from feedline.loader import adapting
@@ -26,14 +26,14 @@ _MOST = 5000  # batches: far more than any of these tests needs
 class Numbers(Dataset[torch.Tensor]):
     """Each sample is waited for, as if it came from a server."""
 
-    def __init__(self, length: int, seconds: float = 0.0) -> None:
+    def __init__(self, length: int, seconds: float | Callable[[int], float] = 0.0) -> None:
         self.length, self.seconds = length, seconds
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        time.sleep(self.seconds)
+        time.sleep(self.seconds(number) if callable(self.seconds) else self.seconds)
         return torch.tensor([number])
 
 
@@ -42,21 +42,27 @@ class Sevens(IterableDataset[int]):
         return iter([7] * 9)
 
 
+Change = int | tuple[What, float]
+"""A number of workers, or what is changed and its value."""
+
+
 class Script:
     """Decides as written, a look after the other; keeps what it was told."""
 
-    def __init__(self, *crews: int) -> None:
-        self._crews = iter(crews)
+    def __init__(self, *changes: Change) -> None:
+        self._changes = iter(changes)
         self.limits: Any = None
         self.windows: list[Window] = []
         self.prepared: list[tuple[Hashable, float, float]] = []
 
     def observe(self, window: Window) -> Decision | None:
         self.windows.append(window)
-        workers = next(self._crews, None)
-        if workers is None:
+        change = next(self._changes, None)
+        if change is None:
             return None
-        return Decision(kind="grow", workers=workers, before=window.workers, reason="as written")
+        what, after = change if isinstance(change, tuple) else ("workers", change)
+        before = getattr(window, what)
+        return Decision(kind="grow", what=what, before=before, after=after, reason="as written")
 
     def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
         self.prepared.append((phase, step_ratio, work_ratio))
@@ -75,8 +81,8 @@ def images(rows: int = 256) -> ImageArray:
     return ImageArray(pixels, np.arange(rows) % 10, transform=TrainCrop())
 
 
-def scripted(loader: DataLoader[Any], *crews: int) -> Script:
-    script = Script(*crews)
+def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
+    script = Script(*changes)
     loader.adapts = True
     loader._session.adapting._controller = script  # type: ignore[assignment, union-attr]
     return script
@@ -123,12 +129,98 @@ def test_batches_are_the_same_whatever_is_decided(kind: str) -> None:
     with DataLoader(data, 8, num_workers=1, **options) as loader:
         script = scripted(loader, 3, 1, 2, 4, 1)
         found = list(read(loader, 3))
-        assert [decision.workers for decision in loader.adaptations] == [3, 1, 2, 4, 1]
+        assert [decision.after for decision in loader.adaptations] == [3, 1, 2, 4, 1]
         assert loader.num_workers == 1
         assert all(window.steps >= 2 for window in script.windows)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
+
+
+EVEN: dict[str, list[Change]] = {
+    "rows": [("piece_ms", 2.0), 2, ("piece_ms", 50.0), ("piece_ms", 7.5)],
+    "batches": [("prefetch", 12), 2, ("prefetch", 2), ("prefetch", 30)],
+}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", EVEN)
+def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
+    data: Any = images(1024) if kind == "rows" else Numbers(1024)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3}
+    options |= {"image_size": 16} if kind == "rows" else {}
+    with DataLoader(data, 8, **options) as still:
+        expected = list(itertools.chain(*(still for _ in range(2))))
+    with DataLoader(data, 8, num_workers=1, **options) as loader:
+        script = scripted(loader, *EVEN[kind])
+        found = list(read(loader, 2))
+        what, value = EVEN[kind][-1]  # type: ignore[misc]
+        assert [decision.what for decision in loader.adaptations] == [what, "workers", what, what]
+        live = loader._session.backend.live
+        assert live is not None
+        seen = [(window.workers, getattr(window, what)) for window in script.windows]
+        if kind == "rows":
+            assert (loader.piece_ms, live.piece_ns) == (value, 7_500_000)
+            assert list(dict.fromkeys(seen)) == [(1, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
+            assert script.limits.for_each == 0
+        else:
+            assert live.usual == value
+            assert list(dict.fromkeys(seen)) == [(1, 2), (1, 12), (2, 12), (2, 4), (2, 30)]
+            assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
+        assert any(window.tasks for window in script.windows)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
+
+
+@pytest.mark.usefixtures("often")
+def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
+    with DataLoader(Numbers(256), 8, num_workers=1) as loader:
+        scripted(loader, ("prefetch", 12))
+        assert sum(1 for _ in read(loader)) == 32
+        assert not loader.worker_pids  # they ended with the epoch
+        batches = iter(loader)
+        next(batches)
+        assert loader._session.backend.live.usual == 12  # type: ignore[union-attr]
+        assert pickle.loads(pickle.dumps(loader))._ahead == 0
+        loader.prefetch_factor = 3
+        assert loader._session.backend.live.usual == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", EVEN)
+def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
+    data: Any = images() if kind == "rows" else Numbers(256)
+    size = {"image_size": 16} if kind == "rows" else {}
+    with DataLoader(data, 8, num_workers=1, **size) as loader:
+        scripted(loader, *EVEN[kind])
+        loader.adapts = False
+        assert sum(1 for _ in read(loader)) == 32
+        assert loader.adaptations == []
+        assert (loader.piece_ms, loader._ahead) == (None, 0)
+
+
+def test_a_depth_is_found_for_batches_that_come_unevenly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of which one in ten takes ten times as long, with workers that are enough for the mean."""
+    monkeypatch.setattr(adapting, "_LEAST_NS", 50_000_000)
+    monkeypatch.setattr(adapting, "usable_cores", lambda: 8)
+    data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
+    with DataLoader(data, None, num_workers=2, seed=1) as loader:
+        loader.adapts = True
+        with caplog.at_level(logging.INFO, "feedline"):
+            for _ in loader:
+                time.sleep(0.012)  # the step's own
+                found = [each for each in loader.adaptations if each.what == "prefetch"]
+                if found:
+                    break
+        assert found[0].kind == "even"
+        assert found[0].before == 2 * loader.num_workers
+        # Of eight workers, or of 32 where it is known already that they mostly sleep.
+        assert loader._ahead == found[0].after
+        assert found[0].after in {16, 64}
+    assert f"adapting: {found[0]}" in caplog.text
 
 
 @pytest.mark.usefixtures("often")
@@ -176,7 +268,7 @@ def test_what_fails_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "feedline"):
             assert sum(1 for _ in read(loader)) == 32
         assert not loader.adapts
-    assert "num_workers stays as it is from here on" in caplog.text
+    assert "num_workers, and all else, stays as it is from here on" in caplog.text
 
 
 def test_auto_adapts_and_a_number_does_not() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from command_line import Command, Ended
 
+from feedline.loader.saved_settings import SavedSettings
+
 MODEL = "test_resnet.r160_in1k"
 QUICK = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, "--workers", 0)
 QUICK = (*QUICK, "--device", "cpu")
@@ -75,6 +77,17 @@ def test_a_setting_that_cannot_be_used_is_refused(
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", *arguments)
     assert_refused(ended, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_come_from_a_file(feedline: Command, tiny_set: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "tuned.json"
+    settings.write_text("{}")
+    quick = [each for each in QUICK if each not in ("--workers", 0)]
+    arguments = ("train", tiny_set, *quick, "--out", tmp_path / "run", "--settings", settings)
+    assert_refused(feedline(*arguments), "is not a file of settings", str(settings))
+    settings.write_text(SavedSettings(num_workers=1).as_text())
+    ended = feedline(*arguments)
+    assert ended.status == 0, ended.err
 
 
 def test_folders_that_hold_nothing_to_learn_are_refused(

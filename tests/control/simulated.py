@@ -1,40 +1,42 @@
-"""A training without processes: steps as long as their parts make them, on a clock of its own.
+"""Trainings without processes, on a clock of their own.
 
-A step is as long as the longest of its own time, a batch's work over the workers, and the work on
-cores of all over the cores; windows vary as those of a real machine do.
+`Simulated` is a training of even batches, by formulas: a step is as long as the longest of its own
+time, a batch's work over the workers, and the work on cores of all over the cores; windows vary as
+those of a real machine do. `Stepped` goes from step to step, with batches of any work: pieces, or
+whole batches, in order, by workers that are free, as the engine hands them out.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.control.controller import Controller
 from feedline.control.decision import Decision
 from feedline.control.limits import Limits
-from feedline.control.window import Window
+from feedline.control.window import Window, error_of
+from feedline.plan.pieces import divide, rows_per_piece
+
+HAND_OVER_MS = 0.2
+"""Of a piece or a batch, of a worker's time."""
 
 
-@dataclass
-class Simulated:
-    """A training at work.
+@dataclass(kw_only=True)
+class Training(ABC):
+    """A training that is watched, and changed as is decided.
 
     Args:
-        own_ms: of a step, without waiting.
-        cpu_ms, blocked_ms: of a batch, in a worker.
         cores: that there are.
         workers: to begin with.
-        step_cpu_ms: of a step, on cores.
-        noise: of a window's step, one standard deviation as a share.
+        window_s: how long it is watched for a look.
     """
 
-    own_ms: float
-    cpu_ms: float
     cores: int
     workers: int
-    blocked_ms: float = 0.0
-    step_cpu_ms: float = 1.0
-    noise: float = 0.01
     window_s: float = 1.0
     phase: str = "a"
     seed: int = 0
@@ -44,6 +46,51 @@ class Simulated:
     def __post_init__(self) -> None:
         self.controller = Controller(Limits(cores=self.cores))
         self.random = random.Random(self.seed)
+
+    @abstractmethod
+    def window(self) -> Window:
+        """What is seen for a while; the clock goes on."""
+
+    def run(self, seconds: float) -> Training:
+        """Train on for so long."""
+        until = self.clock_s + seconds
+        while self.clock_s < until:
+            self.follow(self.controller.observe(self.window()))
+        return self
+
+    def follow(self, decision: Decision | None) -> None:
+        """Do what was decided. A window behind a change is not looked at."""
+        if decision is not None:
+            self.decisions.append((self.clock_s, decision))
+            self.change(decision)
+            self.settle()
+
+    def change(self, decision: Decision) -> None:
+        """Do it."""
+        assert decision.what == "workers"
+        self.workers = int(decision.after)
+
+    def settle(self) -> None:
+        """Train until nothing is left of the settings before."""
+        self.clock_s += self.window_s
+
+
+@dataclass(kw_only=True)
+class Simulated(Training):
+    """Even batches.
+
+    Args:
+        own_ms: of a step, without waiting.
+        cpu_ms, blocked_ms: of a batch, in a worker.
+        step_cpu_ms: of a step, on cores.
+        noise: of a window's step, one standard deviation as a share.
+    """
+
+    own_ms: float
+    cpu_ms: float
+    blocked_ms: float = 0.0
+    step_cpu_ms: float = 1.0
+    noise: float = 0.01
 
     def step_ms(self, workers: int) -> float:
         """A step, its waiting included, with so many workers."""
@@ -66,6 +113,7 @@ class Simulated:
         tasks_ms = self.cpu_ms * max(1.0, at_once / self.cores) + self.blocked_ms
         # Some waiting is measured even where nothing is waited for.
         wait_ms = max(slower * (step_ms - self.own_ms), 0.001 * seen_ms)
+        self.clock_s += steps * seen_ms / 1e3
         return Window(
             phase=self.phase,
             steps=steps,
@@ -75,20 +123,148 @@ class Simulated:
             on_core=self.cpu_ms / tasks_ms if tasks_ms else None,
             queued=1.0 - own_ms / tasks_ms if tasks_ms else None,
             workers=self.workers,
+            tasks=steps,
         )
 
-    def run(self, seconds: float) -> Simulated:
-        """Train on for so long; a window behind a change is not looked at."""
-        until = self.clock_s + seconds
-        while self.clock_s < until:
-            window = self.window()
-            self.clock_s += window.seconds
-            self.follow(self.controller.observe(window))
-        return self
 
-    def follow(self, decision: Decision | None) -> None:
-        """Do what was decided."""
-        if decision is not None:
-            self.decisions.append((self.clock_s, decision))
-            self.workers = decision.workers
-            self.clock_s += self.window_s
+Work = Callable[[random.Random], list[float]]
+"""What each row of the next batch takes, in ms; of a whole batch all of it."""
+
+
+def now_and_then(usual_ms: float, chance: float, times: float, rows: int = 1) -> Work:
+    """Batches of which now and then one takes many times as long as usual."""
+
+    def work(chances: random.Random) -> list[float]:
+        taken_ms = usual_ms * (times if chances.random() < chance else 1.0)
+        return [taken_ms / rows] * rows
+
+    return work
+
+
+def varied(mean_ms: float, rows: int = 1) -> Work:
+    """Rows that vary, log-normally, by as much as their mean."""
+    sigma = math.sqrt(math.log(2))
+    median_ms = mean_ms / rows / math.sqrt(2)
+    return lambda chances: [median_ms * math.exp(chances.gauss(0, sigma)) for _ in range(rows)]
+
+
+@dataclass(kw_only=True)
+class Stepped(Training):
+    """Batches of any work.
+
+    Args:
+        own_ms: of a step, without waiting.
+        work: of the batches.
+        copy_ms: what each step waits for besides, in its own process.
+        for_each: whole batches ahead for each worker; 0 for batches of rows.
+        ahead: batches of rows that are under way.
+        piece_ms: work in a piece of these.
+    """
+
+    own_ms: float
+    work: Work
+    copy_ms: float = 0.0
+    for_each: int = 0
+    ahead: int = 3
+    piece_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.controller.limits = Limits(cores=self.cores, for_each=self.for_each)
+        self.least = 0  # whole batches ahead, however few the workers
+        self._free = [0.0] * self.workers  # a heap: when each worker is free
+        self._ready: dict[int, float] = {}  # batches begun and not taken: when each is made
+        self._tasks: list[tuple[float, float]] = []  # a heap: when each ends, and how long it took
+        self._begun = self._taken = 0
+        self._row_ns = 1e6
+        self._now = 0.0
+
+    @property
+    def prefetch(self) -> int:
+        """Whole batches ahead; 0 for rows."""
+        return max(self.for_each * self.workers, self.least)
+
+    def change(self, decision: Decision) -> None:
+        """Do it."""
+        if decision.what == "prefetch":
+            self.least = int(decision.after)
+        elif decision.what == "piece_ms":
+            self.piece_ms = decision.after
+        else:
+            self.workers = int(decision.after)
+            free = sorted(self._free)[: self.workers]  # who is busy for longest leaves
+            self._free = free + [self._now] * (self.workers - len(free))
+
+    def settle(self) -> None:
+        """Take what was begun before, and four times as much until more batches are ahead."""
+        more = 4 if self.decisions[-1][1].what == "prefetch" else 1
+        for _ in range(more * (self.prefetch or self.ahead) + 1):
+            self._step()
+        self.clock_s = self._now / 1e3
+
+    def step_ms(self, steps: int) -> float:
+        """How long a step takes on average, as things are now."""
+        before = self._now
+        for _ in range(steps):
+            self._step()
+        self.clock_s = self._now / 1e3
+        return (self._now - before) / steps
+
+    def window(self) -> Window:
+        """What is seen for a while."""
+        begun, waited, times = self._now, 0.0, list[float]()
+        self._done()
+        while self._now - begun < 1e3 * self.window_s or len(times) < 8:
+            before = self._now
+            waited += self._step()
+            times.append(self._now - before)
+        made = self._done()
+        self.clock_s = self._now / 1e3
+        return Window(
+            phase=self.phase,
+            steps=len(times),
+            seconds=sum(times) / 1e3,
+            wait_s=waited / 1e3,
+            tasks_s=sum(made) / 1e3,
+            on_core=1.0,
+            queued=0.0,
+            workers=self.workers,
+            tasks=len(made),
+            prefetch=self.prefetch,
+            piece_ms=0.0 if self.for_each else self.piece_ms,
+            error=error_of(times),
+        )
+
+    def _step(self) -> float:
+        """A step; how long it waited."""
+        while self._begun - self._taken < (self.prefetch or self.ahead):
+            self._begin()
+        waited = max(0.0, self._ready.pop(self._taken) - self._now) + self.copy_ms
+        self._taken += 1
+        self._now += waited + self.own_ms
+        return waited
+
+    def _begin(self) -> None:
+        rows = self.work(self.random)
+        spans = [(0, len(rows))]
+        if not self.for_each:
+            piece_ns = round(1e6 * self.piece_ms)
+            longest = rows_per_piece(len(rows), self.workers, self._row_ns, self.ahead, piece_ns)
+            spans = divide(len(rows), longest)
+        ready = 0.0
+        for start, count in spans:
+            took = sum(rows[start : start + count])
+            ended = max(heapq.heappop(self._free), self._now) + took + HAND_OVER_MS
+            heapq.heappush(self._free, ended)
+            heapq.heappush(self._tasks, (ended, took))
+            self._row_ns += 0.1 * (1e6 * took / count - self._row_ns)
+            ready = max(ready, ended)
+        self._ready[self._begun] = ready
+        self._begun += 1
+
+    def _done(self) -> list[float]:
+        """What the tasks took that have ended since the last look."""
+        made = []
+        while self._tasks and self._tasks[0][0] <= self._now:
+            made.append(heapq.heappop(self._tasks)[1])
+        return made

@@ -36,8 +36,8 @@ def test_it_settles(work: dict[str, float], noise: float, seed: int) -> None:
     """In a steady hour nothing that was taken back is tried again."""
     training = Simulated(workers=1, seed=seed, noise=noise, **work).run(3600)  # type: ignore[arg-type]
     back = [each for _, each in training.decisions if each.kind == "back"]
-    grown = [each.before for each in back if each.workers < each.before]
-    shrunk = [each.before for each in back if each.workers > each.before]
+    grown = [each.before for each in back if each.after < each.before]
+    shrunk = [each.before for each in back if each.after > each.before]
     assert len(grown) <= 1
     assert len(shrunk) <= 1
     assert not [when for when, _ in training.decisions if when > 600]
@@ -93,7 +93,7 @@ def test_the_next_phase_is_prepared() -> None:
     decision = training.controller.prepare("b", 0.25, 0.8)
     assert decision is not None
     assert decision.kind == "prepare"
-    assert decision.workers == 6  # 120 ms over 25 ms, and a tenth more
+    assert decision.after == 6  # 120 ms over 25 ms, and a tenth more
     assert training.controller.prepare("a", 1.0, 1.0) is None
 
 
@@ -104,7 +104,7 @@ def test_a_phase_that_was_seen_is_prepared_as_it_was() -> None:
     assert training.workers == 2
     decision = training.controller.prepare("b", 1.0, 1.0)
     assert decision is not None
-    assert decision.workers == 6
+    assert decision.after == 6
 
 
 def test_work_that_becomes_other_work_is_looked_at_anew() -> None:

@@ -149,7 +149,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_worker(source: DatasetFetcher, batch: Batch) -> Any:
     """A batch as a worker makes it, sent there and back."""
-    tasks = BatchTasks(GrowingSlots(1), lambda workers: 1, shares_memory=False)
+    tasks = BatchTasks(GrowingSlots(1), kept=0, shares_memory=False)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())

@@ -34,13 +34,6 @@ class Batches:
         """Whether they are for a GPU that is not here."""
         return self.found is not None and self.found.how == "estimate"
 
-    def at(self, size: int | None) -> int:
-        """Images of a batch at a size."""
-        from feedline.plan.schedule import Schedule
-
-        phases = Schedule.parse(self.schedule).phases
-        return next((each.batch_size for each in phases if each.size == size), None) or self.rows
-
     def as_dict(self) -> dict[str, Any]:
         """What was found, as plain values; empty where nothing was sought."""
         return {} if self.found is None else {"batch_sizes": self.found.as_dict()}
@@ -81,7 +74,8 @@ def batches(
         return Batches(int(text), schedule)
     if model is None:
         raise UsageError(
-            "--batch-size auto needs --model: how large a batch may be depends on what trains"
+            "--batch-size auto needs --model with a timm model's name: how large a batch may be "
+            "depends on what trains; for a model of your own there is feedline.find_batch_size"
         )
     from rich.progress import TimeElapsedColumn
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, write_json
-from feedline.cli.workers import Workers, worker_setting
+from feedline.cli.workers import worker_setting
 
 __all__ = ["train"]
 
@@ -52,7 +52,17 @@ def train(
     label_smoothing: Annotated[float, typer.Option(help="0 is none.")] = 0.1,
     amp: Annotated[Amp, typer.Option(help="Mixed precision; auto on a GPU only.")] = Amp.auto,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
-    workers: Workers = "auto",
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|N",
+            help="Processes that load images. [dim]Default: of --settings, or else auto.[/dim]",
+        ),
+    ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings that feedline tune --save has written."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
     out: Annotated[
         Path | None,
@@ -101,7 +111,7 @@ def train(
         val_size=val_size,
         on_error=on_error.value,
     )
-    processes = worker_setting(workers)
+    processes = None if workers is None else worker_setting(workers)
 
     from rich.progress import TimeRemainingColumn
 
@@ -117,6 +127,7 @@ def train(
             val=val,
             device=device.value,
             workers=processes,
+            settings=settings,
             out=out,
             resume=resume,
             checkpoint_every=checkpoint_every,

@@ -1,37 +1,46 @@
-"""How many workers a training needs, from what is seen of it: windows in, decisions out.
+"""What a training needs of its loader, from what is seen of it: windows in, decisions out.
 
 The aim is the speed of the training, not of the loader: a change is judged by the time of a step
 before and after it, and taken back where it did not do what it was to do.
 
 Steps that wait ask for more workers: at once for as many as a step's own time and a batch's work
-call for, so that one change does. Steps that do not wait, with workers that are idle most of the
-time, give some back, after a while, and never so many that the rest would be busy all the time.
+call for, so that one change does. Where workers are enough for that work and idle in part, batches
+come unevenly: then more of them are made ahead, or in smaller pieces. Steps that do not wait, with
+workers that are idle most of the time, give some back, after a while, and never so many that the
+rest would be busy all the time.
 
 Guarantees: pure, no clock and no random number; the same windows give the same decisions. It
 settles: what was tried at an image size and did not help is not tried again at that size, unless
-the work or the step becomes another.
+the work or the step becomes another. A change is judged when the difference is larger than its
+error, or after some windows.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from feedline.control.decision import Decision, Kind
+from feedline.control.decision import Decision, What
 from feedline.control.limits import Limits
-from feedline.control.window import Window
+from feedline.control.trial import Trial
+from feedline.control.window import Window, workers_for
+from feedline.engine.board import MAX_SEATS
 
 __all__ = ["Controller"]
 
-_WAITS = 0.03  # of the time, from which on more workers are wanted
+_WAITS = 0.03  # of the time, from which on something is to be changed
 _CALM = 0.01  # up to which fewer may do
-_WORTH = 0.02  # a change of a step's time that counts,
-_SURE = 0.05  # and that is hardly noise: so much is asked where far more was expected
 _SPARE = 1.1  # batches do not come evenly: so much more than the mean need is wanted,
 _AMPLE = 1.3  # and so much is left when workers are given back
-_PATIENCE = 3  # windows that must agree before workers are given back
+_NOISY = 0.2  # error of a step's time beyond which one window is not enough
+_IDLE = 0.9  # of their time at work, below which more workers are not what is lacking
+_PATIENCE = 3  # windows that must agree before something is changed that is not urgent
+_MANY = 8  # windows that tell of batches that come unevenly,
+_MOST = 32  # and as many as are looked at together
 _ANOTHER = 1.5  # times: work, or a step, that differs by so much is another
+_SHORTER = 4  # times: beyond a quarter there is 1.05 at most to be had, by simulation
+_LEAST_PIECE_MS = 2.0  # of which the 0.2 ms for its message are a tenth
 
 
 @dataclass(slots=True)
@@ -39,8 +48,9 @@ class _Known:
     """What was learnt of a phase.
 
     Args:
-        work_s, own_s: of a batch and of a step, in the latest window.
+        work_s, own_s: of a batch and of a step, in the latest windows.
         low, high: workers below and above which it was worse, or no better.
+        tried: what was changed against uneven batches.
         need: work over step when these were found; 0 where none was.
         other: windows, one after another, whose need is far from that.
     """
@@ -49,35 +59,13 @@ class _Known:
     own_s: float
     low: int = 1
     high: int | None = None
+    tried: set[What] = field(default_factory=set)
     need: float = 0.0
     other: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A change that is to be judged.
-
-    Args:
-        kind: of change.
-        before: how many workers there were,
-        step_s: and how long a step took,
-        own_s: of which it did not wait.
-    """
-
-    kind: Kind
-    before: int
-    step_s: float
-    own_s: float
-
-    @property
-    def worth(self) -> float:
-        """By how much steps must be faster with more workers, for these to stay."""
-        expected = self.step_s / self.own_s - 1 if self.own_s > 0 else 1.0
-        return max(_WORTH, min(_SURE, expected / 4))
-
-
 class Controller:
-    """Decides on a crew of workers.
+    """Decides on a loader's workers, its batches ahead and its pieces.
 
     Args:
         limits: that it keeps to; may be set anew at any time.
@@ -85,24 +73,35 @@ class Controller:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._phase: Hashable = None
         self._known: dict[Hashable, _Known] = {}
-        self._trial: _Trial | None = None
+        self._latest: deque[Window] = deque(maxlen=_MOST)  # with nothing changed between them
+        self._trial: Trial | None = None
         self._calm = 0
 
     def observe(self, window: Window) -> Decision | None:
         """Take in what was seen since the last change; what is to be changed, if anything.
 
         Args:
-            window: with the crew at work that was decided on last.
+            window: with the settings at work that were decided on last.
         """
-        if window.phase != self._phase:
-            self._phase, self._trial, self._calm = window.phase, None, 0
-        known = self._learnt(window)
-        trial, self._trial = self._trial, None
-        if trial is not None and (back := self._judged(trial, window, known)):
-            return back
-        return self._grown(window, known) or self._shrunk(window, known)
+        latest = self._latest[-1] if self._latest else None
+        if latest is not None and latest.phase != window.phase:
+            self._trial = None
+        if latest is None or (latest.phase, latest.settings) != (window.phase, window.settings):
+            self._latest.clear()
+            self._calm = 0
+        self._latest.append(window)
+        seen, recent = Window.joined(self._latest), self._recent
+        known = self._learnt(seen, recent)
+        trial = self._trial
+        if trial is not None and getattr(window, trial.decision.what) == trial.decision.after:
+            if not trial.is_clear(seen) and not self._are_many:
+                return None
+            self._trial = None
+            if back := self._judged(trial, seen, known):
+                return back
+        self._trial = None  # or it was changed by another hand
+        return self._hastened(window, seen, recent, known) or self._shrunk(window, seen, known)
 
     def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
         """Get ready for the phase that comes next, whose first batches are about to be made.
@@ -112,109 +111,144 @@ class Controller:
             step_ratio: how many times as long as now its steps are expected to compute,
             work_ratio: and its batches to be made; both count only where it was not seen before.
         """
-        now = self._known.get(self._phase)
-        if now is None or phase == self._phase:
+        if not self._latest or phase == self._latest[-1].phase:
             return None
-        workers = self._workers
-        known = self._known.get(phase)
+        window = self._latest[-1]
+        now, known = self._known[window.phase], self._known.get(phase)
         work_s = known.work_s if known else now.work_s * work_ratio
         own_s = known.own_s if known else now.own_s * step_ratio
-        most = self.limits.most(workers, self._blocked)
+        most = self.limits.most(window.workers, window.blocked_share)
         if known and known.high is not None:
             most = min(most, known.high)
-        wanted = min(most, _wanted(work_s, own_s, _SPARE))
-        if wanted <= workers:
+        wanted = min(most, workers_for(work_s, own_s, _SPARE))
+        if wanted <= window.workers:
             return None
         self._trial = None
-        self._workers = wanted
+        self._latest.clear()
         return Decision(
             kind="prepare",
-            workers=wanted,
-            before=workers,
+            before=window.workers,
+            after=wanted,
             reason=f"the next phase's steps are expected to take {own_s * 1e3:.3g} ms, and its "
             f"batches {work_s * 1e3:.3g} ms of work",
         )
 
-    _workers = 0
-    _blocked = 0.0
+    @property
+    def _are_many(self) -> bool:
+        """Whether the latest windows are enough to tell of batches that come unevenly."""
+        return len(self._latest) >= _MANY
 
-    def _learnt(self, window: Window) -> _Known:
-        self._workers, self._blocked = window.workers, window.blocked_share
-        known = self._known.get(window.phase)
+    @property
+    def _recent(self) -> Window:
+        """As few of the latest windows as tell how long a step is."""
+        windows = list(self._latest)[-_MANY:]
+        for count in range(1, len(windows)):
+            recent = Window.joined(windows[-count:])
+            if recent.error <= _NOISY:
+                return recent
+        return Window.joined(windows)
+
+    def _learnt(self, seen: Window, recent: Window) -> _Known:
+        known = self._known.get(seen.phase)
         if known is None:
-            known = self._known[window.phase] = _Known(window.work_s, window.own_s)
-        known.work_s, known.own_s = window.work_s, window.own_s
-        need = _need(window.work_s, window.own_s)
-        if known.need:
+            known = self._known[seen.phase] = _Known(seen.work_s, seen.own_s)
+        known.work_s, known.own_s = recent.work_s, recent.own_s
+        if self._are_many:
+            lately = Window.joined(list(self._latest)[-_MANY:])
+            need = min(MAX_SEATS, lately.need)  # where there is no step, any number says the same
+            known.need = known.need or need
             far = not known.need / _ANOTHER < need < known.need * _ANOTHER
             known.other = known.other + 1 if far else 0
-            if known.other >= _PATIENCE:  # what was found was of other work
-                known.low, known.high, known.need, known.other = 1, None, 0.0, 0
+            if known.other >= _MANY:  # what was found was of other work
+                self._known[seen.phase] = known = _Known(recent.work_s, recent.own_s)
+                self._trial = None  # and what was changed meanwhile cannot be judged
         return known
 
-    def _judged(self, trial: _Trial, window: Window, known: _Known) -> Decision | None:
+    def _judged(self, trial: Trial, seen: Window, known: _Known) -> Decision | None:
         """Take a change back, or learn from it."""
-        faster = trial.step_s / window.step_s if window.step_s > 0 else 1.0
-        known.need = known.need or _need(window.work_s, window.own_s)
-        if trial.kind == "grow":
-            if faster >= 1 + trial.worth:
-                known.low = max(known.low, trial.before + 1)
-                return None
-            known.high = trial.before
-            said = "more workers did not make steps faster"
-        else:
-            if faster >= 1 - _WORTH:
-                known.high = max(trial.before, known.low)
-                return None
-            known.low = trial.before
-            said = "with fewer workers steps were slower"
-        return Decision(
-            kind="back",
-            workers=trial.before,
-            before=window.workers,
-            reason=f"{said}: {trial.step_s * 1e3:.3g} ms before, {window.step_s * 1e3:.3g} ms now",
-        )
+        done = trial.decision
+        lacked = done.kind == "grow" and trial.seen.wanted(_SPARE) > done.before
+        stays = trial.gain(seen) >= 0 or (lacked and not trial.is_clear(seen))
+        if done.what == "workers":
+            before = int(done.before)
+            if done.kind != "shrink":
+                if stays:
+                    known.low = max(known.low, before + 1)
+                else:
+                    known.high = before
+            elif stays:
+                known.high = max(before, known.low)
+            else:
+                known.low = before
+        return None if stays else trial.back(seen)
 
-    def _grown(self, window: Window, known: _Known) -> Decision | None:
+    def _hastened(
+        self, window: Window, seen: Window, recent: Window, known: _Known
+    ) -> Decision | None:
+        waits = [each.wait_share > _WAITS for each in self._latest]
+        if not waits[-1]:
+            return None
         most = self.limits.most(window.workers, window.blocked_share)
         if known.high is not None:
             most = min(most, known.high)
-        if window.wait_share <= _WAITS or window.workers >= most:
+        wanted = recent.wanted(_SPARE)
+        if wanted <= window.workers and recent.busy < _IDLE:
+            enough = self._are_many and seen.wait_share > _WAITS
+            uneven = self._even(seen, known, most) if enough else None
+            return uneven and self._tried(uneven, seen)
+        hasty = recent.error > _NOISY and len(self._latest) < _PATIENCE
+        if hasty or not all(waits[-_PATIENCE:]) or window.workers >= most:
             return None
-        wanted = _wanted(window.work_s, window.own_s, _SPARE)
-        wanted = min(most, max(window.workers + 1, wanted))
         reason = (
-            f"steps wait {window.wait_share:.0%} of the time: a batch takes "
-            f"{window.work_s * 1e3:.3g} ms of work, and a step {window.own_s * 1e3:.3g} ms"
+            f"steps wait {recent.wait_share:.0%} of the time: a batch takes "
+            f"{recent.work_s * 1e3:.3g} ms of work, and a step {recent.own_s * 1e3:.3g} ms"
         )
-        return self._change("grow", window, wanted, reason)
+        after = min(most, max(window.workers + 1, wanted))
+        grown = Decision(kind="grow", before=window.workers, after=after, reason=reason)
+        return self._tried(grown, recent)
 
-    def _shrunk(self, window: Window, known: _Known) -> Decision | None:
+    def _even(self, seen: Window, known: _Known, most: int) -> Decision | None:
+        """What may help where batches come unevenly and was not tried."""
+        deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
+        shorter = max(_LEAST_PIECE_MS, round(seen.piece_ms / _SHORTER, 3))
+        options: tuple[tuple[What, float, float, bool], ...] = (
+            ("prefetch", seen.prefetch, deepest, 0 < seen.prefetch < deepest),
+            # Where a task is no longer than that, pieces are as long as they can be.
+            ("piece_ms", seen.piece_ms, shorter, shorter < min(seen.piece_ms, seen.task_s * 1e3)),
+        )
+        more = min(most, seen.workers + max(1, seen.workers // 2))
+        options += (("workers", seen.workers, more, seen.workers < more),)
+        for what, before, after, possible in options:
+            if possible and what not in known.tried:
+                reason = (
+                    f"steps wait {seen.wait_share:.0%} of the time, and workers are at work "
+                    f"{seen.busy:.0%} of it: batches come unevenly"
+                )
+                return Decision(kind="even", what=what, before=before, after=after, reason=reason)
+        return None
+
+    def _shrunk(self, window: Window, seen: Window, known: _Known) -> Decision | None:
         most = self.limits.most(window.workers, window.blocked_share)
-        if window.workers > max(most, known.low):
+        before = window.workers
+        if before > max(most, known.low):
             reason = f"there are more workers than {self.limits.cores} cores can keep busy"
-            return self._change("shrink", window, max(most, known.low), reason)
-        wanted = max(known.low, _wanted(window.work_s, window.own_s, _AMPLE))
-        fewer = window.tasks_s > 0 and window.wait_share < _CALM and wanted < window.workers
+            after = max(most, known.low)
+            shrunk = Decision(kind="shrink", before=before, after=after, reason=reason)
+            return self._tried(shrunk, seen)
+        wanted = max(known.low, seen.wanted(_AMPLE))
+        fewer = window.tasks_s > 0 and window.wait_share < _CALM and wanted < before
         self._calm = self._calm + 1 if fewer else 0
         if self._calm < _PATIENCE:
             return None
         reason = (
-            f"steps do not wait, and workers are at work {window.busy:.0%} of the time: {wanted} "
+            f"steps do not wait, and workers are at work {seen.busy:.0%} of the time: {wanted} "
             "are enough"
         )
-        return self._change("shrink", window, wanted, reason)
+        shrunk = Decision(kind="shrink", before=before, after=wanted, reason=reason)
+        return self._tried(shrunk, seen)
 
-    def _change(self, kind: Kind, window: Window, workers: int, reason: str) -> Decision:
-        self._trial, self._calm = _Trial(kind, window.workers, window.step_s, window.own_s), 0
-        return Decision(kind=kind, workers=workers, before=window.workers, reason=reason)
-
-
-def _need(work_s: float, own_s: float) -> float:
-    """Workers that are busy all the time where steps never wait."""
-    return work_s / own_s if own_s > 0 else math.inf
-
-
-def _wanted(work_s: float, own_s: float, spare: float) -> int:
-    need = _need(work_s, own_s) * spare
-    return max(1, math.ceil(need)) if math.isfinite(need) else 1 << 30
+    def _tried(self, decision: Decision, seen: Window) -> Decision:
+        self._trial, self._calm = Trial(decision, seen), 0
+        if decision.kind == "even":
+            self._known[seen.phase].tried.add(decision.what)
+        return decision

@@ -1,34 +1,44 @@
-"""A change of a crew, with its reason, as it is logged."""
+"""A change of how a loader works, with its reason, as it is logged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Decision", "Kind"]
+__all__ = ["Decision", "Kind", "What"]
 
-Kind = Literal["grow", "shrink", "back", "prepare", "keep"]
-"""`back`: a change did not do what it was to do, and is taken back; `prepare`: for the phase that
-comes next; `keep`: a change has been judged and stays."""
+What = Literal["workers", "prefetch", "piece_ms"]
+"""`workers`: how many; `prefetch`: whole batches ahead; `piece_ms`: work in a piece of a batch."""
+
+Kind = Literal["grow", "shrink", "even", "back", "prepare"]
+"""`even`: so that steps wait less for batches that come unevenly; `back`: a change did not do what
+it was to do, and is taken back; `prepare`: for the phase that comes next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What becomes of a crew.
+    """What is changed.
 
     Args:
         kind: of change.
-        workers: how many there are to be,
-        before: and were.
+        what: is changed.
+        before: its value until now: a number of workers or of batches, or ms.
+        after: its value from now on.
         reason: in words, with the figures that it follows from.
     """
 
     kind: Kind
-    workers: int
-    before: int
+    what: What = "workers"
+    before: float
+    after: float
     reason: str
 
     def __str__(self) -> str:
-        changes = self.workers != self.before
-        crew = f"{self.before} workers -> {self.workers}" if changes else f"{self.workers} workers"
-        return f"{crew}: {self.reason}"
+        return f"{_SAID[self.what].format(self.before, self.after)}: {self.reason}"
+
+
+_SAID: dict[What, str] = {
+    "workers": "{:g} workers -> {:g}",
+    "prefetch": "{:g} batches ahead -> {:g}",
+    "piece_ms": "pieces of {:g} ms -> {:g} ms",
+}

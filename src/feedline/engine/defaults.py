@@ -8,11 +8,14 @@ from __future__ import annotations
 from feedline.engine.board import MAX_SEATS
 from feedline.system import usable_cores
 
-__all__ = ["DEFAULT_PREFETCH", "auto_workers", "slots_for"]
+__all__ = ["DEFAULT_PREFETCH", "DEFAULT_PREFETCH_FACTOR", "auto_workers", "slots_for"]
 
 DEFAULT_PREFETCH = 3
 """Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
 all workers share each batch."""
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Whole batches that each worker makes ahead, as torch's."""
 
 
 def auto_workers(cores: int | None = None) -> int:

@@ -23,7 +23,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import Failure, Report
 from feedline.engine.patience import CHECK_S, Patience
-from feedline.engine.tasks import Span, Tasks
+from feedline.engine.tasks import PieceTasks, Span, Tasks
 from feedline.errors import WorkerError
 from feedline.plan.batches import Batch
 from feedline.trace.stage_page import Spent, read_pages
@@ -82,6 +82,16 @@ class Feed:
         return len(self._flights)
 
     @property
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        return self._tasks.depth(self.settings)
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        return isinstance(self._tasks, PieceTasks)
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
         return self._crew.pids
@@ -124,7 +134,7 @@ class Feed:
         """
         self._recall()  # those that are to leave would else hear of it after all that is queued
         self._crew.resize(settings.workers)
-        self._tasks.resize(settings.workers)
+        self._tasks.resize(settings)
         self.settings = settings
         self._pump()
 
@@ -198,7 +208,7 @@ class Feed:
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self.settings.depth(self.slots.slots):
+        while len(self._flights) < self.depth:
             slot = self.slots.acquire()
             if slot is None:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feedline.engine.board import MAX_SEATS
+from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.plan.pieces import PIECE_NS
 
@@ -18,8 +19,11 @@ class LiveSettings:
     Args:
         workers: how many make batches; 0 where the training process does.
         prefetch: how many batches may be under way at a time, made or not, besides those that were
-            taken. There are never more than slots; None for as many as slots.
-        piece_ns: how much work a piece of a batch holds, in ns.
+            taken. Of rows there are never more than slots; whole batches get slots for as many.
+            None: rows as many as slots, whole batches as many as are `usual`.
+        prefetch_factor: whole batches that each worker makes ahead,
+        ahead: and how many all make together at least, however few they are.
+        piece_ns: how much work a piece of a batch of rows holds, in ns.
 
     Raises:
         UsageError: a value is out of range.
@@ -27,18 +31,27 @@ class LiveSettings:
 
     workers: int
     prefetch: int | None = None
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
+    ahead: int = 0
     piece_ns: int = PIECE_NS
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
             ("num_workers", self.workers, 0, MAX_SEATS),
             ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
+            ("prefetch_factor", self.prefetch_factor, 1, None),
+            ("ahead", self.ahead, 0, None),
             ("piece_ns", self.piece_ns, 1, None),
         ):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or value < least or (most is not None and value > most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise UsageError(f"{name} must be a whole number, {limits}, got {value!r}")
+
+    @property
+    def usual(self) -> int:
+        """How many whole batches are made ahead where `prefetch` does not say."""
+        return max(self.prefetch_factor * self.workers, self.ahead)
 
     def depth(self, slots: int) -> int:
         """How many batches may be under way where there are so many slots."""

@@ -2,9 +2,10 @@
 
 The feed queues and counts tasks; what a task is, and what its end means for a batch, is said
 here. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
-methods: `begin` divides a new flight into spans, `task` is what is sent to a worker for a span,
-`done` takes what a report says besides its failures, and `again` is what to ask for after a worker
-died on a row of a span; `hopeless` means that this row is given up.
+methods: `resize` gets the slots ready for other settings, and `depth` says how many batches may be
+under way with them; `begin` divides a new flight into spans, `task` is what is sent to a worker for
+a span, `done` takes what a report says besides its failures, and `again` is what to ask for after a
+worker died on a row of a span; `hopeless` means that this row is given up.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ class PieceTasks:
         self.slots = slots
         self._fields = fields
 
-    def resize(self, workers: int) -> None:
+    def resize(self, settings: LiveSettings) -> None:
         """The slots stay: their memory is allocated once, and all workers share each batch."""
+
+    def depth(self, settings: LiveSettings) -> int:
+        """How many batches may be under way."""
+        return settings.depth(self.slots.slots)
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """As many pieces as `rows_per_piece` finds right.
@@ -112,20 +117,28 @@ class BatchTasks:
 
     Args:
         slots: where they are made.
-        wanted: how many slots so many workers need.
+        kept: how many batches a user may hold besides those that are under way.
         shares_memory: whether workers can read and write them; else all goes by messages.
     """
 
-    def __init__(
-        self, slots: GrowingSlots, wanted: Callable[[int], int], *, shares_memory: bool
-    ) -> None:
+    def __init__(self, slots: GrowingSlots, *, kept: int, shares_memory: bool) -> None:
         self.slots = slots
-        self._wanted = wanted
+        self._kept = kept
         self._shares_memory = shares_memory
 
-    def resize(self, workers: int) -> None:
-        """A batch is one worker's: more of them make more batches at a time."""
-        self.slots.grow(self._wanted(workers))
+    def resize(self, settings: LiveSettings) -> None:
+        """Have slots for as many batches as may be under way, and for those that are kept."""
+        usual, asked = self._usual(settings), settings.prefetch
+        self.slots.grow(usual if asked is None else max(usual, asked + self._kept))
+
+    def depth(self, settings: LiveSettings) -> int:
+        """How many batches may be under way: by default as many as that takes slots for."""
+        return self._usual(settings) if settings.prefetch is None else settings.prefetch
+
+    def _usual(self, settings: LiveSettings) -> int:
+        # A batch is one worker's: more of them make more batches at a time. Where the user keeps
+        # none, those that could be kept are made ahead as well.
+        return settings.usual + self._kept
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """One."""

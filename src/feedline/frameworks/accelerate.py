@@ -24,7 +24,10 @@ _TORCHS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
 )
-_OURS = ("image_size", "max_image_size", "on_error", "start_method", "in_order")
+_OURS = (
+    *("image_size", "max_image_size", "prefetch", "piece_ms", "on_error", "start_method"),
+    "in_order",
+)
 
 
 class _Inner(DataLoader[Any]):

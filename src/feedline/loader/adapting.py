@@ -1,5 +1,8 @@
 """`num_workers="auto"` while a loader works: what is seen of it, and what is changed for it.
 
+Besides the workers, that is how many whole batches are made ahead, and how long the pieces of
+batches of rows are.
+
 Guarantees: batches, their order and the state are the same whatever is decided; a crew that a
 change is under way in is not judged; nothing is decided that memory or cores forbid. A step costs
 about half a microsecond, a look at the workers some 0.1 ms, once a second at most.
@@ -15,9 +18,10 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from feedline.control.controller import Controller
-from feedline.control.decision import Decision
+from feedline.control.decision import Decision, What
 from feedline.control.limits import Limits
-from feedline.control.window import Window
+from feedline.control.window import Window, error_of
+from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.loader.backends.backend import Backend
 from feedline.loader.settings import Settings
@@ -34,6 +38,7 @@ _LEAST_NS = 1_000_000_000
 _LEAST_STEPS = 8
 _MOST_KEPT = 256
 _MEMORY = 0.5  # of what is available
+_TO_FILL = 4  # times as many batches as may be ahead: workers are that little faster than the step
 
 
 class _Session(Protocol):
@@ -51,10 +56,10 @@ class Adapting:
 
     Args:
         session: whose.
-        change: sets the number of workers; raises where that cannot be.
+        change: sets something; raises where that cannot be.
     """
 
-    def __init__(self, session: _Session, change: Callable[[int], None]) -> None:
+    def __init__(self, session: _Session, change: Callable[[What, float], None]) -> None:
         self._session = session
         self._change = change
         self._controller = Controller(Limits(cores=usable_cores()))
@@ -66,7 +71,8 @@ class Adapting:
         self._begin_anew()
 
     def _begin_anew(self, phase: Hashable = None) -> None:
-        self._phase, self._steps = phase, 0
+        self._phase = phase
+        self._steps_ns: list[int] = []
         self._waited_ns = self._passed_ns = 0
         self._before = self._spent()
 
@@ -83,7 +89,9 @@ class Adapting:
         except Exception as error:
             self.off = True
             _log.warning(
-                "num_workers stays as it is from here on: %s: %s", type(error).__name__, error
+                "num_workers, and all else, stays as it is from here on: %s: %s",
+                type(error).__name__,
+                error,
             )
 
     def _handed_out(self, asked_ns: int) -> None:
@@ -96,32 +104,35 @@ class Adapting:
             self._settling = max(0, self._settling - 1)
             self._begin_anew(phase)
         elif ready_ns:
-            self._steps += 1
+            self._steps_ns.append(now_ns - ready_ns)
             self._waited_ns += now_ns - asked_ns
             self._passed_ns += now_ns - ready_ns
-            if self._steps >= _LEAST_STEPS and self._passed_ns >= _LEAST_NS:
+            if len(self._steps_ns) >= _LEAST_STEPS and self._passed_ns >= _LEAST_NS:
                 self._look(batch)
 
     def _look(self, batch: Batch) -> None:
         backend, spent = self._session.backend, self._spent()
-        if backend.workers and len(backend.pids) == backend.workers:
-            room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
-            self._controller.limits = Limits(cores=usable_cores(), more=room)
-            decision = self._controller.observe(self._window(backend.workers, spent))
+        live = backend.live
+        if live is not None and backend.workers and len(backend.pids) == backend.workers:
+            self._controller.limits = _limits(backend, live)
+            decision = self._controller.observe(self._window(backend, live, spent))
             decision = decision or self._for_next_phase(batch)
             if decision is not None:
                 self._follow(decision)
         self._begin_anew(self._phase)
 
-    def _window(self, workers: int, spent: Spent) -> Window:
+    def _window(self, backend: Backend, live: LiveSettings, spent: Spent) -> Window:
         return Window.between(
             self._before,
             spent,
             phase=self._phase,
-            steps=self._steps,
+            steps=len(self._steps_ns),
             seconds=self._passed_ns / 1e9,
             wait_s=self._waited_ns / 1e9,
-            workers=workers,
+            workers=live.workers,
+            prefetch=0 if backend.shares_batches else live.usual,
+            piece_ms=live.piece_ns / 1e6 if backend.shares_batches else 0.0,
+            error=error_of(self._steps_ns),
         )
 
     def _for_next_phase(self, batch: Batch) -> Decision | None:
@@ -131,7 +142,7 @@ class Adapting:
             return None
         now, then = batch.phase, cursor.phase_in(batch.epoch + 1)
         # As many steps as a window has: the next look might come too late.
-        if now == then or cursor.steps(batch.epoch) - batch.step - 1 > self._steps:
+        if now == then or cursor.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
             return None
         rows = self._session.settings.batch_size or batch.rows
         more = (then.batch_size or rows) / (now.batch_size or rows)
@@ -140,13 +151,25 @@ class Adapting:
 
     def _follow(self, decision: Decision) -> None:
         self.decisions.append(decision)
-        _log.info("num_workers: %s", decision)
-        if decision.workers != decision.before:
-            self._change(decision.workers)
-            self._settling = self._session.backend.under_way + 1
+        _log.info("adapting: %s", decision)
+        self._change(decision.what, decision.after)
+        to_take = self._session.backend.under_way
+        self._settling = 1 + to_take * (_TO_FILL if decision.what == "prefetch" else 1)
 
     def _spent(self) -> Spent:
         total = Spent()
         for spent in self._session.backend.spent().values():
             total += spent
         return total
+
+
+def _limits(backend: Backend, live: LiveSettings) -> Limits:
+    """What there is now."""
+    memory = _MEMORY * available_memory_bytes()
+    each = backend.batch_bytes
+    return Limits(
+        cores=usable_cores(),
+        more=int(memory / WORKER_BYTES),
+        for_each=0 if backend.shares_batches or live.prefetch is not None else live.prefetch_factor,
+        batches=int(memory / each) if each else None,
+    )

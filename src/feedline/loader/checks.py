@@ -5,9 +5,9 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -15,20 +15,26 @@ from torch.utils.data import default_collate
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.defaults import auto_workers
 from feedline.errors import DatasetError, UsageError
+from feedline.loader.check_ahead import (
+    check_no_factor,
+    check_prefetch,
+    check_prefetch_factor,
+    is_whole,
+    piece_ns_of,
+)
+from feedline.loader.check_samples import check_length
 from feedline.plan.order import window_of
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
 
 __all__ = [
     "check_arguments",
-    "check_samples",
     "check_size",
     "is_native",
     "usable_device",
     "worker_count",
 ]
 
-_MAX_PREFETCH_FACTOR = 1024
 _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 
@@ -66,7 +72,7 @@ def check_arguments(
     elif iterable:
         _check_iterable(given)
     elif not sampled and (given["shuffle"] or seed is not None or schedule is not None):
-        _check_length(dataset, needed=True)
+        check_length(dataset, needed=True)
     _check_effects(given, native=native, sampled=sampled)
 
 
@@ -115,12 +121,8 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
                     f"{name}={given[name]!r} has no effect without `device`: batches come as the "
                     f"workers made them; {where}"
                 )
-    # 2 is what torch's own constructor makes of None, and what frameworks hand on.
-    if native and given["prefetch_factor"] not in (None, 2):
-        raise UsageError(
-            f"prefetch_factor={given['prefetch_factor']!r} has no effect here: all workers share "
-            "each batch; say with prefetch=... how many batches are made ahead"
-        )
+    if native:
+        check_no_factor(given["prefetch_factor"])
     sizes = native or given["schedule"] is not None or given["image_size"] is not None
     if given["max_image_size"] is not None and not sizes:
         raise UsageError(
@@ -143,7 +145,7 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
 
 
 def _check_values(given: Mapping[str, Any]) -> None:
-    seed, prefetch, timeout = given["seed"], given["prefetch"], given["timeout"]
+    seed, timeout = given["seed"], given["timeout"]
     shuffle = given["shuffle"]
     if isinstance(shuffle, str) and window_of(shuffle) is None:
         raise UsageError(
@@ -154,8 +156,8 @@ def _check_values(given: Mapping[str, Any]) -> None:
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if given["on_error"] not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {given["on_error"]!r}')
-    if prefetch is not None and not (_is_whole(prefetch) and 1 <= prefetch <= 64):
-        raise UsageError(f"prefetch must be a whole number from 1 to 64, got {prefetch!r}")
+    check_prefetch(given["prefetch"])
+    piece_ns_of(given["piece_ms"])
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
     if not (given["dtype"] is None or isinstance(given["dtype"], torch.dtype)):
@@ -182,55 +184,6 @@ def check_size(name: str, size: object) -> None:
         raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
 
 
-def check_samples(dataset: object, *, sampled: bool) -> None:
-    """Check that samples can be asked for, as must be when an iteration begins.
-
-    Args:
-        dataset: a map-style one; a loader may be built of anything, as torch's may.
-        sampled: a sampler says which samples there are.
-
-    Raises:
-        UsageError: it lacks a method.
-    """
-    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-        endless = hasattr(dataset, "__iter__")
-        raise UsageError(
-            f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass "
-            + (
-                "a list of what it gives, or a torch IterableDataset whose __iter__ makes it"
-                if endless
-                else "a Dataset, a list, or anything else with __getitem__ and __len__"
-            )
-        )
-    if not sampled:
-        _check_length(dataset, needed=False)
-
-
-def _check_length(dataset: Any, *, needed: bool) -> None:
-    """Check that there is a number of samples.
-
-    Args:
-        dataset: of which no sampler says how many samples there are.
-        needed: the number is needed at once; else a dataset may still be about to learn it.
-    """
-    name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
-    if length_of is None:
-        raise UsageError(
-            f"a {name} does not say how many samples it has: give it a __len__, give the loader a "
-            "sampler, or make it a torch IterableDataset"
-        )
-    try:
-        given = length_of(dataset)
-    except Exception:
-        return  # where the length is needed, the same error comes
-    unknown = given is None or (isinstance(given, Integral) and given < 0)
-    if (unknown and needed) or not (unknown or hasattr(given, "__index__")):
-        raise UsageError(
-            f"len() of a dataset must be a whole number of at least 0, and the __len__ of {name} "
-            f"gives {given!r}"
-        )
-
-
 def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:
     """Check the numbers that torch would take as they are, or refuse without showing their type.
 
@@ -238,19 +191,11 @@ def _check_counts(batch_size: object, num_workers: object, prefetch_factor: obje
     """
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
         raise UsageError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    if not (num_workers is None or isinstance(num_workers, str) or _is_whole(num_workers)):
+    if not (num_workers is None or isinstance(num_workers, str) or is_whole(num_workers)):
         raise UsageError(f"{_WORKERS}, got {num_workers!r}")
     if prefetch_factor is None or num_workers is None or num_workers == 0:
         return
-    if not (_is_whole(prefetch_factor) and prefetch_factor <= _MAX_PREFETCH_FACTOR):
-        raise UsageError(
-            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
-            f"{prefetch_factor!r}: it is how many batches each worker makes ahead"
-        )
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    check_prefetch_factor(prefetch_factor, least=-math.inf)
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -285,6 +230,6 @@ def worker_count(workers: int | str) -> int:
     """
     if workers == "auto":
         return auto_workers()
-    if _is_whole(workers) and 0 <= workers <= MAX_SEATS:
+    if is_whole(workers) and 0 <= workers <= MAX_SEATS:
         return int(workers)
     raise UsageError(f"{_WORKERS}, got {workers!r}")

@@ -8,14 +8,13 @@ Relies on: `DataLoader`, which has the arguments and the attributes that this mi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from feedline.control.decision import Decision
 from feedline.errors import UsageError
-from feedline.loader.adapting import Adapting
-from feedline.loader.checks import check_size, worker_count
+from feedline.loader.checks import check_size
 from feedline.loader.explain import explain
+from feedline.loader.live_controls import LiveControls
 from feedline.loader.planning import plan_of
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.session import Session
@@ -32,18 +31,7 @@ from feedline.trace.split import Timing
 __all__ = ["Controls"]
 
 
-def _setter_of(loader: Controls) -> Callable[[int], None]:
-    """What sets a loader's number of workers, and does not keep it alive."""
-    method = weakref.WeakMethod(loader._set_workers)
-
-    def change(workers: int) -> None:
-        if (set_workers := method()) is not None:
-            set_workers(workers)
-
-    return change
-
-
-class Controls:
+class Controls(LiveControls):
     """The position, the workers and the life of a loader."""
 
     batch_sampler: Any
@@ -185,69 +173,6 @@ class Controls:
         self._session.refresh()
 
     # Workers
-
-    @property
-    def num_workers(self) -> int:
-        """How many worker processes make the batches.
-
-        Can be set at any time, but not between none and some.
-        """
-        workers: int = self.__dict__["num_workers"]
-        return workers
-
-    @num_workers.setter
-    def num_workers(self, workers: int | str) -> None:
-        if "_session" not in self.__dict__:  # torch's own constructor
-            self.__dict__["num_workers"] = workers
-            return
-        self._session.ensure_usable()
-        wanted, had = worker_count(workers), self.num_workers
-        if (wanted == 0) != (had == 0):
-            raise UsageError(
-                f"num_workers cannot change between {had} and {wanted} while the loader lives; "
-                "build a new one"
-            )
-        if wanted != had:
-            self._set_workers(wanted)
-        self.adapts = isinstance(workers, str)
-
-    def _set_workers(self, workers: int) -> None:
-        self._session.backend.apply(workers=workers)
-        self.__dict__["num_workers"] = workers
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the number of workers follows what is seen of the training.
-
-        So it is with `num_workers="auto"`. Set it to False to keep the number as it is, and to True
-        to have any loader with workers find its own; batches are the same in any case. What was
-        decided, and why, is in `adaptations`, and logged by the logger "feedline" at level INFO.
-
-        Raises:
-            UsageError: set to True without workers, or for an IterableDataset, whose data is
-                divided by their number.
-        """
-        adapting = self._session.adapting
-        return adapting is not None and not adapting.off
-
-    @adapts.setter
-    def adapts(self, adapts: bool) -> None:
-        adapting = self._session.adapting
-        if adapts and (self.num_workers == 0 or self._asked.iterable):
-            why = "it divides an IterableDataset" if self._asked.iterable else "there are none"
-            raise UsageError(f"the number of workers cannot change while the loader lives: {why}")
-        if adapts and adapting is None:
-            adapting = self._session.adapting = Adapting(self._session, _setter_of(self))
-        if adapting is not None:
-            adapting.off = not adapts
-        # A copy of the loader is built of these.
-        self._arguments["num_workers"] = "auto" if adapts else self.num_workers
-
-    @property
-    def adaptations(self) -> list[Decision]:
-        """How the number of workers was changed, each time with its reason; the latest 256."""
-        adapting = self._session.adapting
-        return [] if adapting is None else list(adapting.decisions)
 
     @property
     def ranks(self) -> int:

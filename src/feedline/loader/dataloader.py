@@ -22,12 +22,14 @@ from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.checks import check_samples, is_native
+from feedline.loader.check_samples import check_samples
+from feedline.loader.checks import is_native
 from feedline.loader.controls import Controls
 from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
+from feedline.loader.saved_settings import with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -89,6 +91,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             largest batch fits the memory that the schedule itself needs.
         prefetch: batches of rows that are made ahead, of feedline's own sources and of recognised
             pipelines; None for 3. One more is allocated. Whole batches see `prefetch_factor`.
+        piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
+            for 50. See docs/SETTINGS.md for when another value helps. Whole batches are one
+            worker's each, and have no pieces.
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
@@ -105,6 +110,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         rank, world_size: this process's share, with a seed or a schedule. None asks
             torch.distributed (again when an iteration begins), else the environment that torchrun
             sets, else takes everything.
+        settings: a file that `feedline tune --save` has written: what it says stands for those of
+            `num_workers`, `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are left
+            out. Where it was written on another machine, a warning says so.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -138,6 +146,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         image_size: int | None = None,
         max_image_size: int | None = None,
         prefetch: int | None = None,
+        piece_ms: float | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
@@ -147,10 +156,14 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         start_method: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        settings: str | os.PathLike[str] | None = None,
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
+        given = with_saved(given)
+        pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
+        prefetch, piece_ms = given["prefetch"], given["piece_ms"]
         added_before = set(vars(self))  # by a subclass
         asked = Asked.resolve(given)  # before torch's own checks: these say more
         plan = plan_of(asked, given)
@@ -183,14 +196,16 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
-        self.max_image_size, self.prefetch = max_image_size, prefetch
+        self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
+        self.settings = None  # what it said is among the others
         self.device = asked.device
         self._asked = asked
         self._arguments = given
         self._planned_batches = self.batch_sampler if plan else None
+        self._ahead = 0  # whole batches at least, as was found while the loader worked
         self._agreement = RankAgreement()
         engine = TorchBackend(self) if asked.iterable else None
         self._session = Session(settings_of(self, asked, plan), engine)

@@ -124,7 +124,7 @@ def decided_by(settings: Settings) -> tuple[Any, ...]:
     """What a decision follows from that may be set on a loader while it lives."""
     return (
         *(settings.dataset, settings.collate_fn, settings.worker_init_fn),
-        *(settings.batched, settings.max_rows, settings.prefetch_factor, settings.timeout_s),
+        *(settings.batched, settings.max_rows, settings.timeout_s),
         *(settings.in_order, settings.pin, settings.workers == 0),
     )
 

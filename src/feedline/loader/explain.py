@@ -10,6 +10,7 @@ from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.predict import in_memory, predicted
 from feedline.loader.settings import Settings
 from feedline.plan.order import in_words
+from feedline.plan.pieces import PIECE_NS
 from feedline.sampling.samplers import describe
 
 __all__ = ["explain"]
@@ -131,7 +132,11 @@ def _generators(settings: Settings, decision: Decision) -> str:
 
 def _prefetch(settings: Settings, decision: Decision) -> str:
     if decision.rows is not None:
-        return f"{settings.asked.prefetch} batches (prefetch)"
+        ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
+        said = f"{ahead} batches (prefetch)"
+        if settings.piece_ns != PIECE_NS:
+            said += f", in pieces of {settings.piece_ns / 1e6:g} ms (piece_ms)"
+        return said
     if settings.workers == 0 or decision.kind == "tensors":
         return ""
     return f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"

@@ -19,15 +19,16 @@ import torch
 from torch.utils.data import IterableDataset
 
 from feedline.device.normalise import Normalise
-from feedline.engine.defaults import DEFAULT_PREFETCH
+from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
+from feedline.loader.check_ahead import piece_ns_of
 from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
 from feedline.remote.filesystem import is_url
 
-__all__ = ["Asked", "Settings", "settings_of"]
+__all__ = ["Asked", "Settings", "prefetch_factor_of", "settings_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Asked:
         phases: the schedule, or else one phase of the image size that was asked for, if one was.
         shuffle, seed, num_workers: with their defaults.
         adapts: the number of workers was left to the loader, and changes while it works.
-        prefetch: batches of rows made ahead.
+        prefetch: batches of rows that there is memory for, besides one that is read.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
         normalise: for batches on a device; None without one.
@@ -137,7 +138,10 @@ class Settings:
         batch_size: rows of a batch on this rank where no phase says otherwise; None: not known.
         max_rows: rows of the largest batch; 0 where that is not known.
         workers: how many processes; 0 for this process.
-        prefetch_factor: whole batches that each worker makes ahead.
+        prefetch: batches of rows that may be under way; None for as many as there is memory for.
+        prefetch_factor: whole batches that each worker makes ahead,
+        ahead: and how many all make together at least.
+        piece_ns: work in a piece of a batch of rows, in ns.
         start_method: "fork", "forkserver" or "spawn".
         timeout_s: as torch's `timeout`; 0 for the default.
         in_order: hand batches out in order, not as soon as they are made.
@@ -158,7 +162,10 @@ class Settings:
     drop_last: bool
     max_rows: int
     workers: int
+    prefetch: int | None
     prefetch_factor: int
+    ahead: int
+    piece_ns: int
     start_method: str
     timeout_s: float
     in_order: bool
@@ -188,7 +195,10 @@ def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
         drop_last=loader.drop_last,
         max_rows=_max_rows(loader),
         workers=loader.num_workers,
-        prefetch_factor=2 if loader.prefetch_factor is None else loader.prefetch_factor,
+        prefetch=None if loader.prefetch in (None, asked.prefetch) else loader.prefetch,
+        prefetch_factor=prefetch_factor_of(loader.prefetch_factor),
+        ahead=loader._ahead,
+        piece_ns=piece_ns_of(loader.piece_ms),
         start_method=_start_method(loader, asked.native),
         timeout_s=loader.timeout,
         in_order=loader.in_order,
@@ -196,6 +206,11 @@ def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
         pin=loader.pin_memory,
         persistent=loader.persistent_workers,
     )
+
+
+def prefetch_factor_of(given: int | None) -> int:
+    """How many whole batches each worker makes ahead; at least 1: torch's constructor takes 0."""
+    return DEFAULT_PREFETCH_FACTOR if given is None else max(1, int(given))
 
 
 def _start_method(loader: Any, native: bool) -> str:

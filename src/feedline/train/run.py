@@ -45,7 +45,8 @@ def run_training(
     root: Path,
     val: Path | None = None,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
+    workers: int | Literal["auto"] | None = None,
+    settings: Path | None = None,
     out: Path | None = None,
     resume: str | None = None,
     checkpoint_every: int = 0,
@@ -60,7 +61,9 @@ def run_training(
         root: the dataset.
         val: validation images, where they are not under `root`.
         device: "auto", "cpu" or "cuda".
-        workers: "auto" or how many worker processes load images.
+        workers: "auto" or how many worker processes load images; None for what `settings` say, or
+            else "auto".
+        settings: a file of `feedline tune --save`; see `DataLoader`.
         out: the run's folder; None takes `runs/MODEL-N`.
         resume: a checkpoint, a run's folder, "auto", or None.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
@@ -73,7 +76,7 @@ def run_training(
     """
     if checkpoint_every < 0:
         raise UsageError(f"checkpoint_every must be 0 or above, got {checkpoint_every}")
-    if workers != "auto" and workers < 0:
+    if isinstance(workers, int) and workers < 0:
         raise UsageError(f"workers must be 'auto' or 0 or above, got {workers}")
     rank, world_size = rank_and_world()
     if world_size > 1:
@@ -120,7 +123,8 @@ def run_training(
     make_loader: partial[DataLoader[Any]] = partial(
         DataLoader,
         seed=recipe.seed,
-        num_workers=workers,
+        num_workers="auto" if workers is None and settings is None else workers,
+        settings=settings,
         device=torch_device.type,
         on_error=recipe.on_error,
     )

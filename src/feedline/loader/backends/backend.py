@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from feedline.engine.live_settings import LiveSettings
 from feedline.loader.backends.worker_handle import WorkerHandle
 from feedline.plan.batches import Batch
 from feedline.trace.stage_page import Spent
@@ -34,6 +35,21 @@ class Backend:
     def memory_bytes(self) -> int:
         """What is allocated for batches."""
         return 0
+
+    @property
+    def batch_bytes(self) -> int:
+        """What is allocated for one, on average; 0 where that is not known."""
+        return 0
+
+    @property
+    def live(self) -> LiveSettings | None:
+        """What `apply` changes; None where nothing can be changed."""
+        return None
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        return False
 
     @property
     def workers(self) -> int:
@@ -83,7 +99,7 @@ class Backend:
     def restart_prefetch(self) -> None:
         """Go on from the position: it is not where it was."""
 
-    def apply(self, **changes: int) -> None:
+    def apply(self, **changes: int | None) -> None:
         """Change what may change while the loader works: fields of `engine.LiveSettings`."""
 
     def release(self) -> object:

@@ -118,7 +118,11 @@ def _rows_backend(
         feed = Feed(
             PieceTasks(slots, source.fields),
             crew,
-            LiveSettings(workers=settings.workers),
+            LiveSettings(
+                workers=settings.workers,
+                prefetch=settings.prefetch,
+                piece_ns=settings.piece_ns,
+            ),
             timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
             deadline_s=inf if native else settings.timeout_s or inf,
         )
@@ -152,14 +156,18 @@ def _whole_batches(
         preload=_PRELOAD_WHOLE,
     )
 
-    def wanted(workers: int) -> int:
-        return max(1, settings.prefetch_factor) * workers + _KEPT_BY_USER
-
-    slots = GrowingSlots(wanted(settings.workers))
+    slots = GrowingSlots(0)
+    tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=crew.shares_memory)
+    live = LiveSettings(
+        workers=settings.workers,
+        prefetch_factor=settings.prefetch_factor,
+        ahead=settings.ahead,
+    )
+    tasks.resize(live)
     feed = Feed(
-        BatchTasks(slots, wanted, shares_memory=crew.shares_memory),
+        tasks,
         crew,
-        LiveSettings(workers=settings.workers),
+        live,
         timeout_s=inf,  # a user's sample may take as long as it likes
         deadline_s=settings.timeout_s or inf,
         in_order=settings.in_order,

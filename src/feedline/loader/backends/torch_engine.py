@@ -266,7 +266,7 @@ class TorchBackend(Backend):
             "ahead, without one. A map-style Dataset can"
         )
 
-    def apply(self, **changes: int) -> None:
+    def apply(self, **changes: int | None) -> None:
         """Refuse: the number of workers decides how the dataset is shared out."""
         raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
 

@@ -18,6 +18,7 @@ from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.device.carrier import Carrier
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.live_settings import LiveSettings
 from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
@@ -57,6 +58,16 @@ class WorkerBackend(Backend):
         self._disturbed = False
 
     @property
+    def live(self) -> LiveSettings:
+        """What `apply` changes."""
+        return self.feed.settings
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        return self.feed.shares_batches
+
+    @property
     def workers(self) -> int:
         """How many workers there are to be."""
         return self.feed.settings.workers
@@ -80,6 +91,11 @@ class WorkerBackend(Backend):
     def memory_bytes(self) -> int:
         """What is allocated for batches."""
         return self.feed.slots.memory_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """What is allocated for one, on average; 0 where none has been made."""
+        return self.feed.slots.memory_bytes // self.feed.slots.slots
 
     def spent(self) -> dict[int, Spent]:
         """What the workers have spent their time on, by seat."""
@@ -143,12 +159,12 @@ class WorkerBackend(Backend):
             self.feed.restart(self._cursor.ahead())
             self._disturbed = False
 
-    def apply(self, **changes: int) -> None:
+    def apply(self, **changes: int | None) -> None:
         """Change what may change while the loader works: fields of `LiveSettings`."""
         self.recover()
         self._disturbed = True
         try:
-            self.feed.apply(replace(self.feed.settings, **changes))
+            self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
         except UsageError:  # and nothing has changed
             self._disturbed = False
             raise

@@ -1,0 +1,85 @@
+"""How far and how finely batches are made ahead, checked: what may be set on a loader at any time.
+
+Guarantees: what cannot be used is a UsageError that says what was asked and what was got.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+from feedline.errors import UsageError
+from feedline.plan.pieces import PIECE_NS
+
+__all__ = ["check_no_factor", "check_prefetch", "check_prefetch_factor", "is_whole", "piece_ns_of"]
+
+_MAX_PREFETCH_FACTOR = 1024
+_MAX_PREFETCH = 64
+_MAX_PIECE_MS = 1e9  # twelve days: no batch has as much work
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, of numpy's too, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_prefetch_factor(factor: object, *, least: float = 1) -> None:
+    """Check how many batches each worker makes ahead.
+
+    Raises:
+        UsageError: it is neither None nor a whole number from `least` to 1024.
+    """
+    whole = is_whole(factor) and least <= factor <= _MAX_PREFETCH_FACTOR
+    if not (factor is None or whole):
+        raise UsageError(
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
+            f"{factor!r}: it is how many batches each worker makes ahead"
+        )
+
+
+def check_no_factor(factor: object) -> None:
+    """Refuse a prefetch_factor for a source of feedline's own.
+
+    Raises:
+        UsageError: there is one.
+    """
+    # 2 is what torch's own constructor makes of None, and what frameworks hand on.
+    if factor not in (None, 2):
+        raise UsageError(
+            f"prefetch_factor={factor!r} has no effect here: all workers share each batch; say "
+            "with prefetch=... how many batches are made ahead"
+        )
+
+
+def check_prefetch(prefetch: object) -> None:
+    """Check how many batches of rows are made ahead.
+
+    Raises:
+        UsageError: it is neither None nor a whole number from 1 to 64.
+    """
+    if prefetch is not None and not (is_whole(prefetch) and 1 <= prefetch <= _MAX_PREFETCH):
+        raise UsageError(
+            f"prefetch must be a whole number from 1 to {_MAX_PREFETCH}, got {prefetch!r}"
+        )
+
+
+def piece_ns_of(piece_ms: object) -> int:
+    """The work in a piece in ns.
+
+    Args:
+        piece_ms: the same in ms; None for the default.
+
+    Raises:
+        UsageError: it is no number above 0.
+    """
+    if piece_ms is None:
+        return PIECE_NS
+    value: Any = piece_ms
+    number = isinstance(piece_ms, Real) and not isinstance(piece_ms, bool)
+    if not (number and 0 < value < math.inf):
+        raise UsageError(
+            "piece_ms must be a number of milliseconds above 0, or None for "
+            f"{PIECE_NS / 1e6:g}, got {piece_ms!r}: it is how much work a worker takes at a time"
+        )
+    return max(1, round(1e6 * float(min(value, _MAX_PIECE_MS))))

@@ -1,0 +1,327 @@
+"""What is set on a loader at work: batches are the same to the byte, and it takes effect."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import random
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from feedline.engine.live_settings import LiveSettings
+from feedline.engine.slots import GrowingSlots
+from feedline.engine.tasks import BatchTasks
+from feedline.errors import ClosedError, UsageError
+from feedline.loader import DataLoader
+from loader_reading import Seen, planned_epoch, read, seen
+from sets import Made
+from slow import slow
+from sources import Rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """A loader that keeps the fork server, so that the others start in no time."""
+    with rows(1):
+        yield
+
+
+def rows(workers: int, **options: Any) -> DataLoader[Any]:
+    """A loader of rows, with memory for four batches ahead."""
+    options = {"schedule": "8x1@5,6x1@7", "seed": 5, "prefetch": 4, **options}
+    return DataLoader(Rows(61), 4, num_workers=workers, **options)
+
+
+def numbers(index: int) -> torch.Tensor:
+    return torch.full((index % 7 + 1,), index)
+
+
+def whole(workers: int, **options: Any) -> DataLoader[Any]:
+    """A loader of whole batches of unlike size."""
+    options = {"seed": 5, "shuffle": True, "collate_fn": torch.cat, **options}
+    loader = DataLoader(Made(61, numbers), 3, num_workers=min(workers, 2), **options)
+    if workers > 2:  # torch warns of more than there are cores
+        loader.num_workers = workers
+    return loader
+
+
+def change(loader: DataLoader[Any], chance: random.Random) -> None:
+    """Change something, in some way or other."""
+    backend = loader._session.backend
+    changes: list[tuple[str, list[Any]]] = (
+        [("num_workers", [1, 2, 3])] if loader.num_workers else []
+    )
+    if isinstance(loader.dataset, Rows):
+        changes += [("prefetch", [None, 1, 2, 4]), ("piece_ms", [None, 1e-6, 0.01, 5, 10**400])]
+    else:
+        changes += [("prefetch_factor", [None, 1, 2, 5]), ("depth", [None, 1, 3, 20])]
+    name, values = chance.choice(changes)
+    if name == "depth":
+        backend.apply(prefetch=chance.choice(values))
+    else:
+        setattr(loader, name, chance.choice(values))
+
+
+def read_and_change(loader: DataLoader[Any], chance: random.Random) -> Iterator[Any]:
+    """An epoch, with changes between its batches and at its ends."""
+    change(loader, chance)
+    for batch in loader:
+        yield batch
+        for _ in range(chance.choice([0, 0, 1, 2])):
+            change(loader, chance)
+    change(loader, chance)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, *slow(4)])
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_are_the_same_whatever_is_set_at_whatever_moment(workers: int, seed: int) -> None:
+    chance = random.Random(seed)
+    with rows(workers) as loader:
+        for epoch in range(2):
+            expected = planned_epoch(loader, epoch)
+            assert read(read_and_change(loader, chance)) == expected
+        assert not loader.worker_deaths
+
+
+@pytest.mark.parametrize(
+    ("workers", "seed", "start"),
+    [
+        *((workers, seed, None) for workers in (1, 2) for seed in range(2)),
+        *slow((4, 0, None), (4, 1, None), (1, 0, "spawn")),
+    ],
+)
+def test_whole_batches_are_the_same_whatever_is_set_at_whatever_moment(
+    workers: int, seed: int, start: str | None
+) -> None:
+    chance = random.Random(seed)
+    with whole(0) as still, whole(workers, start_method=start) as loader:
+        for _ in range(2):
+            expected = [batch.tolist() for batch in still]
+            assert [batch.tolist() for batch in read_and_change(loader, chance)] == expected
+        assert not loader.worker_deaths
+
+
+def test_kept_batches_stay_as_they_were() -> None:
+    """Of slots that came later, too."""
+    chance = random.Random(3)
+    with whole(0) as still, whole(2) as loader:
+        expected = list(still)
+        kept = list(read_and_change(loader, chance))
+    assert all(torch.equal(*both) for both in zip(kept, expected, strict=True))
+
+
+@pytest.mark.parametrize("before", [{}, {"prefetch": 1, "piece_ms": 0.001}])
+@pytest.mark.parametrize("after", [{"prefetch": 2, "piece_ms": 1e9}, {"piece_ms": None}])
+def test_a_state_goes_on_with_other_settings(before: dict[str, Any], after: dict[str, Any]) -> None:
+    with rows(1, **before) as loader:
+        expected = planned_epoch(loader, 0)
+        found = [seen(batch) for batch in itertools.islice(loader, 3)]
+        loader.piece_ms = 0.5
+        state = loader.state_dict()
+    with rows(1, **after) as loader:
+        loader.load_state_dict(state)
+        loader.prefetch = 1
+        found += read(loader)
+    assert found == expected
+
+
+def test_as_many_rows_are_under_way_as_are_set() -> None:
+    with rows(1, schedule=None, image_size=4) as loader:
+        batches, backend = iter(loader), loader._session.backend
+        held = next(batches)
+        assert backend.under_way == 4
+        loader.prefetch = 2
+        assert backend.under_way == 4  # what is under way is finished
+        for _ in range(3):
+            held = next(batches)
+        assert backend.under_way == 2
+        loader.prefetch = 3
+        assert backend.under_way == 3
+        loader.prefetch = 4  # as many as it was built with
+        assert backend.under_way == 4
+        loader.prefetch = 1
+        loader.prefetch = None
+        assert backend.under_way == 4
+        del held
+
+
+def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
+    with whole(1, prefetch_factor=1) as loader:
+        batches, backend = iter(loader), loader._session.backend
+        held = next(batches)
+        assert backend.under_way == 2  # one for the worker, two to be kept, one of these is
+        backend.apply(prefetch=9)
+        assert backend.under_way == 9
+        backend.apply(prefetch=None)
+        for _ in range(8):
+            held = next(batches)
+        assert backend.under_way == 3
+        loader.prefetch_factor = 4
+        assert backend.under_way == 6
+        del held
+
+
+def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() -> None:
+    slots = GrowingSlots(0)
+    tasks = BatchTasks(slots, kept=2, shares_memory=True)
+    for settings, depth, memory in (
+        (LiveSettings(workers=2), 6, 6),  # two for each, and what may be kept
+        (LiveSettings(workers=2, prefetch=3), 3, 6),
+        (LiveSettings(workers=2, prefetch=4), 4, 6),
+        (LiveSettings(workers=2, prefetch=7), 7, 9),
+        (LiveSettings(workers=3, prefetch_factor=3, prefetch=1), 1, 11),
+        (LiveSettings(workers=1, prefetch_factor=3), 5, 11),
+    ):
+        tasks.resize(settings)
+        assert (tasks.depth(settings), slots.slots) == (depth, memory)
+
+
+def test_a_shorter_piece_makes_more_of_them() -> None:
+    def tasks(loader: DataLoader[Any]) -> int:
+        return sum(each.tasks for each in loader._session.backend.spent().values())
+
+    with rows(0, schedule=None, image_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.piece_ms = 1e-6
+        assert len(list(batches)) == 15
+        # Five batches had been begun, a piece each; then there is one for each row.
+        assert tasks(loader) == 5 + 61 - 5 * 4
+    with rows(0, schedule=None, image_size=4, piece_ms=1e-6) as loader:
+        next(iter(loader))
+        assert tasks(loader) == 4
+
+
+def test_what_is_set_lives_on_with_other_workers() -> None:
+    def settings(loader: DataLoader[Any]) -> LiveSettings:
+        return loader._session.backend.feed.settings  # type: ignore[attr-defined,no-any-return]
+
+    options: dict[str, Any] = {"schedule": None, "seed": None, "image_size": 4}
+    with rows(1, worker_init_fn=abs, **options) as loader:
+        assert len(list(loader)) == 16
+        assert not loader.worker_pids  # they ended with the epoch
+        loader.prefetch, loader.piece_ms = 2, 5
+        batches = iter(loader)
+        next(batches)
+        assert settings(loader) == LiveSettings(workers=1, prefetch=2, piece_ns=5_000_000)
+    with whole(1, seed=None) as loader:
+        assert len(list(loader)) == 21
+        assert not loader.worker_pids
+        loader.prefetch_factor = 5
+        batches = iter(loader)
+        next(batches)
+        assert settings(loader) == LiveSettings(workers=1, prefetch_factor=5)
+
+
+def test_no_worker_ends_for_another_depth() -> None:
+    with whole(1) as loader:
+        next(iter(loader))
+        pids = loader.worker_pids
+        loader.prefetch_factor = 5
+        assert len(list(loader)) == 21
+        assert loader.worker_pids == pids
+
+
+def test_a_copy_is_built_with_what_was_set() -> None:
+    with rows(1, piece_ms=20) as loader:
+        assert loader.piece_ms == pickle.loads(pickle.dumps(loader)).piece_ms == 20
+        loader.prefetch, loader.piece_ms = np.int64(2), np.float32(0.5)
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert (copy.prefetch, copy.piece_ms) == (2, 0.5)
+            assert read(copy) == planned_epoch(loader, 0)
+        assert "2 batches (prefetch), in pieces of 0.5 ms (piece_ms)" in loader.explain()
+    with whole(1) as loader:
+        loader.prefetch_factor = 3
+        assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
+
+
+BAD_PIECES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fraction(0)]
+
+
+@pytest.mark.parametrize("piece_ms", BAD_PIECES)
+def test_what_is_no_piece_is_refused(piece_ms: Any) -> None:
+    said = "piece_ms must be a number of milliseconds above 0, or None for 50, got"
+    with pytest.raises(UsageError, match=said):
+        rows(0, piece_ms=piece_ms)
+    with pytest.raises(UsageError, match=said):
+        whole(0, piece_ms=piece_ms)
+    with rows(0) as loader:
+        with pytest.raises(UsageError, match=said):
+            loader.piece_ms = piece_ms
+        assert loader.piece_ms is None
+        assert read(loader) == planned_epoch(loader, 0)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "said"),
+    [
+        (0, "prefetch must be a whole number from 1 to 64, got 0"),
+        (True, "prefetch must be .* got True"),
+        (2.0, r"prefetch must be .* got 2\.0"),
+        (math.nan, "prefetch must be .* got nan"),
+        (5, "prefetch=5 was asked for.*memory for 4 batches ahead.*build it with prefetch=5"),
+    ],
+)
+def test_a_depth_that_cannot_be_had_is_refused(prefetch: Any, said: str) -> None:
+    with rows(0) as loader:
+        with pytest.raises(UsageError, match=said):
+            loader.prefetch = prefetch
+        assert loader.prefetch == 4
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1025, True, 1.5, "2", math.nan])
+def test_a_prefetch_factor_that_cannot_be_had_is_refused(factor: Any) -> None:
+    with whole(1) as loader:
+        with pytest.raises(UsageError, match="prefetch_factor must be None or a whole number"):
+            loader.prefetch_factor = factor
+        assert loader.prefetch_factor == 2
+
+
+def test_what_would_have_no_effect_is_refused() -> None:
+    with whole(1) as loader:
+        with pytest.raises(UsageError, match=r"prefetch=2 has no effect.*whole .*prefetch_f"):
+            loader.prefetch = 2
+        with pytest.raises(UsageError, match=r"piece_ms=5 has no effect .*one worker's"):
+            loader.piece_ms = 5
+    with whole(0) as loader, pytest.raises(UsageError, match="no effect without workers"):
+        loader.prefetch_factor = 2
+    with rows(1) as loader, pytest.raises(UsageError, match="prefetch_factor=4 has no effect here"):
+        loader.prefetch_factor = 4
+
+
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
+
+
+def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
+    with DataLoader(Sevens(), 3, num_workers=1) as loader:
+        assert len(list(loader)) == 3
+        loader.prefetch_factor = 3
+        assert len(list(loader)) == 3
+        with pytest.raises(UsageError, match=r"prefetch=2 has no effect.*torch's own"):
+            loader.prefetch = 2
+
+
+def test_a_closed_loader_is_not_changed() -> None:
+    loader = rows(0)
+    loader.close()
+    with pytest.raises(ClosedError):
+        loader.piece_ms = 5
+
+
+def test_a_mistake_in_mid_epoch_changes_nothing() -> None:
+    found: list[Seen] = []
+    with rows(2) as loader:
+        for batch in loader:
+            found.append(seen(batch))
+            with pytest.raises(UsageError):
+                loader.prefetch = 64
+        assert found == planned_epoch(loader, 0)
