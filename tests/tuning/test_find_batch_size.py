@@ -88,6 +88,7 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
         (None, 64, {"gpu_memory": 8, "precision": torch.int8}, "precision"),
         (None, 64, {"gpu_memory": 8, "most": 0}, "most"),
         (None, 64, {"gpu_memory": 8, "step": print}, "step and batch run on a GPU only"),
+        (None, 64, {"step": print}, "is put back only if it is named"),
         (LAZY, 64, {"gpu_memory": 8}, "call it on one batch first"),
         (FROZEN, 64, {"gpu_memory": 8}, "no parameter"),
     ],

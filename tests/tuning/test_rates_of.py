@@ -16,6 +16,7 @@ from feedline.errors import UsageError
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.tuning.metered import Metered
+from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal
 from feedline.tuning.tune import tune
@@ -53,12 +54,13 @@ def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
 
 def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     """A short look at one size."""
-    loader.set_image_size(size)
-    rehearsal = Rehearsal(loader, lambda batch: time.sleep(0.005), size)
-    trial = rehearsal.trial(1, least_s=0.1, most_s=0.2)
-    rehearsal.close()
+    own = OwnLoader(loader)
+    own.begin(next(phase for phase in own.phases if phase.size == size))
+    rehearsal = Rehearsal(own, lambda batch: time.sleep(0.005), size)
+    trial = rehearsal.trial(own.start, least_s=0.1, most_s=0.2)
     phase = TunedPhase(
         size=size,
+        batch_size=own.batch_size,
         ceiling=200.0,
         trials=(trial,),
         best=trial,
@@ -67,6 +69,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
         needs_s=0.0,
     )
     found = rates_of(loader, phase, 0.001)
+    own.close()
     assert found is not None
     return found
 

@@ -74,7 +74,8 @@ def batches(
         return Batches(int(text), schedule)
     if model is None:
         raise UsageError(
-            "--batch-size auto needs --model: how large a batch may be depends on what trains"
+            "--batch-size auto needs --model with a timm model's name: how large a batch may be "
+            "depends on what trains; for a model of your own there is feedline.find_batch_size"
         )
     from rich.progress import TimeElapsedColumn
 

@@ -84,7 +84,8 @@ def tune(
     number of workers, and where batches come unevenly, the depth of prefetch and
     the size of pieces. Workers live from trial to trial. Ctrl-C prints what is
     known so far. Of a folder it also says what each phase of the schedule will
-    be, and would be with something changed.
+    be, and would be with something changed. With --batch-size auto the largest
+    batch that a GPU's memory holds is found before, for each size.
 
     Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40 --save tuned.json
     """

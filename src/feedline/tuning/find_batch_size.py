@@ -50,8 +50,8 @@ def find_batch_size(
         model: where it trains, before DistributedDataParallel wraps it. Nothing of it changes.
         schedule: in any form that `feedline.DataLoader` takes, or one image size in pixels. A phase
             that names a batch size keeps it, and it is tried whether it fits.
-        step: one training step on a batch, in the place of a plain one. What it changes besides
-            the model and the optimizer belongs into `also`. Only by trial.
+        step: one training step on a batch, in the place of a plain one; `optimizer` is needed with
+            it. What it changes besides these belongs into `also`. Only by trial.
         batch: makes a batch on the device from (rows, size); None makes images, float32,
             shape (N, 3, H, W), channels_last, and labels, int64, shape (N,). Only by trial.
         optimizer: of the model; None takes AdamW, whose state is twice the parameters.
@@ -65,7 +65,8 @@ def find_batch_size(
 
     Raises:
         UsageError: there is no GPU and no `gpu_memory`; the schedule has no sizes; a batch that the
-            schedule names does not fit, or none does; the model cannot be tried or estimated.
+            schedule names does not fit, or none does; the model cannot be tried or estimated; a
+            step without its optimizer.
         Exception: whatever the step raises that is no lack of memory.
 
     Example:
@@ -90,6 +91,12 @@ def find_batch_size(
             loss=loss,
             precision=precision,
             most=most,
+        )
+    own = (optimizer, *also)
+    if step is not None and not any(isinstance(each, torch.optim.Optimizer) for each in own):
+        raise UsageError(
+            "a step of your own changes the state of its optimizer, which is put back only if it "
+            "is named: optimizer=..., and others in also=[...]"
         )
     device = _device(model)
     training = Training(
