@@ -5,7 +5,7 @@
 Each workload is a training whose step takes a given time on no core, as on a GPU, in a process of
 its own. First `feedline.tune` searches. Then every cell of a grid of workers and prefetch gets a
 loader of its own, built anew, and is counted for some seconds behind a warm-up. At last the tuned
-setting and the grid's best take turns, five times over, and the median of the ratios counts.
+setting and the grid's best take turns, three times over, and the median of the ratios counts.
 
 Workers that were needed: the fewest in the grid whose rate is within 3% of the best.
 """
@@ -38,7 +38,7 @@ import feedline
 from feedline.tuning.tuned import Tuned
 
 _CREWS = (1, 2, 3, 4, 6, 8)
-_WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 2.5, 3.0, 5
+_WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 3.0, 3.0, 3
 _ALIKE = 0.03
 
 
@@ -143,7 +143,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
 
         return build
 
-    rows, whole = (3, 6), (2, 8)
+    rows, whole = (3, 6), (2, 4, 8)
     return {
         "decoding 224 px": Workload(build=photographs(folder, 224), step_ms=5, prefetch=rows),
         "decoding 112 px": Workload(build=photographs(folder, 112), step_ms=25, prefetch=rows),
