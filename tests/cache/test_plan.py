@@ -304,8 +304,8 @@ def test_a_cache_is_not_planned_of_a_cache(built: Callable[..., Path], tmp_path:
 def test_too_little_room_for_the_copies_is_said(
     photos: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.bench.plan_cache.MOST_BYTES", 1 << 60)
-    monkeypatch.setattr("feedline.bench.plan_cache._ORIGINAL_BYTES", 1 << 60)
+    monkeypatch.setattr("feedline.bench.small_cache.MOST_BYTES", 1 << 60)
+    monkeypatch.setattr("feedline.bench.small_cache._ORIGINAL_BYTES", 1 << 60)
     with pytest.raises(ResourceError, match=r"they need up to .* look at fewer images, or let"):
         planned(photos)
     assert list(temporary.iterdir()) == []

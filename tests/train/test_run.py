@@ -203,7 +203,7 @@ def test_a_stopped_run_goes_on_with_the_random_numbers_that_were_next(
     stop = Recorder(after=2, do=stop_with(signal.SIGINT))
     run(tiny_set, tmp_path / "out", stop, model=model, schedule="32x1")
     begun = torch.Generator().manual_seed(0).get_state()
-    assert not torch.equal(load_checkpoint(tmp_path / "out")["random"]["cpu"], begun)
+    assert not torch.equal(load_checkpoint(tmp_path / "out")["random"][0]["cpu"], begun)
     torch.rand(3)
     run(tiny_set, tmp_path / "out", Recorder(), model=model, schedule="32x1", resume="auto")
     assert_same_training(tmp_path / "out", tmp_path / "whole")
