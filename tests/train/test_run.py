@@ -28,6 +28,7 @@ from feedline.train.result import Result
 from feedline.train.run import run_training
 from feedline.train.run_folder import occupied
 from feedline.train.run_settings import RunSettings
+from slow import slow
 
 MODEL = "test_resnet.r160_in1k"
 RECIPE = Recipe().as_dict()
@@ -105,7 +106,7 @@ def test_the_best_weights_are_kept_with_their_classes(uninterrupted: Path) -> No
     assert best["weights"].keys() == load_checkpoint(uninterrupted)["learner"]["model"].keys()
 
 
-@pytest.mark.parametrize("step", [1, 3, 5, 9, 10, 14])
+@pytest.mark.parametrize("step", [3, 10, *slow(1, 5, 9, 14)])
 def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path, step: int
 ) -> None:
@@ -142,7 +143,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("step", [3, 5, *slow(1, 2, 7, 8)])
 def test_a_run_with_everything_goes_on_to_the_same_weights(
     tiny_set: Path, tmp_path: Path, step: int
 ) -> None:
@@ -310,6 +311,7 @@ def test_warming_and_tensorboard_change_nothing(
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
+@pytest.mark.slow
 def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("there is no C++ compiler")
