@@ -2,6 +2,7 @@
 #   make demo   sets everything up and trains with progressive resizing on images it makes itself
 #   make test   sets everything up, lints, type-checks and runs the tests
 # and   make test-all   runs those that are marked as slow, too
+#       make docs       builds the documentation as a site
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench-peers clean
+.PHONY: demo test test-all lint docs bench-peers clean
 
 demo: $(READY)
 	$(BIN)/feedline demo-data demo-data
@@ -27,6 +28,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks conformance examples laboratory
 	$(BIN)/mypy
 
+# The documentation as a site, in build/site; a test builds it, too.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
 # An environment with what feedline is compared with, apart from feedline's own.
 bench-peers:
 	$(PYTHON) -m venv $(PEERS)
@@ -40,4 +45,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS) demo-data runs
+	rm -rf $(VENV) $(PEERS) demo-data runs build/site

@@ -40,7 +40,7 @@ from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
 from feedline.bench.pool import Keep, Pool, Tell
-from feedline.stores.cache_index import COLUMNS, ENTRY
+from feedline.stores.cache_index import COLUMNS, ENTRY, digest_of
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
 from feedline.stores.index import FolderIndex
 from feedline.stores.path_table import starts_of
@@ -110,7 +110,7 @@ def make_cache(root: Path, samples: int) -> None:
         source=("folder", "/data/train"),
         samples_in_source=samples,
         per_shard=PER_SHARD,
-        digests=dict.fromkeys(columns, "0" * 16),
+        digests={name: digest_of(root / INDEX / f"{name}.npy") for name in columns},
         feedline=__version__,
     )
     (root / MANIFEST).write_text(manifest.as_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,19 @@ NEEDS = {  # an example, and what must be installed for it
 
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "progressive"}
+
+
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
+def test_progressive_resizing_by_hand(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").symlink_to(jpeg_folder)
+    example = runpy.run_path(str(EXAMPLES / "progressive.py"))
+    example["main"](str(tmp_path), "16x1,32x2", batch_size=4)
+    said = capsys.readouterr().out
+    for line in ("epoch 1 at 16 px: loss", "epoch 2 at 32 px: loss", "epoch 3 at 32 px: loss"):
+        assert line in said
 
 
 @pytest.mark.timeout(420)  # importing a framework may take most of it on a busy machine

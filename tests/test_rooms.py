@@ -24,6 +24,7 @@ ROOMS = (
     "tuning",
     "cache",
     "loader",
+    "forecast",
     "control",
     "sampling",
     "dataset",

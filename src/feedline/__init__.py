@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
     from feedline.watching.ceiling import ceiling
     from feedline.watching.watched import watch
@@ -35,6 +36,7 @@ __all__ = [
     "augmentation_strength",
     "build_cache",
     "ceiling",
+    "find_batch_size",
     "image_size",
     "per_size",
     "plan_cache",
@@ -56,6 +58,7 @@ _HOMES = {
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
+    "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",

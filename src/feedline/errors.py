@@ -6,6 +6,7 @@ FeedlineError
 │   ├── DatasetError               a folder or index that is missing, empty or untidy
 │   └── StateError                 a state of another dataset, seed or schedule
 ├── ResourceError (MemoryError)    memory, descriptors or processes this machine does not have
+├── SaveError (OSError)            a checkpoint could not be written; the earlier one stays
 ├── ClosedError (RuntimeError)     you closed the loader and then used it
 ├── SampleError (RuntimeError)     one sample could not be loaded; names it
 │   └── ImageError                 an image that cannot be decoded as it claims to be
@@ -25,6 +26,7 @@ __all__ = [
     "ImageError",
     "ResourceError",
     "SampleError",
+    "SaveError",
     "ScheduleError",
     "StartError",
     "StateError",
@@ -55,6 +57,10 @@ class StateError(UsageError):
 
 class ResourceError(FeedlineError, MemoryError):
     """The machine lacks the memory, descriptors or processes that were asked for."""
+
+
+class SaveError(FeedlineError, OSError):
+    """A checkpoint could not be written; the earlier one is as it was."""
 
 
 class ClosedError(FeedlineError, RuntimeError):

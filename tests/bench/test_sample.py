@@ -9,33 +9,34 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader
-from feedline.bench.sample import Sample, draw
+from feedline.bench.sample import Sample
 from feedline.errors import ImageError
+from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
 from feedline.plan.row import Item
 
 
 def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -> None:
-    drawn = draw(folder, seed=3)
+    some = drawn(folder, seed=3)
     label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
-    assert sorted(map(drawn.path, range(len(drawn)))) == sorted(label)
-    assert [label[drawn.path(k)] for k in range(len(drawn))] == drawn.targets.tolist()
-    assert drawn.classes == folder.classes
+    assert sorted(map(some.path, range(len(some)))) == sorted(label)
+    assert [label[some.path(k)] for k in range(len(some))] == some.targets.tolist()
+    assert some.classes == folder.classes
     assert len(folder) == 20, "the folder itself is as it was"
 
 
 def test_the_seed_decides_what_is_drawn(folder: ImageFolder) -> None:
     def names(seed: int) -> list[str]:
-        return [few.name(k) for few in [draw(folder, seed, most=6)] for k in range(6)]
+        return [few.name(k) for few in [drawn(folder, seed, most=6)] for k in range(6)]
 
     assert names(1) == names(1)
     assert names(1) != names(2)
-    assert len(draw(folder, 1, most=6)) == 6
-    assert len(draw(folder, 1, most=600)) == 20
+    assert len(drawn(folder, 1, most=6)) == 6
+    assert len(drawn(folder, 1, most=600)) == 20
 
 
 def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> None:
-    sample = pickle.loads(pickle.dumps(Sample(draw(folder, 0), [4, 2, 7])))
+    sample = pickle.loads(pickle.dumps(Sample(drawn(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
     assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from feedline.bench.pool import Pool
-from feedline.bench.sample import draw
 from feedline.bench.survey import survey
 from feedline.errors import DatasetError
+from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
 
 
@@ -22,7 +22,7 @@ def test_images_are_measured_and_broken_ones_named(
     whole = (root / "cats" / "3.jpg").read_bytes()
     (root / "cats" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "dogs" / "5.jpg").write_bytes(b"")
-    folder = draw(ImageFolder(root), seed=0)
+    folder = drawn(ImageFolder(root), seed=0)
     heard: list[int] = []
     found = survey(image_pool, folder, seconds=60, advance=heard.append)
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from command_line import Command, Ended
 
+from feedline.loader.saved_settings import SavedSettings
+
 MODEL = "test_resnet.r160_in1k"
 QUICK = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, "--workers", 0)
 QUICK = (*QUICK, "--device", "cpu")
@@ -43,17 +45,60 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
 
     again = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run")
     assert_refused(again, "holds the checkpoint of an earlier run", "--resume auto")
-    foreign = feedline("train", tiny_set, *QUICK, "--resume", tmp_path / "run", "--seed", 3)
+    bare = ("train", tiny_set, "--workers", 0, "--device", "cpu", "--resume", tmp_path / "run")
+    foreign = feedline(*bare, "--seed", 3)
     assert_refused(foreign, "seed was 0, is 3")
-    finished = feedline("train", tiny_set, *QUICK, "--resume", tmp_path / "run")
+    finished = feedline(*bare)
     assert finished.status == 0
     assert "finished already" in finished.out
+    longer = feedline(*bare, "--schedule", "32x1,48x1")
+    assert longer.status == 0, longer.err
+    assert "to 2 epochs, along the curve of the longer schedule" in longer.out
+    assert "epoch 2/2  48 px" in longer.out
+    assert_refused(feedline(*bare, "--schedule", "48x3"), "schedule was '32x1,48x1', is '48x3'")
+
+
+def test_a_file_says_phases_and_the_command_line_the_rest(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "recipe.toml"
+    config.write_text(
+        f'model = "{MODEL}"\nbatch_size = 8\nmixup = 0.2\n'
+        "[[schedule]]\nsize = 32\nepochs = 1\n[[schedule]]\nsize = 48\nepochs = 1\nlr = 0.5\n"
+    )
+    file = tmp_path / "result.json"
+    arguments = ("train", tiny_set, "--config", config, "--workers", 0, "--device", "cpu")
+    ended = feedline(*arguments, "--mixup", 0.1, "--out", tmp_path / "run", "--json", file)
+    assert ended.status == 0, ended.err
+    recipe = json.loads(file.read_text())["recipe"]
+    assert (recipe["mixup"], recipe["batch_size"]) == (0.1, 8)
+    assert recipe["schedule"][1] == {"size": 48, "epochs": 1, "lr": 0.5}
+    config.write_text("mix_up = 0.2\n")
+    assert_refused(feedline(*arguments), "no setting 'mix_up'", "mixup")
+    config.write_text("mixup = \n")
+    assert_refused(feedline(*arguments), "is no TOML that can be read")
+    assert_refused(feedline("train", tiny_set, "--config", tmp_path / "none"), "cannot be read")
+
+
+def test_resuming_with_nothing_to_go_on_from_says_so(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", "--resume", "auto")
+    assert ended.status == 0
+    assert "there is no run to go on from" in ended.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
+        (("--schedule", "15000x1"), ("images at 15000 px takes about", "are free on cpu")),
+        (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
+        (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
+        (("--epochs", 3), ("epochs is of a preset",)),
+        (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),
+        (("--pretrained", "none.pt"), ("there is no file 'none.pt'",)),
+        (("--freeze", "stem"), ("no parameter's name begins with 'stem'",)),
         (("--schedule", "0x2"), ("size must be", "got 0")),
         (("--batch-size", 0), ("batch_size must be", "got 0")),
         (("--lr", "-1"), ("lr must be above 0", "got -1.0")),
@@ -75,6 +120,17 @@ def test_a_setting_that_cannot_be_used_is_refused(
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", *arguments)
     assert_refused(ended, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_come_from_a_file(feedline: Command, tiny_set: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "tuned.json"
+    settings.write_text("{}")
+    quick = [each for each in QUICK if each not in ("--workers", 0)]
+    arguments = ("train", tiny_set, *quick, "--out", tmp_path / "run", "--settings", settings)
+    assert_refused(feedline(*arguments), "is not a file of settings", str(settings))
+    settings.write_text(SavedSettings(num_workers=1).as_text())
+    ended = feedline(*arguments)
+    assert ended.status == 0, ended.err
 
 
 def test_folders_that_hold_nothing_to_learn_are_refused(
@@ -104,7 +160,7 @@ def test_a_broken_image_is_named_or_skipped_as_asked(
 
     ended = feedline("train", untidy, *QUICK, "--out", tmp_path / "b", "--on-error", "skip")
     assert ended.status == 0, ended.err
-    assert "unreadable images skipped: 1" in ended.out
+    assert ended.out.count("left out: ") == 1
     assert "dark/3.jpg" in ended.out
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
+from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.app import app
 from feedline.train.demo_set import DemoSet, write_demo_set
 
@@ -19,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_each_size_is_tuned_against_a_paced_step(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1,32x1", "--batch-size", "8"]
@@ -29,8 +34,72 @@ def test_each_size_is_tuned_against_a_paced_step(folder: Path, tmp_path: Path) -
     assert [phase["image_size"] for phase in said["phases"]] == [16, 32]
     assert (done.exit_code == 3) == any(phase["ended"] == "budget" for phase in said["phases"])
     assert f"num_workers={said['num_workers']}" in done.output
+    assert "from the page cache" in done.output
 
 
+@pytest.mark.usefixtures("quick_trials")
+def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "tuned.json", tmp_path / "curve.svg"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
+    arguments += ["--step-ms", "20", "--budget", "30", "--save", str(saved), "--svg", str(drawn)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code in {0, 3}, done.output
+    chosen = re.search(r"num_workers=(\d+)", done.output)
+    assert chosen is not None
+    assert f'settings="{saved}"' in done.output
+    with DataLoader(ImageFolder(folder / "train"), 8, image_size=16, settings=saved) as loader:
+        assert loader.num_workers == int(chosen[1])
+    picture = ElementTree.fromstring(drawn.read_text())
+    assert picture.get("width") == "760"
+    assert "16 px" in (picture.get("aria-label") or "")
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_other_ways_are_tried_where_the_step_waits(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    build_cache(folder / "train", cache, [32])
+    file = tmp_path / "tuned.json"
+    arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "16", "--step-ms", "0"]
+    for more, name in (([], "decode='scaled'"), (["--cache", str(cache)], "the originals")):
+        done = CliRunner().invoke(app, [*arguments, *more, "--budget", "60", "--json", str(file)])
+        assert done.exit_code in {0, 3}, done.output
+        (phase,) = json.loads(file.read_text())["phases"]
+        assert not phase["step_is_the_limit"]
+        if phase["ended"] == "done":
+            assert [other["name"] for other in phase["others"]] == [name]
+            assert f"with {name}" in done.output
+
+
+CODE = """
+import time
+from torch.utils.data import DataLoader
+
+theirs = lambda: DataLoader([float(k) for k in range(64)], 4, num_workers=1)
+dataset = lambda: [float(k) for k in range(256)]
+
+
+def step(batch):
+    assert len(batch) == 4
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "feedline_tuned_code.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for source, kind in (("theirs", "torch.utils.data"), ("dataset", "feedline")):
+        arguments = ["tune", f"feedline_tuned_code:{source}", "--budget", "30"]
+        arguments += ["--model", "feedline_tuned_code:step"]
+        arguments += ["--batch-size", "4"] if source == "dataset" else []
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code in {0, 3}, done.output
+        assert f"{kind}.DataLoader(..., num_workers=" in done.output
+    del sys.modules["feedline_tuned_code"]
+
+
+@pytest.mark.usefixtures("quick_trials")
 def test_a_models_steps_are_done(folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
     arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]
@@ -48,9 +117,29 @@ def test_a_models_steps_are_done(folder: Path) -> None:
         (["--model", "resnet81"], "resnet"),
         (["--step-ms", "3", "--batch-size", "4096"], "4096"),
         (["--step-ms", "3", "--budget", "0.1"], "at least 2 seconds"),
+        (["--step-ms", "3", "--schedule", "16"], "16"),
+        (["--model", "feedline_no_module:step"], "cannot be found"),
+        (["--step-ms", "3", "--cache", "no-such-cache"], "no-such-cache"),
+        (["--step-ms", "3", "--save", "no-such-folder/file"], "no-such-folder"),
     ],
 )
 def test_what_cannot_be_tuned_is_wrong_use(folder: Path, arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["tune", str(folder), "--batch-size", "8", *arguments])
+    assert done.exit_code == 2, done.output
+    assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-folder", "--step-ms", "3"], "no-such-folder"),
+        (["feedline_no_module:loader", "--step-ms", "3"], "cannot be found"),
+        (["feedline.errors:UsageError", "--step-ms", "3", "--decode", "scaled"], "--decode"),
+        (["feedline.errors:UsageError", "--step-ms", "3", "--files", "as-is"], "--files"),
+        (["feedline.errors:UsageError", "--model", "resnet18"], "module:function"),
+    ],
+)
+def test_sources_that_cannot_be_tuned_are_wrong_use(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["tune", *arguments])
     assert done.exit_code == 2, done.output
     assert said in done.output

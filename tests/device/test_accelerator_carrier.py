@@ -16,6 +16,7 @@ from model_normalise import ModelNormalise
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.device.accelerator_carrier import AcceleratorCarrier
+from feedline.device.on_device import OnDevice
 
 Read = tuple[Made, list[Callable[[], torch.Tensor]]]
 
@@ -49,7 +50,7 @@ class CarrierMachine(RuleBasedStateMachine):
         self.registered = Registered(self.device)
         self.carrier = AcceleratorCarrier(
             self.slots,
-            self.normalise,
+            OnDevice(self.normalise),
             self.device,
             self.registered,  # type: ignore[arg-type]
         )
@@ -165,7 +166,7 @@ class Trainer:
         self.slots = WatchedSlots(slots)
         self.device = ModelDevice(copy_ms=4.0, lasting=self.slots.block)  # a batch is two copies
         self.normalise = ModelNormalise(self.device, takes_ms=2.0)
-        self.carrier = AcceleratorCarrier(self.slots, self.normalise, self.device)
+        self.carrier = AcceleratorCarrier(self.slots, OnDevice(self.normalise), self.device)
         self.number = 0
 
     def send(self) -> Made:
@@ -247,7 +248,7 @@ def test_a_send_that_broke_off_leaves_no_copy_under_way_after_a_drop() -> None:
     def broken(*_: object) -> torch.Tensor:
         raise Interrupt
 
-    trainer.carrier._normalise = broken  # type: ignore[assignment]
+    trainer.carrier._on_device = OnDevice(broken)  # type: ignore[arg-type]
     with pytest.raises(Interrupt):
         trainer.send()
     assert trainer.device.reading

@@ -13,6 +13,7 @@ from watched_slots import Made, WatchedSlots, make
 from feedline.device.accelerator import TorchAccelerator
 from feedline.device.accelerator_carrier import AcceleratorCarrier
 from feedline.device.normalise import Normalise
+from feedline.device.on_device import OnDevice
 from feedline.device.pinning import Pinned
 from feedline.engine.memory import Memfd
 
@@ -35,7 +36,7 @@ class Bench:
         accelerator._neutral = neutral
         self.normalise = Normalise(dtype=torch.bfloat16)
         pinned = Pinned(self.slots.block)
-        self.carrier = AcceleratorCarrier(self.slots, self.normalise, accelerator, pinned)
+        self.carrier = AcceleratorCarrier(self.slots, OnDevice(self.normalise), accelerator, pinned)
         self.sent: deque[Made] = deque()
         self.number = 0
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from feedline.errors import StateError
+from feedline.errors import SaveError, StateError
 from feedline.train import checkpoint
-from feedline.train.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint
+from feedline.train.checkpoint import (
+    WEIGHTS,
+    keep_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 
 def test_what_is_saved_is_loaded_and_a_folder_means_its_last_checkpoint(tmp_path: Path) -> None:
@@ -32,10 +39,43 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SaveError, match=r"last\.pt cannot be written: No space left.*are free"):
         save_checkpoint(path, {"step": 2})
     assert path.read_bytes() == before
     assert [child.name for child in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_disk_that_is_full_is_named_with_sizes(tmp_path: Path) -> None:
+    """Where torch's own writer meets the end of a file system, for real: of 64 KiB."""
+    code = f"""
+import os, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+import torch
+from pathlib import Path
+from feedline.errors import SaveError
+from feedline.train.checkpoint import save_checkpoint
+try:
+    save_checkpoint(Path({str(tmp_path / "last.pt")!r}), {{"weights": torch.zeros(100_000)}})
+except SaveError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "last.pt cannot be written" in done.stdout
+    assert "it needs about 400.0 kB" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_one_before_and_some_more_are_kept(tmp_path: Path) -> None:
+    path, before = tmp_path / "last.pt", tmp_path / "before.pt"
+    for step in range(5):
+        save_checkpoint(path, {"step": step}, before=before)
+        keep_checkpoint(path, f"epoch-{step:04}.pt", most=2)
+    assert load_checkpoint(path)["step"] == 4
+    assert load_checkpoint(before)["step"] == 3
+    names = sorted(child.name for child in tmp_path.iterdir())
+    assert names == ["before.pt", "epoch-0003.pt", "epoch-0004.pt", "last.pt"]
+    assert load_checkpoint(tmp_path / "epoch-0003.pt")["step"] == 3
 
 
 class _Trap:

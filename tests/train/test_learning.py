@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import OneCycleLR
 
 from feedline.errors import ResourceError, UsageError
 from feedline.train.evaluate import evaluate
 from feedline.train.learner import Learner
-from feedline.train.optimizer import create_optimizer, parameter_groups
-from feedline.train.rate import create_rate
+from feedline.train.optimizer import parameter_groups
+from feedline.train.rate import rate_at
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision
 from feedline.train.step import train_step
@@ -31,11 +33,9 @@ def small_model(classes: int = 3) -> nn.Module:
     )
 
 
-def small_learner(*, classes: int = 3, total_steps: int = 10, **recipe_of: object) -> Learner:
+def small_learner(*, classes: int = 3, **recipe_of: object) -> Learner:
     recipe = Recipe(**recipe_of)  # type: ignore[arg-type]
-    return Learner(
-        small_model(classes), recipe, total_steps=total_steps, device=CPU, precision=torch.float32
-    )
+    return Learner(small_model(classes), recipe, device=CPU, precision=torch.float32)
 
 
 def batch(rows: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,47 +63,152 @@ def test_what_a_model_excludes_does_not_decay() -> None:
 
 
 @settings(deadline=None)
-@example(total=4, warmup=0.25)  # a single step to rise in
-@given(total=st.integers(1, 300), warmup=st.floats(0, 0.99))
-def test_the_rate_is_one_cycle_that_rises_once_and_falls_once(total: int, warmup: float) -> None:
-    recipe = Recipe(warmup=warmup, lr=0.5)
-    optimizer = create_optimizer(nn.Linear(2, 2), recipe)
-    rate = create_rate(optimizer, recipe, total_steps=total)
-    rates = []
-    for step in range(total):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        if step + 1 < total:
-            rate.step()
-    assert all(0 < each <= 0.5 + 1e-12 for each in rates)
+@given(
+    warmup=st.floats(0, 0.99),
+    curve=st.sampled_from(["onecycle", "cosine", "linear"]),
+    total=st.integers(2, 300),
+)
+def test_the_rate_rises_once_and_falls_once(warmup: float, curve: str, total: int) -> None:
+    rates = [rate_at(k / (total - 1), curve=curve, warmup=warmup) for k in range(total)]
+    assert all(0 < each <= 1 + 1e-12 for each in rates)
     top = rates.index(max(rates))
     assert rates[: top + 1] == sorted(rates[: top + 1])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert abs(top - warmup * total) <= 2
-    if total > 1:
-        assert rates[-1] < 0.5 / 1000
+    assert rates[-1] == pytest.approx(1 / 25 / 10_000)
+    if warmup > 0:
+        assert rates[0] == pytest.approx(1 / 25)
 
 
-@pytest.mark.parametrize(("total", "warmup"), [(2, 0.0), (5, 0.25), (40, 0.5), (300, 0.25)])
-def test_the_first_and_the_last_step_are_the_ends_of_the_curve(total: int, warmup: float) -> None:
-    learner = small_learner(total_steps=total, warmup=warmup, lr=0.5)
-    rates = []
-    for _ in range(total):
-        rates.append(learner.lr)
-        train_step(learner, *batch(2))
-    if warmup:
-        assert rates[0] == pytest.approx(0.5 / 25)
-    assert rates[-1] == pytest.approx(0.5 / 25 / 10_000)
+def test_the_rate_is_torchs_one_cycle() -> None:
+    optimizer = torch.optim.SGD(small_model().parameters(), lr=1.0)
+    theirs = OneCycleLR(optimizer, 0.5, total_steps=41, pct_start=0.25, cycle_momentum=False)
+    for step in range(41):
+        # torch counts the rise from the first step to the last one before the top.
+        at = step / 9.25 * 0.25 if step <= 9.25 else 0.25 + (step - 9.25) / (40 - 9.25) * 0.75
+        own = 0.5 * rate_at(at, curve="onecycle", warmup=0.25)
+        assert own == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6)
+        optimizer.step()
+        if step < 40:
+            theirs.step()
+
+
+def test_a_level_rate_stays() -> None:
+    assert [rate_at(k / 4, curve="constant", warmup=0.5) for k in (2, 3, 4)] == [1.0] * 3
+
+
+def test_a_phase_multiplies_the_rate() -> None:
+    learner = small_learner(
+        lr=0.5, curve="constant", warmup=0.0, schedule=[{"size": 8, "epochs": 1, "lr": 0.1}]
+    )
+    assert learner.lr == pytest.approx(0.05)
 
 
 def test_steps_lower_the_loss_and_move_the_rate() -> None:
-    learner = small_learner(lr=0.01, total_steps=20)
+    learner = small_learner(lr=0.01)
     images, labels = batch(16)
-    first = learner.lr
-    losses = [float(train_step(learner, images, labels)) for _ in range(20)]
+    losses = []
+    for step in range(20):
+        learner.set_progress(step / 19)
+        losses.append(float(train_step(learner, images, labels)))
     assert losses[-1] < losses[0] / 2
     assert learner.step == 20
-    assert learner.lr < first
+    assert learner.lr < 0.01 / 1000
+
+
+def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
+    images, labels = batch(12)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))  # without statistics of a batch
+    learners = [
+        Learner(copy.deepcopy(model), Recipe(), device=CPU, precision=torch.float32)
+        for _ in range(2)
+    ]
+    for part in range(3):
+        rows = slice(4 * part, 4 * part + 4)
+        train_step(learners[0], images[rows], labels[rows], part=part, parts=3)
+        assert learners[0].step == (part == 2)
+    train_step(learners[1], images, labels)
+    for mine, other in zip(*(each.model.parameters() for each in learners), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+
+
+def test_gradients_are_cut_to_a_norm() -> None:
+    learner = small_learner(
+        optimizer="sgd", lr=1.0, weight_decay=0.0, clip=0.01, curve="constant", warmup=0.0
+    )
+    before = [parameter.detach().clone() for parameter in learner.model.parameters()]
+    train_step(learner, *batch(8))
+    moved = [
+        after.detach() - old for after, old in zip(learner.model.parameters(), before, strict=True)
+    ]
+    # The first step of Nesterov's momentum is 1.9 times the gradient.
+    norm = math.sqrt(sum(float((each**2).sum()) for each in moved))
+    assert norm == pytest.approx(0.019, rel=1e-3)
+
+
+def test_the_mean_of_the_weights_follows_them_and_is_what_is_judged() -> None:
+    learner = small_learner(ema=0.5)
+    assert learner.judged is not learner.model
+    for seed in range(3):
+        train_step(learner, *batch(8, seed=seed))
+    for mean, latest in zip(learner.judged.parameters(), learner.model.parameters(), strict=True):
+        assert not torch.equal(mean, latest)
+        assert not mean.requires_grad
+    assert learner.ema is not None
+    for _ in range(60):  # with as many steps without change, the mean is there
+        learner.ema.update(learner.model)
+    latest_of = learner.model.state_dict()
+    for name, mean in learner.judged.state_dict().items():
+        assert torch.allclose(mean, latest_of[name], atol=1e-5), name
+    plain = small_learner()
+    assert plain.judged is plain.model
+
+
+def test_targets_may_be_shares_of_classes() -> None:
+    images, labels = batch(6)
+    one, two = small_learner(), small_learner()
+    sharp = functional.one_hot(labels, 3).float()
+    assert float(train_step(one, images, labels)) == pytest.approx(
+        float(train_step(two, images, sharp)), rel=1e-5
+    )
+
+
+def test_classes_count_by_their_weights() -> None:
+    images, labels = batch(6)
+    kept = labels == labels[0]
+    weights = torch.zeros(3)
+    weights[labels[0]] = 1.0
+    learner = Learner(
+        small_model(), Recipe(), device=CPU, precision=torch.float32, class_weights=weights
+    )
+    learner.model.eval()  # each image by itself
+    alone = copy.deepcopy(learner)
+    for each in (learner, alone):
+        each.phase = replace(each.phase, label_smoothing=0.0)
+    one = float(train_step(learner, images, labels))
+    assert one == pytest.approx(float(train_step(alone, images[kept], labels[kept])), rel=1e-5)
+
+
+def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
+    class Path(nn.Module):
+        def __init__(self, drop_prob: float) -> None:
+            super().__init__()
+            self.drop_prob = drop_prob
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    drop, paths = nn.Dropout(0.4), (Path(0.1), Path(0.2))
+    model = nn.Sequential(nn.Flatten(), drop, *paths, nn.Linear(192, 3))
+    recipe = Recipe(schedule="8x1,8x1,8x1", dropout=0.4, drop_path=0.2)
+    learner = Learner(model, recipe, device=CPU, precision=torch.float32)
+    found = []
+    for phase in recipe.phases:
+        learner.set_phase(phase)
+        found.append((drop.p, *(path.drop_prob for path in paths)))
+    assert found[0] == (0.0, 0.0, 0.0)
+    assert found[1] == pytest.approx((0.2, 0.05, 0.1))
+    assert found[2] == pytest.approx((0.4, 0.1, 0.2))
 
 
 def test_a_step_never_asks_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +246,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
     learner = small_learner(classes=classes)
     images, labels = batch(rows, classes, seed=seed % 2**32)
     batches = list(zip(images.split(size), labels.split(size), strict=True))
-    result = evaluate(learner, batches)
+    result = evaluate(learner.model, batches, device=CPU)
     assert result is not None
 
     learner.model.eval()
@@ -161,7 +266,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
 def test_evaluation_leaves_the_model_as_it_was() -> None:
     learner = small_learner()
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    evaluate(learner, [batch(8)])
+    evaluate(learner.model, [batch(8)], device=CPU)
     assert learner.model.training
     for name, value in learner.model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -173,16 +278,16 @@ def test_evaluation_reads_labels_in_the_training_sets_classes() -> None:
     learner.model.eval()
     answers = learner.model(images).argmax(1)
     swapped = torch.tensor([1, 2, 0])[answers]  # label k of the validation set is class k - 1
-    result = evaluate(learner, [(images, swapped)], labels_as=[2, 0, 1])
+    result = evaluate(learner.model, [(images, swapped)], device=CPU, labels_as=[2, 0, 1])
     assert result is not None
     assert result.top1 == 1.0
 
 
 def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> None:
     learner = small_learner()
-    assert evaluate(learner, [batch(4), batch(4)], stopped=lambda: True) is None
+    assert evaluate(learner.model, [batch(4), batch(4)], device=CPU, stopped=lambda: True) is None
     assert learner.model.training
-    assert evaluate(learner, []) is None
+    assert evaluate(learner.model, [], device=CPU) is None
 
 
 def test_a_cpu_computes_in_float32_unless_asked() -> None:
@@ -209,3 +314,17 @@ def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
     loss = train_step(learner, *batch(8))
     assert loss.dtype is torch.float32
     assert math.isfinite(float(loss))
+
+
+def test_who_is_taken_for_whom_is_counted() -> None:
+    class Says(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return functional.one_hot(images[:, 0, 0, 0].long(), 3).float()
+
+    said, truth = torch.tensor([0, 1, 1, 2, 2, 2]), torch.tensor([0, 1, 2, 2, 2, 0])
+    images = said.float().view(-1, 1, 1, 1).expand(6, 3, 2, 2)
+    halves = [(images[:4], truth[:4]), (images[4:], truth[4:])]
+    found = evaluate(Says(), halves, device=CPU, confusion=True)
+    assert found is not None
+    assert found.confusion == [[1, 0, 1], [0, 1, 0], [0, 1, 2]]
+    assert found.top1 == pytest.approx(4 / 6)

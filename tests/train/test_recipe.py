@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ScheduleError, StateError, UsageError
+from feedline.train.phase import TrainPhase
+from feedline.train.presets import PRESETS, preset_named
 from feedline.train.recipe import Recipe
 
 
@@ -15,7 +19,6 @@ from feedline.train.recipe import Recipe
     [
         ("batch_size", 0),
         ("batch_size", True),
-        ("optimizer", "adam"),
         ("lr", 0.0),
         ("lr", float("nan")),
         ("weight_decay", -0.1),
@@ -25,6 +28,18 @@ from feedline.train.recipe import Recipe
         ("seed", -1),
         ("val_size", 0),
         ("on_error", "ignore"),
+        ("curve", "step"),
+        ("policy", "auto"),
+        ("mixup", -1.0),
+        ("cutmix", float("inf")),
+        ("erasing", 1.1),
+        ("dropout", 1.0),
+        ("accumulate", 0),
+        ("ema", 1.0),
+        ("ramp", 1),
+        ("patience", -1),
+        ("class_weights", "some"),
+        ("pretrained", None),
     ],
 )
 def test_a_setting_out_of_range_is_refused_with_what_it_got(setting: str, value: object) -> None:
@@ -49,6 +64,98 @@ def test_defaults_that_depend_on_other_settings_are_filled_in() -> None:
     sgd = Recipe(optimizer="sgd", batch_size=512)
     assert sgd.peak_lr == pytest.approx(0.2)
     assert sgd.decay < adamw.decay
+
+
+def test_an_optimizer_of_timms_needs_a_rate() -> None:
+    with pytest.raises(UsageError, match="lr must be given for 'lamb'"):
+        Recipe(optimizer="lamb")
+    assert Recipe(optimizer="lamb", lr=0.005).decay == 0.05
+
+
+def test_regularisation_grows_with_the_images_where_nothing_else_is_said() -> None:
+    recipe = Recipe(
+        schedule=[
+            {"size": 64, "epochs": 1},
+            TrainPhase(size=96, epochs=2, cutmix=0.3, label_smoothing=0.2),
+            {"size": 128, "epochs": 1},
+        ],
+        mixup=0.2,
+        dropout=0.4,
+        policy="rand",
+        erasing=0.5,
+    )
+    assert [phase.mixup for phase in recipe.phases] == [0.0, 0.1, 0.2]
+    assert [phase.dropout for phase in recipe.phases] == [0.0, 0.2, 0.4]
+    assert [phase.augment for phase in recipe.phases] == [0.0, 0.5, 1.0]
+    assert [phase.cutmix for phase in recipe.phases] == [0.0, 0.3, 0.0]
+    assert [phase.label_smoothing for phase in recipe.phases] == [0.1, 0.2, 0.1]
+    assert [recipe.phase_at(epoch).size for epoch in range(6)] == [64, 96, 96, 128, 128, 128]
+    level = Recipe(schedule="64x1,96x1", mixup=0.2, ramp=False)
+    assert [phase.mixup for phase in level.phases] == [0.2, 0.2]
+    assert Recipe(schedule="64x3", mixup=0.2).phases[0].mixup == 0.2
+    assert Recipe(schedule="64x1,96x1").phases[1].augment == 0.0, "there is no policy"
+
+
+def test_phases_with_settings_of_their_own_read_back() -> None:
+    recipe = Recipe(schedule=[{"size": 64, "epochs": 2, "mixup": 0.1}, {"size": 96, "epochs": 1}])
+    said = json.loads(json.dumps(recipe.as_dict()))
+    assert said["schedule"][0]["mixup"] == 0.1
+    again = Recipe(**said)
+    assert again == recipe
+    assert again.phases == recipe.phases
+    assert Recipe(schedule=[{"size": 64, "epochs": 2}]).schedule == "64x2"
+    assert Recipe(freeze="conv1").freeze == ("conv1",)
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ({"size": 0, "epochs": 1}, "size must be a whole number from 1 to"),
+        ({"size": 64}, "has no epochs"),
+        ({"size": 64, "epochs": 1, "colour": 3}, "'colour'"),
+        ({"size": 64, "epochs": True}, "epochs must be"),
+        ({"size": 64, "epochs": 1, "lr": 0.0}, "lr must be a number above 0"),
+        ({"size": 64, "epochs": 1, "mixup": -0.1}, "mixup must be a number from 0"),
+        ({"size": 64, "epochs": 1, "erasing": 1.5}, "erasing must be a number from 0 to 1"),
+        ({"size": 64, "epochs": 1, "dropout": 1.0}, "dropout must be a number from 0 to below 1"),
+        ({"size": 64, "epochs": 1, "drop_path": float("nan")}, "drop_path must be"),
+        ({"size": 64, "epochs": 1, "val_size": 2.5}, "val_size must be a whole number"),
+        ("64x1", "a phase is a table"),
+    ],
+)
+def test_a_phase_that_cannot_be_is_refused(phase: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Recipe(schedule=[phase])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 16, 18, 88, 90, 350])
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_has_as_many_epochs_as_were_asked_for(name: str, epochs: int) -> None:
+    phases = preset_named(name).phases(epochs)
+    recipe = Recipe(schedule=phases, **preset_named(name).recipe)
+    assert recipe.epochs == epochs
+    sizes = [phase.size for phase in phases]
+    assert sizes == sorted(sizes)
+    assert all(size % 32 == 0 for size in sizes)
+
+
+def test_presets_are_as_their_sources_say() -> None:
+    ffcv = [(phase.size, phase.epochs) for phase in preset_named("ffcv").phases(88)]
+    # Epoch 70 is at 160 + 32 x 5/11, 71 beyond the half.
+    assert ffcv == [(160, 71), (192, 17)]
+    mosaic = preset_named("mosaicml").phases(90)
+    assert (mosaic[0].size, mosaic[-1].size) == (112 // 32 * 32 + 32, 224)
+    assert mosaic[0].epochs >= 45
+    assert mosaic[-1].epochs >= 18
+    efficient = preset_named("efficientnetv2").phases(360)
+    assert [(phase.size, phase.epochs) for phase in efficient] == [
+        (128, 90),
+        (192, 90),
+        (256, 90),
+        (288, 90),
+    ]
+    with pytest.raises(UsageError, match="did you mean 'fixres'"):
+        preset_named("fixed-res")
 
 
 @given(

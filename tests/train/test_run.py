@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -18,11 +19,15 @@ import torch
 from tiny_training import Recorder
 
 from feedline.errors import FeedlineError, StateError, UsageError
+from feedline.report.open_run import facts_at
 from feedline.train.checkpoint import load_checkpoint
+from feedline.train.configuration import read_settings, recipe_of
+from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
 from feedline.train.run import run_training
 from feedline.train.run_folder import occupied
+from feedline.train.run_settings import RunSettings
 
 MODEL = "test_resnet.r160_in1k"
 RECIPE = Recipe().as_dict()
@@ -36,7 +41,7 @@ def tiny_recipe(**settings: Any) -> Recipe:
 def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
     decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
     place = {"root": root, "out": out, "device": "cpu", "workers": 0, **settings}
-    return run_training(tiny_recipe(**decisive), report, **place)
+    return run_training(tiny_recipe(**decisive), report, RunSettings(**place))
 
 
 def stop_with(signum: int) -> Callable[[], None]:
@@ -116,6 +121,74 @@ def test_a_run_stopped_at_any_step_goes_on_to_the_same_weights(
         assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
 
 
+EVERYTHING: dict[str, Any] = {
+    "schedule": [
+        {"size": 32, "epochs": 1},
+        {"size": 40, "epochs": 1, "batch_size": 6, "lr": 0.5, "label_smoothing": 0.0},
+        {"size": 48, "epochs": 1, "val_size": 32},
+    ],
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "policy": "trivial",
+    "erasing": 0.3,
+    "drop_path": 0.1,
+    "dropout": 0.2,
+    "accumulate": 2,
+    "clip": 1.0,
+    "ema": 0.9,
+    "class_weights": "balanced",
+    "freeze": ("conv1",),
+    "curve": "cosine",
+}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 8])
+def test_a_run_with_everything_goes_on_to_the_same_weights(
+    tiny_set: Path, tmp_path: Path, step: int
+) -> None:
+    whole = Recorder()
+    run(tiny_set, tmp_path / "whole", whole, **EVERYTHING)
+    # 5, 6 and 5 batches, of which two make a step, and the last one of five one by itself.
+    assert whole.steps == list(range(1, 10))
+    stop = Recorder(after=step, do=stop_with(signal.SIGINT))
+    assert run(tiny_set, tmp_path / "out", stop, **EVERYTHING).stopped_by == signal.SIGINT
+    second = Recorder()
+    run(tiny_set, tmp_path / "out", second, resume="auto", **EVERYTHING)
+    assert second.steps == list(range(step + 1, 10))
+    assert_same_training(tmp_path / "out", tmp_path / "whole")
+    for mine, other in zip(second.records, whole.records[-len(second.records) :], strict=True):
+        assert (mine.train_loss, mine.val_loss) == (other.train_loss, other.val_loss)
+
+
+def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[tuple[float, float]] = []
+    real = Learner.set_progress
+
+    def note(learner: Learner, seen: float) -> None:
+        real(learner, seen)
+        rates.append((seen, learner.lr))
+
+    monkeypatch.setattr(Learner, "set_progress", note)
+    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1,32x1@20,48x1@10", curve="linear")
+    seen = [each for each, _ in rates[1:]]  # the first is of the learner's making
+    # 5, 2 and 4 batches: each epoch is a third, whatever its batches are.
+    thirds = [*(k / 5 for k in range(5)), 1.0, 1.5, *(2 + k / 4 for k in range(4))]
+    assert seen == pytest.approx([each / (3 - 1 / 4) for each in thirds])
+    assert seen[-1] == 1.0
+    falling = [rate for share, rate in rates[1:] if share > 0.25]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_a_run_ends_where_nothing_gets_better(tiny_set: Path, tmp_path: Path) -> None:
+    report = Recorder()
+    result = run(tiny_set, tmp_path / "out", report, schedule="32x9", lr=1e-9, patience=2)
+    assert result.stopped_by is None
+    assert len(result.records) == 3
+    assert any("ended after 3 of 9 epochs" in note for note in report.notes)
+
+
 @timm.models.register_model  # type: ignore[untyped-decorator]
 def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """A model whose steps draw random numbers."""
@@ -179,14 +252,15 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
-from feedline.train.run_folder import occupied
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
 if __name__ == "__main__":
     recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    run_training(recipe, Recorder(after=8, do=kill), root=Path(sys.argv[3]),
-                 out=Path(sys.argv[4]), device="cpu", workers=1, checkpoint_every=3)
+    asked = RunSettings(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=1,
+                        checkpoint_every=3)
+    run_training(recipe, Recorder(after=8, do=kill), asked)
 """
 
 
@@ -207,7 +281,111 @@ def test_a_run_killed_outright_goes_on_from_its_last_checkpoint_to_the_same_weig
     run(tiny_set, out, second, resume="auto")
     assert second.steps[0] == 7  # after the checkpoint at step 6
     assert_same_training(out, uninterrupted)
-    assert sorted(path.name for path in out.iterdir()) == ["best.pt", "last.pt"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("before.pt", "best.pt", "environment.json", "last.pt"),
+        *("metrics.csv", "metrics.jsonl", "recipe.toml", "trace.json"),
+    ]
+
+
+def test_the_folder_tells_of_the_run(uninterrupted: Path) -> None:
+    with (uninterrupted / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    said = (uninterrupted / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert [line["size_px"] for line in lines] == [32, 32, 48]
+    assert float(rows[1]["train_loss"]) == lines[1]["train_loss"]
+    assert recipe_of({}, read_settings(uninterrupted / "recipe.toml")) == tiny_recipe()
+    environment = json.loads((uninterrupted / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert facts_at(uninterrupted).steps > 0
+
+
+def test_warming_and_tensorboard_change_nothing(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    report = Recorder()
+    run(tiny_set, tmp_path / "out", report, warm=True)
+    assert [note for note in report.notes if "warmed in" in note]
+    assert_same_training(tmp_path / "out", uninterrupted)
+
+
+def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("there is no C++ compiler")
+    report = Recorder()
+    result = run(tiny_set, tmp_path / "out", report, compile=True, schedule="32x1,48x1")
+    assert len(result.records) == 2
+    saved = load_checkpoint(tmp_path / "out")["learner"]["model"]
+    assert not any("_orig_mod" in name for name in saved)
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    stop = Recorder(after=9, do=stop_with(signal.SIGTERM))
+    run(tiny_set, out, stop, checkpoint_every=4)
+    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-500])
+    second = Recorder()
+    run(tiny_set, out, second, resume="auto")
+    assert any("damaged" in note and "before.pt" in note for note in second.notes)
+    assert second.steps[0] == 9
+    assert_same_training(out, uninterrupted)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signal here")
+def test_a_machine_that_is_taken_back_leaves_a_checkpoint(tiny_set: Path, tmp_path: Path) -> None:
+    stop = Recorder(after=3, do=stop_with(signal.SIGUSR1))
+    assert run(tiny_set, tmp_path / "out", stop).stopped_by == signal.SIGUSR1
+    second = Recorder()
+    run(tiny_set, tmp_path / "out", second, resume="auto")
+    assert second.steps[0] == 4
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tiny_training import Recorder
+from feedline.train.recipe import Recipe
+from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+report = Recorder(after=7, do=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
+asked = RunSettings(root=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=0)
+result = run_training(recipe, report, asked)
+print(len(result.records), *report.notes, sep="\\n")
+"""
+
+
+def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path: Path) -> None:
+    """From the second epoch on no file may be larger than a page."""
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    out = tmp_path / "out"
+    arguments = [str(Path(__file__).parent), MODEL, str(tiny_set), str(out)]
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("3\n"), "all epochs are done"
+    assert "last.pt cannot be written" in ended.stdout
+    assert "Training goes on" in ended.stdout
+    assert len(load_checkpoint(out)["journal"]["records"]) == 1
+
+
+def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
+    tiny_set: Path, tmp_path: Path
+) -> None:
+    run(tiny_set, tmp_path / "out", Recorder(), keep=2)
+    names = sorted(path.name for path in (tmp_path / "out").glob("epoch-*"))
+    assert names == ["epoch-0002.pt", "epoch-0003.pt"]
+    second = Recorder()
+    run(tiny_set, tmp_path / "on", second, resume=str(tmp_path / "out" / "epoch-0002.pt"))
+    assert second.steps[0] == 11
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ import pytest
 
 from control.simulated import Simulated
 from feedline.control.limits import Limits
-from feedline.tuning.search import Search
+from feedline.tuning.search import Choices, Search
+from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
+from tuning.uneven import Uneven
 
 WORK: list[dict[str, Any]] = [
     # bound by decoding, by the step, in between, by a slow server, one core, hardly any work
@@ -27,12 +29,13 @@ WORK: list[dict[str, Any]] = [
 def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     """A search that is done."""
     limits = Limits(cores=training.cores)
-    search = Search(limits, start, 1000 / training.own_ms if ceiling else None)
-    while (crew := search.next()) is not None:
-        assert crew not in search.trials
-        assert crew >= 1
-        training.workers = crew
-        search.add(Trial(window=training.window(), error=0.01))
+    begin = Setting(workers=start, prefetch=2)
+    search = Search(limits, begin, 1000 / training.own_ms if ceiling else None)
+    while (setting := search.next()) is not None:
+        assert setting not in search.trials
+        assert setting.workers >= 1
+        training.workers = setting.workers
+        search.add(Trial(setting=setting, window=training.window(), error=0.01))
     return search
 
 
@@ -76,8 +79,58 @@ def test_without_figures_of_the_work_the_search_halves() -> None:
 
 def test_a_crew_keeps_to_its_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    search = Search(Limits(cores=16, more=0), 3, None)
-    training.workers = search.next() or 0
-    search.add(Trial(window=training.window(), error=0.01))
-    assert max(search.trials) == 3
-    assert (search.next() or 0) < 3
+    search = Search(Limits(cores=16, more=0), Setting(workers=3, prefetch=2), None)
+    first = search.next()
+    assert first is not None
+    training.workers = first.workers
+    search.add(Trial(setting=first, window=training.window(), error=0.01))
+    assert first.workers == 3
+    following = search.next()
+    assert following is None or following.workers < 3
+
+
+@pytest.mark.parametrize("every", [4, 10, 30])
+@pytest.mark.parametrize("times", [3.0, 10.0])
+@pytest.mark.parametrize("own_ms", [5.0, 20.0, 60.0])
+@pytest.mark.parametrize("start", [1, 4, 16])
+def test_batches_that_come_unevenly_are_made_further_ahead(
+    every: int, times: float, own_ms: float, start: int
+) -> None:
+    training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
+    factors = (1, 2, 4)
+    begin = Setting(workers=start, prefetch=factors[0])
+    search = Search(Limits(cores=16), begin, 1000 / own_ms, Choices(prefetch=factors[1:]))
+    while (setting := search.next()) is not None:
+        window = training.window(setting.workers, setting.prefetch)
+        search.add(Trial(setting=setting, window=window, error=0.01))
+    crews = range(1, 17)
+    grid = {(n, k): training.step_ms(n, k) for n in crews for k in factors}
+    best = min(grid.values())
+    found = search.best.setting
+    assert grid[found.workers, found.prefetch] <= 1.03 * best
+    enough = min(n for (n, _), ms in grid.items() if ms <= 1.03 * best)
+    assert found.workers <= enough + 1
+    assert len(search.trials) <= 9
+
+
+def test_what_is_even_is_not_made_further_ahead() -> None:
+    training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
+    choices = Choices(prefetch=(4, 8), pieces_ms=(12.5,))
+    search = Search(Limits(cores=8), Setting(workers=8, prefetch=2, piece_ms=50.0), 100.0, choices)
+    while (setting := search.next()) is not None:
+        training.workers = setting.workers
+        search.add(Trial(setting=setting, window=training.window(), error=0.01))
+    assert {(each.prefetch, each.piece_ms) for each in search.trials} == {(2, 50.0)}
+
+
+def test_batches_are_pinned_where_that_is_faster() -> None:
+    for quicker in (True, False):
+        training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
+        search = Search(
+            Limits(cores=8), Setting(workers=2, prefetch=2, pin=False), None, Choices(pin=True)
+        )
+        while (setting := search.next()) is not None:
+            training.workers = setting.workers
+            training.own_ms = 40.0 if setting.pin and quicker else 50.0
+            search.add(Trial(setting=setting, window=training.window(), error=0.01))
+        assert search.best.setting.pin == quicker

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
+from feedline.tuning.own_loader import OwnLoader
+from feedline.tuning.setting import Setting
 from feedline.tuning.tune import tune
 
 
@@ -44,6 +45,7 @@ def first_numbers(loader: DataLoader[Any]) -> list[int]:
     return batch.flatten().tolist()
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
         expected = first_numbers(plain)
@@ -67,6 +69,7 @@ def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
     assert "images/s" in str(found)
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_each_size_of_a_schedule_is_tuned() -> None:
     steps: list[int] = []
 
@@ -82,6 +85,22 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
     assert "8 px" in str(found)
 
 
+@pytest.mark.usefixtures("quick_trials")
+def test_batches_are_as_large_as_the_phase_says() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def step(batch: Any) -> None:
+        seen.add((batch[0].shape[-1], len(batch[0])))
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
+        found = tune(loader, step, budget_s=12)
+        assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
+    assert seen == {(8, 32), (24, 4), (16, 8)}
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (24, 4), (16, 8)]
+
+
+@pytest.mark.usefixtures("quick_trials")
 def test_what_is_known_at_ctrl_c_is_given() -> None:
     calls = 0
 
@@ -106,6 +125,20 @@ def test_a_budget_that_is_too_short_is_said() -> None:
     (phase,) = found.phases
     assert phase.ended == "budget"
     assert "time" in phase.reason
+
+
+def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
+    with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
+        expected = [labels.tolist() for _, labels in loader]
+        loader.set_epoch(0)
+        own = OwnLoader(loader)
+        own.begin(own.phases[0])
+        assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
+        assert loader._session.backend.under_way > 0
+        own.next()
+        own.close()
+        assert [labels.tolist() for _, labels in loader] == expected
+        assert loader._session.backend.under_way == 0
 
 
 def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:
@@ -135,6 +168,9 @@ def test_a_dataset_that_raises_is_the_error() -> None:
         ({"step_ms": -1}, "milliseconds"),
         ({"step_ms": float("nan")}, "milliseconds"),
         ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
+        ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
+        ({"step_ms": 1, "warm": -1}, "warm"),
+        ({"step": 40}, "function of a batch"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], said: str) -> None:
@@ -151,16 +187,59 @@ class Sevens(IterableDataset[int]):
 
 
 def test_loaders_whose_crew_cannot_change_are_refused() -> None:
-    theirs: Any = TorchDataLoader(list(range(9)), 2)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader"):
-        tune(theirs, step_ms=1)
+    anything: Any = [1, 2, 3]
+    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader or torch's"):
+        tune(anything, step_ms=1)
     with (
         DataLoader(Sevens(), 2, num_workers=1) as loader,
         pytest.raises(UsageError, match="IterableDataset"),
     ):
         tune(loader, step_ms=1)
+    tensors = TensorDataset(torch.zeros(64, 3))
+    with (
+        DataLoader(tensors, 2, num_workers=1) as loader,
+        pytest.raises(UsageError, match="needs no workers"),
+    ):
+        tune(loader, step_ms=1)
 
 
+def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
+    """Unplanned epochs of a user's dataset have workers of their own, which are set anew."""
+    with DataLoader(Short(), 8, num_workers=2) as loader:
+        own = OwnLoader(loader)
+        own.change(Setting(workers=1, prefetch=6))
+        asked = []
+        for _ in range(3 * len(loader)):
+            own.next()
+            asked.append(loader._session.backend.feed.settings)  # type: ignore[attr-defined]
+        own.close()
+        assert loader.num_workers == 2
+    assert {(each.workers, each.prefetch_factor) for each in asked} == {(1, 6)}
+
+
+class Short(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor([number])
+
+
+def test_live_settings_are_afterwards_as_they_were() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
+        before = loader._session.backend.feed.settings  # type: ignore[attr-defined]
+        own = OwnLoader(loader)
+        assert own.start == Setting(workers=2, prefetch=3, piece_ms=50.0)
+        assert own.choices.prefetch == (6,)
+        own.change(Setting(workers=1, prefetch=6, piece_ms=12.5))
+        own.next()
+        own.close()
+        assert loader._session.backend.feed.settings == before  # type: ignore[attr-defined]
+        assert (loader.prefetch, loader.piece_ms) == (6, None)
+        assert loader.epoch == 0
+
+
+@pytest.mark.usefixtures("quick_trials")
 def test_a_loader_that_adapts_adapts_afterwards() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
         tune(loader, step_ms=5, budget_s=2)

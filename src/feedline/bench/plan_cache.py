@@ -7,32 +7,27 @@ breaks off, none of its processes is left.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from feedline.bench.copies import no_room
 from feedline.bench.level_rates import (
     ROUNDS,
     Reading,
-    level_of,
     measure_differences,
     measure_rates,
 )
-from feedline.bench.making import MOST_BYTES, Making, make_copies
+from feedline.bench.making import Making, make_copies
 from feedline.bench.plan_arguments import asked_sides, check_numbers, wanted_sides
 from feedline.bench.planned_cache import CachePlan
 from feedline.bench.run import Report
-from feedline.bench.scratch import temporary_folder
+from feedline.bench.small_cache import Silent, room_for, small_cache, with_reading
 from feedline.cache.advice import advise
-from feedline.cache.build import build_cache
 from feedline.cache.candidates import level_sets, serving
 from feedline.cache.choice import Limits, Measured, choices, predict
 from feedline.cache.open_source import open_source
 from feedline.cache.source import Source
-from feedline.errors import ResourceError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.folder import ImageFolder
 from feedline.loader.checks import worker_count
@@ -47,18 +42,7 @@ DISK_BYTES_PER_S = 500e6
 
 _QUALITIES: tuple[int | None, ...] = (95, 90, None)
 _FREE = 0.9  # of the disk, that a cache may take
-_ORIGINAL_BYTES, _RAW_BYTES_PER_PIXEL = 2 << 20, 6  # at most, about, of a picture of 3 : 2
 _FEW_SHRINK = 0.05
-
-
-class _Silent:
-    """A `Report` to nobody."""
-
-    def begin(self, what: str, total: int) -> None:
-        """Nothing is shown."""
-
-    def advance(self, done: int, what: str = "") -> None:
-        """Nothing is shown."""
 
 
 def plan_cache(
@@ -104,7 +88,7 @@ def plan_cache(
         >>> plan = feedline.plan_cache("train/", "112x10,160x10,224x10")          # doctest: +SKIP
         >>> print(plan.advice.why, plan.command)                                  # doctest: +SKIP
     """
-    told = report or _Silent()
+    told = report or Silent()
     phases, crop = Schedule.of(schedule), checked_transform(transform)
     wanted = wanted_sides(phases, crop)
     sides = asked_sides(sizes, wanted)
@@ -118,7 +102,7 @@ def plan_cache(
         disk_bytes_per_s=disk_bytes_per_s,
     )
     with ExitStack() as stack:
-        root = _room(stack, min(images, len(opened)), sides)
+        root = room_for(stack, min(images, len(opened)), sides)
         levels = [level for quality in _QUALITIES for level in _levels(sides, quality)]
         numbers = opened.some(images)
         told.begin("making copies", len(numbers))
@@ -133,7 +117,7 @@ def plan_cache(
         told.begin("writing copies", len(_QUALITIES) * len(making.looks))
         for done, quality in enumerate(_QUALITIES):
             told.advance(done * len(making.looks))
-            folders |= _cache(originals.parent, root, sides, quality, crop, processes)
+            folders |= small_cache(originals.parent, root, sides, quality, crop, processes)
         readings = _readings(wanted, sides)
         told.begin("comparing pixels", 1)
         differences = measure_differences(folders, readings)
@@ -149,7 +133,7 @@ def plan_cache(
         open_s=making.open_s,
         processes=making.processes,
         levels={level: cost for level, cost in making.costs().items() if level in folders},
-        rates=_with_reading(rates, making),
+        rates=with_reading(rates, making),
         differences=differences,
     )
     found = choices(measured, limits)
@@ -180,23 +164,6 @@ def _free(source: Source) -> float:
     return _FREE * shutil.disk_usage(place).free
 
 
-def _room(stack: ExitStack, images: int, sides: Collection[int]) -> Path:
-    """A temporary folder with room for what is measured.
-
-    Raises:
-        ResourceError: there is none.
-    """
-    parent = Path(tempfile.gettempdir())
-    needed = min(images * _ORIGINAL_BYTES, MOST_BYTES)
-    needed += images * sum(side**2 for side in sides) * _RAW_BYTES_PER_PIXEL
-    if why := no_room(parent, needed):
-        raise ResourceError(
-            f"copies of {images} images cannot be measured: {why}; look at fewer images, or let "
-            "the variable TMPDIR name another folder"
-        )
-    return stack.enter_context(temporary_folder())
-
-
 def _levels(sides: Collection[int], quality: int | None) -> list[Level]:
     return [Level(side=side, quality=quality) for side in sides]
 
@@ -207,22 +174,6 @@ def _that_shrink(sides: tuple[int, ...], wanted: dict[int, int], making: Making)
     if serving(kept, max(wanted.values())) is None:
         kept.append(min(side for side in sides if side >= max(wanted.values())))
     return tuple(kept)
-
-
-def _cache(
-    originals: Path,
-    root: Path,
-    sides: Collection[int],
-    quality: int | None,
-    crop: Transform,
-    workers: int,
-) -> dict[Level | None, ImageFolder]:
-    """A cache of the images that are measured, by its levels."""
-    where = root / f"quality-{quality}"
-    raw = quality is None
-    build_cache(originals, where, sorted(sides), quality=quality, raw=raw, workers=workers)
-    folder = ImageFolder(where, crop)
-    return {level: level_of(folder, level.side) for level in _levels(sides, quality)}
 
 
 def _readings(wanted: dict[int, int], sides: Collection[int]) -> list[Reading]:
@@ -236,14 +187,3 @@ def _readings(wanted: dict[int, int], sides: Collection[int]) -> list[Reading]:
     for quality in _QUALITIES:
         found += [(size, Level(side=side, quality=quality)) for size, side in sorted(pairs)]  # type: ignore[arg-type]
     return found
-
-
-def _with_reading(rates: dict[Reading, float], making: Making) -> dict[Reading, float]:
-    """Rates of the originals of a Dataset with what it takes to give an image."""
-    if making.original_bytes:
-        return rates
-    each_s = making.read_s / making.processes
-    return {
-        (size, level): rate if level else 1 / (1 / rate + each_s)
-        for (size, level), rate in rates.items()
-    }

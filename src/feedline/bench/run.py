@@ -16,7 +16,7 @@ from feedline.bench.machine import machine, versions
 from feedline.bench.ours import PREFETCH, Ours
 from feedline.bench.pool import Pool
 from feedline.bench.result import LeftOut, Result
-from feedline.bench.sample import Sample, draw
+from feedline.bench.sample import Sample
 from feedline.bench.settings import Settings
 from feedline.bench.stages import measure_stages
 from feedline.bench.survey import survey
@@ -25,6 +25,7 @@ from feedline.bench.turns import plan_turns
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import require_memory
 from feedline.engine.start_method import WORKER_BYTES
+from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
 from feedline.loader.checks import worker_count
 from feedline.system import usable_cores
@@ -61,7 +62,7 @@ def run_benchmark(settings: Settings, report: Report) -> Result:
     report.begin("listing the images", 1)
     everything = ImageFolder(settings.folder)
     _require_memory(everything, settings, workers)
-    folder = draw(everything, settings.seed)
+    folder = drawn(everything, settings.seed)
     left_out: list[LeftOut] = []
 
     with contextlib.ExitStack() as stack:

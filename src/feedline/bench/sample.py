@@ -1,12 +1,11 @@
-"""Some images of a folder, drawn at random, as a source that repeats them almost without end.
+"""Some images of a folder, as a source that repeats them almost without end.
 
-Guarantees: the same seed draws the same images; the crops of an image differ each time it comes;
-what is sent to a process is as small as the sample, however large the folder.
+Guarantees: the crops of an image differ each time it comes; what is sent to a process is as small
+as the sample, however large the folder.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,27 +14,10 @@ import numpy as np
 
 from feedline.images.folder import ImageFolder
 from feedline.plan.row import Field, Item
-from feedline.stores.index import FolderIndex
-from feedline.stores.path_table import starts_of
 
-__all__ = ["Sample", "draw"]
+__all__ = ["Sample"]
 
-_MOST_IMAGES = 1000  # they have the mean cost of all to about 2%, and a second warms them up
 _ROWS = 1 << 20  # an epoch so long that its end, which is not to be measured, is not met
-
-
-def draw(folder: ImageFolder, seed: int, most: int = _MOST_IMAGES) -> ImageFolder:
-    """Up to `most` images of a folder, each once, in random order, as a folder of their own.
-
-    Its classes are the whole folder's.
-    """
-    numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
-    index = folder.files.paths
-    names = [index.name(number) + b"\0" for number in numbers.tolist()]
-    blob = np.frombuffer(b"".join(names), np.uint8)
-    drawn = copy.copy(folder)
-    drawn._adopt(FolderIndex(blob, starts_of(blob), index.labels[numbers], index.classes))
-    return drawn
 
 
 class Sample:

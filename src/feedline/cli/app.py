@@ -26,6 +26,7 @@ from feedline.cli.cache import cache
 from feedline.cli.check import check
 from feedline.cli.demo_data import demo_data
 from feedline.cli.doctor import doctor
+from feedline.cli.evaluate import evaluate, export, predict
 from feedline.cli.explain_overlap import explain_overlap
 from feedline.cli.output import complain
 from feedline.cli.report import report
@@ -74,6 +75,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", no_args_is_help=True)(train)
+app.command("evaluate", no_args_is_help=True)(evaluate)
+app.command("predict", no_args_is_help=True)(predict)
+app.command("export", no_args_is_help=True)(export)
 app.command("bench", no_args_is_help=True)(bench)
 app.command("tune", no_args_is_help=True)(tune)
 app.command("report", no_args_is_help=True)(report)

@@ -17,7 +17,15 @@ import typer
 
 from feedline.errors import UsageError
 
-__all__ = ["HtmlFile", "JsonFile", "SvgFile", "complain", "write_json", "write_text"]
+__all__ = [
+    "HtmlFile",
+    "JsonFile",
+    "SettingsFile",
+    "SvgFile",
+    "complain",
+    "write_json",
+    "write_text",
+]
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -49,6 +57,15 @@ SvgFile = Annotated[
     Path | None,
     typer.Option(
         "--svg", metavar="FILE", help="Write the pictures to FILE as SVG.", callback=_writable
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        metavar="FILE",
+        help="Write the settings to FILE, for DataLoader(settings=FILE).",
+        callback=_writable,
     ),
 ]
 

@@ -1,90 +1,171 @@
-"""`feedline tune`: the fewest workers with which a training is as fast as it can be.
+"""`feedline tune`: the settings with which a training is as fast as it can be.
 
 Imports torch only when it runs.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from feedline.cli.output import JsonFile, complain, write_json
+from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
+from feedline.cli.what_if import WhatIfs, parsed, predictions
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
 
 _INTERRUPTED, _INCONCLUSIVE = 130, 3
 
+Files = Enum("Files", {"warm": "warm", "as-is": "as-is"})
+Decode = Enum("Decode", {"exact": "exact", "scaled": "scaled"})
+
 
 def tune(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Class folders with images, or train/ with those.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|MODULE:FUNCTION",
+            help="Class folders with images, or train/ with those, or a cache; or a function that "
+            "gives a DataLoader or a Dataset.",
+        ),
     ],
     schedule: Annotated[
-        str, typer.Option(help="Phases as SIZExEPOCHS[@BATCH], comma separated.")
-    ] = "224x1",
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
+        str | None,
+        typer.Option(
+            help=r"Phases as SIZExEPOCHS\[@BATCH], comma separated. [dim]Default: 224x1.[/dim]"
+        ),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|N",
+            help="Images in a batch; auto: the most that a GPU holds, with --model. "
+            "[dim]Default: 64.[/dim]",
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="GB of a GPU that is not here, for which auto estimates."),
+    ] = None,
     step_ms: Annotated[
         float | None,
         typer.Option(help="How long a step takes at the largest size, in milliseconds."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A timm model, whose training steps are done, in its place.")
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:FUNCTION",
+            help="In its place: a timm model, whose steps are done; or a step, a function of a "
+            "batch.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: auto, cpu or cuda.")] = "auto",
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A cache with smaller copies of the images.")
+    ] = None,
+    decode: Annotated[Decode, typer.Option(help="How JPEGs are decoded.")] = Decode.exact,
+    files: Annotated[
+        Files,
+        typer.Option(help="warm: some 1000 images, read before; as-is: all of them, as they are."),
+    ] = Files.warm,
     budget: Annotated[float, typer.Option(help="Seconds that it may take.")] = 60.0,
+    what_if: WhatIfs = None,
+    save: SettingsFile = None,
+    svg: SvgFile = None,
     json: JsonFile = None,
 ) -> None:
-    """Find the fewest workers with which a training is as fast as it can be.
+    """Find the settings with which a training is as fast as it can be.
 
     A training is rehearsed at each size of the schedule: first over batches that
-    are kept, as if data were for free, then with one crew after another. Workers
-    live from trial to trial. Ctrl-C prints what is known so far.
+    are kept, as if data were for free, then with one setting after another: the
+    number of workers, and where batches come unevenly, the depth of prefetch and
+    the size of pieces. Workers live from trial to trial. Ctrl-C prints what is
+    known so far. Of a folder it also says what each phase of the schedule will
+    be, and would be with something changed. With --batch-size auto the largest
+    batch that a GPU's memory holds is found before, for each size.
 
-    Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40
+    Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40 --save tuned.json
     """
-    if (step_ms is None) == (model is None):
+    if (step_ms is None) == (model is None) and (batch_size != "auto" or step_ms is None):
         raise UsageError(
             "name either --step-ms, how long a step takes, or --model, of which steps are done; "
             "how many workers keep up depends on it"
         )
 
+    from feedline.cli.tune_search import of_folder, of_function
+    from feedline.tuning.user_code import is_function_name
+
+    folder = Path(source)
+    if not folder.is_dir() and is_function_name(source):
+        asked = {
+            "--cache": cache is not None,
+            "--decode": decode is not Decode.exact,
+            "--files": files is not Files.warm,
+            "--batch-size auto": batch_size == "auto",
+            "--gpu-memory": gpu_memory is not None,
+            "--what-if": bool(what_if),
+        }
+        if useless := [name for name, given in asked.items() if given]:
+            raise UsageError(
+                f"{', '.join(useless)} is about a folder of images, and {source!r} is a function: "
+                "let it build its loader so, and leave it out here"
+            )
+        search = of_function(source, schedule, batch_size, model)
+    else:
+        search = of_folder(
+            folder,
+            schedule=schedule or "224x1",
+            batch_size=batch_size or "64",
+            gpu_memory=gpu_memory,
+            model=model,
+            step_ms=step_ms,
+            device=device,
+            cache=cache,
+            decode=decode.value,
+            warm=files is Files.warm,
+        )
+        assert search.folder is not None, "it is over one"
+        images, batches = search.folder
+        changes = parsed(what_if, images)
+        if batches.estimated and step_ms is None:
+            write_json(json, batches.as_dict())
+            complain(
+                "workers were not tuned: steps of a GPU cannot be done here; name --step-ms, how "
+                "long one takes there at the largest size",
+                label="",
+            )
+            raise typer.Exit(_INCONCLUSIVE)
+
     from rich.progress import TimeElapsedColumn
 
     from feedline.cli.progress import progress_bar
-    from feedline.images.crops import TrainCrop
-    from feedline.images.folder import ImageFolder
-    from feedline.loader import DataLoader
-    from feedline.train.splits import find_splits
+    from feedline.tuning.curve import curve_svg
     from feedline.tuning.trial import Trial
-    from feedline.tuning.tune import tune as search
 
-    data: Any = ImageFolder(find_splits(folder).train, transform=TrainCrop())
-    step, where = None, None
-    if model is not None:
-        from feedline.train.rehearsed import rehearsed_step
-
-        step, where = rehearsed_step(
-            model, classes=len(data.classes), schedule=schedule, rows=batch_size, device=device
-        )
-    options: dict[str, Any] = {} if where is None else {"device": where}
-    with (
-        DataLoader(
-            data, batch_size, schedule=schedule, num_workers="auto", drop_last=True, **options
-        ) as loader,
-        progress_bar(TimeElapsedColumn()) as bar,
-    ):
+    with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("with data for free", total=None)
 
         def told(size: int | None, trial: Trial) -> None:
-            rate = batch_size * trial.steps_per_s
-            bar.update(task, description=f"{size} px: {trial.workers} workers, {rate:.0f} images/s")
+            at = f"{size} px: " if size else ""
+            crew = f"{trial.workers} worker{'s' * (trial.workers > 1)}"
+            bar.update(task, description=f"{at}{crew}, {trial.steps_per_s:.1f} steps/s")
 
-        found = search(loader, step, step_ms=step_ms, budget_s=budget, told=told)
+        found = search.run(step_ms, budget, told)
     typer.echo(str(found))
-    write_json(json, found.as_dict())
+    if svg is not None:
+        write_text(svg, curve_svg(found))
+    if save is not None and found.saved is not None:
+        write_text(save, found.saved.as_text())
+        typer.echo(f'feedline.DataLoader(..., settings="{save}")')
+    said = found.as_dict()
+    if search.folder is not None:
+        images, batches = search.folder
+        said |= batches.as_dict()
+        said |= predictions(found, changes, images, batches.schedule)
+    write_json(json, said)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)

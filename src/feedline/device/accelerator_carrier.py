@@ -1,4 +1,4 @@
-"""Batches for an accelerator: copied and normalised on a stream of their own, one batch ahead.
+"""Batches for an accelerator: copied and transformed on a stream of their own, one batch ahead.
 
 Guarantees: the tensors handed out are ordered after their copy on the stream that is current
 when they are received, and their memory is not reused while that stream may read them; a slot
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from feedline.device.accelerator import TorchAccelerator
-from feedline.device.carrier import Tensors, good_rows, is_image, to_tensor
-from feedline.device.normalise import Normalise
+from feedline.device.carrier import Tensors, good_rows, to_tensor
+from feedline.device.on_device import OnDevice
 from feedline.device.pinning import Pinned
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.slots import FixedSlots
@@ -54,7 +54,7 @@ class AcceleratorCarrier:
 
     Args:
         slots: where batches come from.
-        normalise: makes floats of pixels, on the device.
+        on_device: what becomes of a batch there, on the side stream.
         accelerator: the device.
         pinned: the slots' memory, where it is registered; released by `close`.
     """
@@ -64,16 +64,16 @@ class AcceleratorCarrier:
     def __init__(
         self,
         slots: FixedSlots,
-        normalise: Normalise,
+        on_device: OnDevice,
         accelerator: TorchAccelerator,
         pinned: Pinned | None = None,
     ) -> None:
         self._slots = slots
-        self._normalise = normalise
+        self._on_device = on_device
         self._accelerator = accelerator
         self._pinned = pinned
         self._stream = accelerator.stream()
-        self._constants = normalise.constants(accelerator.device)
+        self._constants = on_device.normalise.constants(accelerator.device)
         # The side stream reads the constants: they must be there before it runs.
         self._stream.wait_stream(accelerator.current_stream())
         self._sent: deque[_Sent] = deque()
@@ -97,7 +97,7 @@ class AcceleratorCarrier:
         self._asked = self._mark(self._accelerator.current_stream())
 
     def send(self, flight: InFlightBatch) -> None:
-        """Queue copy and normalisation on the side stream. Takes over the batch's slot."""
+        """Queue copy and transforms on the side stream. Takes over the batch's slot."""
         slot: int | None = None
         if flight.failures:
             arrays = good_rows(self._slots, flight)
@@ -109,10 +109,7 @@ class AcceleratorCarrier:
             started = self._mark(self._stream)
             raw = [self._accelerator.copy(tensor) for tensor in host]
             copied = self._mark(self._stream)
-            tensors = tuple(
-                self._normalise(tensor, self._constants) if is_image(field) else tensor
-                for tensor, field in zip(raw, flight.fields, strict=True)
-            )
+            tensors = self._on_device(raw, flight.fields, flight.batch, self._constants)
             finished = self._mark(self._stream)
         sent = _Sent(tensors, host, slot, started, copied, finished)
         self._sent.append(sent)

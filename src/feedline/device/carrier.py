@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.device.on_device import is_image
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.slots import FixedSlots
 from feedline.plan.row import Field
 from feedline.trace.split import Timing
 
-__all__ = ["Carrier", "Tensors", "good_rows", "in_layout", "is_image", "to_tensor"]
+__all__ = ["Carrier", "Tensors", "good_rows", "in_layout", "to_tensor"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -55,11 +56,6 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Finish all copies and let go of the slots."""
-
-
-def is_image(field: Field) -> bool:
-    """Whether a field holds RGB pixels, rows of shape (H, W, 3), uint8."""
-    return field.name == "image" and field.dtype == "uint8" and field.shape[2:] == (3,)
 
 
 def to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:

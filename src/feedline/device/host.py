@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.device.carrier import Tensors, good_rows, in_layout, is_image, to_tensor
-from feedline.device.normalise import Normalise
+from feedline.device.carrier import Tensors, good_rows, in_layout, to_tensor
+from feedline.device.on_device import OnDevice, is_image
 from feedline.device.pinning import pinned_copy
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.slots import FixedSlots, Slots
@@ -96,7 +96,7 @@ class HostCarrier(CpuCarrier):
 
     Args:
         slots: where batches come from.
-        normalise: makes floats of pixels; None hands rows out as they are.
+        on_device: what becomes of a batch; None hands rows out as they are.
         form: what the tensors of a batch are put into.
         pin: page-lock what is handed out.
     """
@@ -106,15 +106,16 @@ class HostCarrier(CpuCarrier):
     def __init__(
         self,
         slots: FixedSlots,
-        normalise: Normalise | None,
+        on_device: OnDevice | None,
         form: Callable[[Tensors], Any] = tuple,
         pin: bool = False,
     ) -> None:
         super().__init__(slots)
         self._pin = pin
-        self._normalise = normalise
+        self._on_device = on_device
         self._form = form
-        self._constants = normalise.constants(torch.device("cpu")) if normalise else None
+        cpu = torch.device("cpu")
+        self._constants = on_device.normalise.constants(cpu) if on_device else None
 
     def _made(self, flight: InFlightBatch) -> Any:
         return self._form(self._tensors(flight))
@@ -123,7 +124,7 @@ class HostCarrier(CpuCarrier):
         slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
             return self._copies(good_rows(slots, flight), flight)
-        lends = self._normalise is None and not self._pin
+        lends = self._on_device is None and not self._pin
         if lends and slots.lent < slots.slots - _SLOTS_FOR_WORKERS:
             lent = slots.lend(slot, fields, rows)
             return tuple(to_tensor(a, f) for a, f in zip(lent, fields, strict=True))
@@ -132,13 +133,24 @@ class HostCarrier(CpuCarrier):
         return copies
 
     def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: InFlightBatch) -> Tensors:
-        tensors = []
-        for array, field in zip(arrays, flight.fields, strict=True):
-            if self._normalise and self._constants and is_image(field):
-                made = self._normalise(to_tensor(array, field), self._constants)
-                tensors.append(made.pin_memory() if self._pin else made)
-            else:
-                # Not by torch: its threads spin for a while after a copy, on the workers' cores.
-                copied = pinned_copy(array) if self._pin else torch.from_numpy(array.copy())
-                tensors.append(in_layout(copied, field))
-        return tuple(tensors)
+        fields = flight.fields
+        if self._on_device is None or self._constants is None:
+            # Not by torch: its threads spin for a while after a copy, on the workers' cores.
+            return tuple(
+                in_layout(pinned_copy(array) if self._pin else _copy(array), field)
+                for array, field in zip(arrays, fields, strict=True)
+            )
+        # To normalise pixels is to copy them; a user's function may keep what it is given.
+        keeps = self._on_device.pixels is not None
+        own = [
+            in_layout(_copy(array), field)
+            if keeps or not is_image(field)
+            else to_tensor(array, field)
+            for array, field in zip(arrays, fields, strict=True)
+        ]
+        made = self._on_device(own, fields, flight.batch, self._constants)
+        return tuple(tensor.pin_memory() for tensor in made) if self._pin else made
+
+
+def _copy(array: NDArray[np.generic]) -> torch.Tensor:
+    return torch.from_numpy(array.copy())

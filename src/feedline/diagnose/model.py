@@ -1,19 +1,6 @@
-"""A model of throughput: how long a step takes, by what its parts need.
+"""How much faster a run would be with something changed, by the model of a step.
 
-A step cannot be shorter than any of three things: what the training process does for it itself (it
-computes, and takes the batch over), what a worker needs for a batch over the number of workers, and
-the time on cores that all need together over the number of cores. Without workers the first two
-follow each other. This is the roofline of a pipeline (Williams et al., "Roofline", CACM 2009,
-applied to stages in place of bandwidths).
-
-A pause that a step makes now and then, to evaluate or to save, is no part of that: it stays.
-
-Where cores have work all the time, a training process that computes on them waits for one now and
-then: the less often the more cores there are. So where it is on a core half of the time or more,
-the first and the third, c and k, count together as (c**p + k**p)**(1/p), p being twice the cores:
-with two cores 19% more where both are equal, 2% where one is twice the other. Where it is on a core
-for less, and else waits for a device, as much less is added. This is fitted to what `laboratory/`
-measured on two cores.
+A pause that a step makes now and then, to evaluate or to save, is no part of the model: it stays.
 
 Measured steps are a little longer than that, as buffers are finite and batches unequal. The same
 stretch is taken to remain where the fix leaves the same part the longest, and is left out where the
@@ -26,16 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Gain
 from feedline.diagnose.lanes import Stage
+from feedline.diagnose.load import WAITING, Load, with_workers
 from feedline.diagnose.phases import Phase
 
 __all__ = [
     "Change",
-    "Load",
     "best_workers",
     "gain_of",
     "gain_of_more_workers",
@@ -46,66 +33,7 @@ __all__ = [
 ]
 
 _ALIKE = 1.03  # fewer workers that are as good within 3% are better
-_WAITING = 0.3  # of the work: so much of it blocked may be a lock
 _ERRORS = 2.0  # standard errors on either side
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What a step needs, in milliseconds.
-
-    Args:
-        workers: lanes that make batches; 0: the training process makes them.
-        cores: that all may use.
-        compute_ms: the step's own work, undisturbed.
-        step_cpu_ms: on a core for that, all threads.
-        hand_ms: to take a batch over and to copy it, where the step waits for it.
-        hand_cpu_ms: of that, on a core.
-        work_cpu_ms: on a core to make a batch,
-        work_blocked_ms: and waiting for something else meanwhile.
-        beside_cpu_ms: what workers spend on a core for a batch beside their tasks.
-    """
-
-    workers: int
-    cores: float
-    compute_ms: float
-    step_cpu_ms: float
-    hand_ms: float
-    hand_cpu_ms: float
-    work_cpu_ms: float
-    work_blocked_ms: float
-    beside_cpu_ms: float
-
-    @property
-    def consume_ms(self) -> float:
-        """What the training process needs for a step."""
-        return self.compute_ms + self.hand_ms
-
-    @property
-    def produce_ms(self) -> float:
-        """What the workers need for a batch."""
-        return max(self._made_ms, self._cores_ms) if self.workers else self._made_ms
-
-    @property
-    def _made_ms(self) -> float:
-        return (self.work_cpu_ms + self.work_blocked_ms) / max(1, self.workers)
-
-    @property
-    def _cores_ms(self) -> float:
-        cpu = self.work_cpu_ms + self.beside_cpu_ms + self.step_cpu_ms + self.hand_cpu_ms
-        return cpu / self.cores
-
-    @property
-    def step_ms(self) -> float:
-        """The whole step."""
-        if self.workers == 0:
-            return self.consume_ms + self.produce_ms
-        alone = max(self.consume_ms, self._cores_ms)
-        joint = _joint(self.consume_ms, self._cores_ms, 2 * self.cores)
-        on_core = (
-            (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms if self.consume_ms else 0.0
-        )
-        return max(self._made_ms, alone + min(1.0, 2 * on_core) * (joint - alone))
 
 
 Change = Callable[[Load], Load]
@@ -242,15 +170,9 @@ def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
     of them wait for as much longer: what is predicted lies between both. Where waiting is much of
     the work, what they do on their cores may be behind the same lock, and they gain nothing.
     """
-    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > _WAITING
-    longer = max(1.0, workers / facts.workers) if facts.workers else 1.0
-
-    def waiting(load: Load) -> Load:
-        blocked = load.work_blocked_ms * longer
-        return replace(load, workers=workers, work_blocked_ms=blocked)
-
-    alone = gain_of(facts, lambda load: replace(load, workers=workers))
-    shared = gain_of(facts, waiting)
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > WAITING
+    alone = gain_of(facts, lambda load: with_workers(load, workers))
+    shared = gain_of(facts, lambda load: with_workers(load, workers, shared=1.0))
     predicted = math.sqrt(alone.predicted * shared.predicted)
     low = 1.0 if waits else min(alone.low, shared.low)
     return Gain(predicted=predicted, low=low, high=max(predicted, alone.high))
@@ -260,12 +182,6 @@ def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:
     """How many times as fast the run would be without some time of it."""
     after = max(facts.total_ms - max(0.0, saved_ms), 1e-9)
     return _gain(facts.total_ms, after, after, facts.spread)
-
-
-def _joint(one: float, other: float, power: float) -> float:
-    """The norm of two figures: the larger one where they differ, more where they are alike."""
-    less, more = sorted((one, other))
-    return float(more * (1 + (less / more) ** power) ** (1 / power)) if more > 0 else 0.0
 
 
 def _total(facts: Facts, change: Change) -> float:

@@ -114,9 +114,9 @@ def _check_iterable(given: Mapping[str, Any]) -> None:
 def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> None:
     """Refuse arguments that would have no effect, and ask for the one that must be given."""
     if given["device"] is None:
-        for name in ("mean", "std", "dtype"):
+        for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
             if given[name] is not None:
-                where = "give device=... as well" if native else "normalise in your transform"
+                where = "give device=... as well" if native else "do it in your transform"
                 raise UsageError(
                     f"{name}={given[name]!r} has no effect without `device`: batches come as the "
                     f"workers made them; {where}"
@@ -160,6 +160,11 @@ def _check_values(given: Mapping[str, Any]) -> None:
     piece_ns_of(given["piece_ms"])
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
+    for name in ("pixel_transform", "batch_transform"):
+        if given[name] is not None and not callable(given[name]):
+            raise UsageError(
+                f"{name} must be a function of tensors and a batch, got {given[name]!r}"
+            )
     if not (given["dtype"] is None or isinstance(given["dtype"], torch.dtype)):
         raise UsageError(
             f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {given['dtype']!r}"

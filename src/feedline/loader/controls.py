@@ -220,6 +220,9 @@ class Controls(LiveControls):
     def explain(self, *, measure: bool = False) -> str:
         """What will run, in words: one fact a line; looks at the dataset as it is now.
 
+        With a schedule that was trained for a while, or with `measure=True`, also a forecast: what
+        each phase needs.
+
         Args:
             measure: also predict images/s for each size of the schedule, where feedline makes the
                 rows itself: up to 100 of each are made in this process, in at most about a second,
@@ -230,7 +233,8 @@ class Controls(LiveControls):
             >>> print(loader.explain(measure=True))                               # doctest: +SKIP
         """
         decision = self._session.decision()
-        return explain(self._settings(), decision, self.memory_bytes, measure=measure)
+        settings = self._settings()
+        return explain(settings, decision, self.memory_bytes, self.run, measure=measure)
 
     @property
     def memory_bytes(self) -> int:

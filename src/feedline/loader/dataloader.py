@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
+from feedline.device.on_device import BatchTransform, PixelTransform
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
@@ -29,6 +30,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
+from feedline.loader.saved_settings import with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -96,6 +98,13 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
+        pixel_transform: with `device` only: `images = f(images, batch)` changes a batch's images on
+            the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
+            `batch_transform`, the device does it beside the step before, on a stream of its own.
+            `batch` is what was planned: `batch.whole_seed` seeds what is drawn, so that a resumed
+            run draws the same, and `batch.phase` is the schedule's.
+        batch_transform: with `device` only: `images, labels = f(images, labels, batch=batch)`
+            changes a batch on the device behind that, as MixUp does.
         cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
             `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
             dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
@@ -109,6 +118,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         rank, world_size: this process's share, with a seed or a schedule. None asks
             torch.distributed (again when an iteration begins), else the environment that torchrun
             sets, else takes everything.
+        settings: a file that `feedline tune --save` has written: what it says stands for those of
+            `num_workers`, `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are left
+            out. Where it was written on another machine, a warning says so.
 
     Raises:
         UsageError: an argument that cannot be used; says which and why.
@@ -147,15 +159,21 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
+        pixel_transform: PixelTransform | None = None,
+        batch_transform: BatchTransform | None = None,
         cache: str | os.PathLike[str] | Source | None = None,
         on_error: str = "raise",
         start_method: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        settings: str | os.PathLike[str] | None = None,
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
+        given = with_saved(given)
+        pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
+        prefetch, piece_ms = given["prefetch"], given["piece_ms"]
         added_before = set(vars(self))  # by a subclass
         asked = Asked.resolve(given)  # before torch's own checks: these say more
         plan = plan_of(asked, given)
@@ -190,8 +208,10 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
+        self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
         self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
+        self.settings = None  # what it said is among the others
         self.device = asked.device
         self._asked = asked
         self._arguments = given

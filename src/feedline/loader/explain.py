@@ -7,11 +7,13 @@ from typing import Any
 from feedline.dataset import generators
 from feedline.engine.defaults import slots_for
 from feedline.loader.decide import Decision, workers_live_on
-from feedline.loader.predict import in_memory, predicted
+from feedline.loader.forecast import forecast_of
+from feedline.loader.predict import in_memory, measured, predicted
 from feedline.loader.settings import Settings
 from feedline.plan.order import in_words
 from feedline.plan.pieces import PIECE_NS
 from feedline.sampling.samplers import describe
+from feedline.trace.run import Run
 
 __all__ = ["explain"]
 
@@ -20,7 +22,7 @@ _MOST_GENERATORS = 5
 
 
 def explain(
-    settings: Settings, decision: Decision, memory_bytes: int, *, measure: bool = False
+    settings: Settings, decision: Decision, memory_bytes: int, run: Run, *, measure: bool = False
 ) -> str:
     """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
 
@@ -28,8 +30,10 @@ def explain(
         settings: of the loader, as they are now.
         decision: whose code makes the batches.
         memory_bytes: what is allocated for batches now.
+        run: what was seen of its steps.
         measure: make some rows to predict images/s from.
     """
+    rows = measured(settings, decision) if measure else ""
     facts = {
         "samples": _samples(settings),
         "copies": _copies(settings, decision),
@@ -46,7 +50,8 @@ def explain(
         "memory": _memory(settings, decision, memory_bytes),
         "batches": _batches(settings, decision),
         "bad samples": settings.on_error,
-        "predicted": predicted(settings, decision) if measure else "",
+        "forecast": forecast_of(settings, decision, run, rows),
+        "predicted": predicted(rows, settings, decision) if measure else "",
         "page cache": in_memory(settings, decision) if measure else "",
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)

@@ -13,6 +13,7 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from feedline.engine.layout import batch_bytes
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.images.crops import wanted_side
 from feedline.loader.decide import Decision
+from feedline.loader.levels import cache_of
 from feedline.loader.settings import Settings
 from feedline.plan.row import Item
 from feedline.plan.schedule import Phase
@@ -33,7 +35,7 @@ from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 from feedline.system import cacheable_memory_bytes, usable_cores
 
-__all__ = ["in_memory", "predicted"]
+__all__ = ["Rows", "in_memory", "measured", "predicted"]
 
 _ROWS = 100
 _IN_PIECE = 10
@@ -43,8 +45,23 @@ _SECONDS = 1.0  # for each size
 _Maker = Callable[[Piece], Report]
 
 
-def predicted(settings: Settings, decision: Decision) -> str:
-    """The images/s of each size of the schedule, in words.
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What it takes to make rows.
+
+    Args:
+        image_s: seconds for one, by the size in pixels; 0 px where rows have none.
+        images: how many were made of each size.
+        problem: why some could not be made, or "".
+    """
+
+    image_s: dict[int, float]
+    images: int
+    problem: str
+
+
+def measured(settings: Settings, decision: Decision) -> Rows | str:
+    """Make some rows of each size of the schedule in this process; or say why that cannot be.
 
     Args:
         settings: of the loader, as they are now.
@@ -62,9 +79,7 @@ def predicted(settings: Settings, decision: Decision) -> str:
         source = _apart(given)
     except Exception as error:  # a step of the user's may hold anything
         return f"nothing, as what makes them cannot be copied: {type(error).__name__}: {error}"
-    workers, cores = settings.workers, usable_cores()
-    processes = min(max(1, workers), cores)
-    said, problem, images = [], "", 0
+    image_s, problem, images = dict[int, float](), "", 0
     with _opened(source), _states_kept():
         for size, phase in _sizes(settings, source).items():
             pieces = _pieces(size, phase, len(given))
@@ -75,25 +90,34 @@ def predicted(settings: Settings, decision: Decision) -> str:
             made, seconds, why = _cost(pieces, maker)
             problem, images = problem or why, max(images, made)
             if made:
-                rate = f"{processes * made / seconds:.0f} images/s"
-                said.append(f"{size} px {rate}" if size else rate)
-    if not said:
+                image_s[size] = seconds / made
+    if not image_s:
         return f"nothing, as no row could be made: {problem}"
+    return Rows(image_s=image_s, images=images, problem=problem)
+
+
+def predicted(rows: Rows | str, settings: Settings, decision: Decision) -> str:
+    """The images/s of each size of the schedule, in words."""
+    if isinstance(rows, str):
+        return rows
+    workers, cores = settings.workers, usable_cores()
+    processes = min(max(1, workers), cores)
+    rates = {size: f"{processes / image_s:.0f} images/s" for size, image_s in rows.image_s.items()}
+    said = [f"{size} px {rate}" if size else rate for size, rate in rates.items()]
     by = f"{workers} worker{'s' * (workers != 1)}" if workers else "this process"
     return (
-        f"{', '.join(said)} by {by} on {cores} core{'s' * (cores != 1)} (from {images} images in "
-        "this process, read from memory"
+        f"{', '.join(said)} by {by} on {cores} core{'s' * (cores != 1)} (from {rows.images} images "
+        "in this process, read from memory"
         + (", before collate_fn" if decision.rows is None else "")
-        + (f"; some cannot be made: {problem})" if problem else ")")
+        + (f"; some cannot be made: {rows.problem})" if rows.problem else ")")
     )
 
 
 def in_memory(settings: Settings, decision: Decision) -> str:
     """Whether memory holds the copies of a cache that the phases read, in words; "" of others."""
     source: Any = decision.rows or decision.samples
-    store = getattr(source, "store", None)
-    store = store.cache if isinstance(store, CachedFiles) else store
-    if not isinstance(store, CacheStore):
+    store = cache_of(decision)
+    if store is None:
         return ""
     sides = [wanted_side(source.transform, size) for size in _sizes(settings, source)]
     levels: list[Level] = list(dict.fromkeys(map(store.level_for, sides)))

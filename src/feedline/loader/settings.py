@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from feedline.device.normalise import Normalise
+from feedline.device.on_device import OnDevice
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
@@ -46,7 +47,7 @@ class Asked:
         prefetch: batches of rows that there is memory for, besides one that is read.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
-        normalise: for batches on a device; None without one.
+        on_device: what becomes of batches on a device; None without one.
         cache: the folder or URL of a cache with the images' smaller copies, or an ImageFolder of
             it; None for none.
     """
@@ -63,7 +64,7 @@ class Asked:
     prefetch: int
     max_image_size: int | None
     device: torch.device | None
-    normalise: Normalise | None
+    on_device: OnDevice | None
     cache: Any
 
     @classmethod
@@ -92,10 +93,11 @@ class Asked:
             seed = 0
         if workers is None:
             workers = "auto" if training else 0
-        normalise = None
+        on_device = None
         if given["device"] is not None:
             names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
             normalise = Normalise(**{name: given[name] for name in names})
+            on_device = OnDevice(normalise, given["pixel_transform"], given["batch_transform"])
         return cls(
             native=native,
             iterable=iterable,
@@ -109,7 +111,7 @@ class Asked:
             prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
             max_image_size=given["max_image_size"],
             device=None if given["device"] is None else usable_device(given["device"]),
-            normalise=normalise,
+            on_device=on_device,
             cache=_cache(given["cache"]),
         )
 

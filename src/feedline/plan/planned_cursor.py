@@ -35,7 +35,8 @@ class PlannedCursor:
 
     def __init__(self, plan: Plan, *, endless: bool) -> None:
         self._plan = plan
-        self._endless = endless
+        self.endless = endless
+        """Whether batches beyond the schedule's end are ahead, too; from the next `ahead` on."""
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
         self.restored_step = 0
@@ -53,7 +54,7 @@ class PlannedCursor:
         cut_short = self._begun and not self.at_end()
         if self._begun:
             self.finish()
-        return cut_short or not (self._endless or self.position.epoch < self._horizon)
+        return cut_short or not (self.endless or self.position.epoch < self._horizon)
 
     def order_changed(self) -> bool:
         """Never: a plan does not change under way."""
@@ -154,7 +155,7 @@ class PlannedCursor:
         """The batches from the position on, in order."""
         position = self.position
         self._horizon = max(self._plan.schedule.epochs, position.epoch + 1)
-        return self._walk(position, None if self._endless else self._horizon)
+        return self._walk(position, None if self.endless else self._horizon)
 
     def _walk(self, position: Position, horizon: int | None) -> Iterator[Batch]:
         epoch, step, size = position.epoch, position.step, position.image_size

@@ -7,19 +7,33 @@ torch's weights-only unpickler: a checkpoint from elsewhere cannot execute code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import shutil
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 
-from feedline.errors import StateError
+from feedline.errors import SaveError, StateError
 
-__all__ = ["CHECKPOINT_NAME", "WEIGHTS", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "BEFORE_NAME",
+    "CHECKPOINT_NAME",
+    "WEIGHTS",
+    "keep_checkpoint",
+    "load_checkpoint",
+    "load_or_before",
+    "save_checkpoint",
+]
 
 CHECKPOINT_NAME = "last.pt"
+BEFORE_NAME = "before.pt"
+"""The one before the last, for when that is damaged."""
 WEIGHTS = "feedline model weights"
 """The kind of a file that a model can be used from, but no training can go on from."""
 
@@ -27,13 +41,19 @@ _CHECKPOINT = "feedline training checkpoint"
 _VERSION = 1
 
 
-def save_checkpoint(path: Path, content: dict[str, Any], *, kind: str = _CHECKPOINT) -> None:
+def save_checkpoint(
+    path: Path, content: dict[str, Any], *, kind: str = _CHECKPOINT, before: Path | None = None
+) -> None:
     """Write a checkpoint, or a file of another kind, replacing an earlier one of that name.
 
     Args:
         path: its final name; its folder exists.
         content: tensors, numbers, strings, and lists and dicts of them.
         kind: what the file is; only a checkpoint is read back by `load_checkpoint`.
+        before: a name that the earlier one goes on under; None: it is gone.
+
+    Raises:
+        SaveError: it cannot be written, on a full disk above all; the earlier one is as it was.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -41,9 +61,14 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, kind: str = _CHECKPO
             torch.save({"kind": kind, "version": _VERSION, **content}, file)
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.exists():
+            _link(path, before)
         os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own
+        raise SaveError(_unsaved(path, content, error)) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     # The new name itself must reach the disk too, or a power cut brings the old one back.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -52,11 +77,64 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, kind: str = _CHECKPO
         os.close(folder)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, its tensors on the CPU.
+def keep_checkpoint(path: Path, name: str, *, most: int) -> None:
+    """Keep a checkpoint under another name beside it, and no more than so many such names.
+
+    Args:
+        path: the checkpoint.
+        name: ends in its number, as "epoch-0003.pt".
+        most: how many are kept: those with the highest numbers.
+    """
+    _link(path, path.with_name(name))
+    stem = name.rpartition("-")[0]
+    kept = sorted(path.parent.glob(f"{stem}-*{path.suffix}"))
+    for old in kept[:-most]:
+        old.unlink(missing_ok=True)
+
+
+def _link(path: Path, name: Path) -> None:
+    """Give a file another name, in one step; a copy where the file system has no links."""
+    partial = name.with_name(f".{name.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(path, partial)
+    except OSError:
+        shutil.copy2(path, partial)
+    os.replace(partial, name)
+
+
+def _unsaved(path: Path, content: dict[str, Any], error: Exception) -> str:
+    needed = sum(each.nbytes for each in _tensors(content))
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(path.parent).free
+        why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+        if free < needed:
+            why = "the disk is full"
+        return (
+            f"{path} cannot be written: {why}; it needs about {decimal(needed)}, and "
+            f"{decimal(free)} are free there"
+        )
+    return f"{path} cannot be written: {error}"
+
+
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested dicts and lists."""
+    if isinstance(content, torch.Tensor):
+        yield content
+    elif isinstance(content, dict):
+        for value in content.values():
+            yield from _tensors(value)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _tensors(value)
+
+
+def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
+    """Read a checkpoint, or a file of another kind, its tensors on the CPU.
 
     Args:
         path: a checkpoint, or a run's folder, whose last one is meant.
+        kind: what the file is to be.
 
     Raises:
         StateError: there is none, it is damaged, or it is something else.
@@ -80,11 +158,29 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         content = {}
-    kind, version = content.get("kind"), content.get("version")
-    if kind != _CHECKPOINT or version != _VERSION:
+    found, version = content.get("kind"), content.get("version")
+    if found != kind or version != _VERSION:
+        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: "best.pt"}.get(str(found))
         raise StateError(
-            f"{path}: expected a {_CHECKPOINT} of version {_VERSION}, found "
-            f"{kind or 'something else'}{'' if version is None else f' of version {version}'}"
-            + (f"; name the {CHECKPOINT_NAME} beside it" if kind == WEIGHTS else "")
+            f"{path}: expected a {kind} of version {_VERSION}, found "
+            f"{found or 'something else'}{'' if version is None else f' of version {version}'}"
+            + (f"; name the {beside} beside it" if beside and found != kind else "")
         )
     return content
+
+
+def load_or_before(path: Path, told: Callable[[str], object]) -> dict[str, Any]:
+    """A checkpoint, or the one before it where it is damaged, which is told.
+
+    Raises:
+        StateError: as of `load_checkpoint`, where there is none before it or that is damaged, too.
+    """
+    try:
+        return load_checkpoint(path)
+    except StateError as error:
+        before = path.with_name(BEFORE_NAME)
+        if path.name != CHECKPOINT_NAME or not before.is_file():
+            raise
+        content = load_checkpoint(before)
+        told(f"{error}; going on from {before}, the one before it")
+        return content

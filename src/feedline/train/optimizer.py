@@ -1,19 +1,21 @@
-"""The optimizer: AdamW or SGD, with weight decay on weights alone."""
+"""The optimizer: AdamW, SGD or one of timm's, with weight decay on weights alone."""
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import torch
 from torch import nn
 
+from feedline.errors import UsageError
 from feedline.train.recipe import Recipe
 
 __all__ = ["create_optimizer", "parameter_groups"]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters in those that decay and those that do not.
+    """Split the parameters in those that decay and those that do not; frozen ones are in neither.
 
     Norms and biases (every parameter of at most one dimension) and what the model itself
     excludes (`model.no_weight_decay()`, a custom of timm's) do not decay: decay would only fight
@@ -36,8 +38,36 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make the recipe's optimizer over a model that is on its device already."""
+    """Make the recipe's optimizer over a model that is on its device already.
+
+    Raises:
+        UsageError: there is none of that name, or nothing to train.
+    """
     groups = parameter_groups(model, recipe.decay)
+    if not groups:
+        raise UsageError(
+            f"freeze={list(recipe.freeze)!r} leaves no parameter of {recipe.model!r} to train"
+        )
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.peak_lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.999))
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.999))
+    return _of_timm(groups, recipe)
+
+
+def _of_timm(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
+    from timm import optim  # an extra, which takes seconds to import
+
+    known = ["adamw", "sgd", *optim.list_optimizers()]
+    if recipe.optimizer not in known:
+        close = difflib.get_close_matches(recipe.optimizer, known, n=3, cutoff=0.4)
+        hint = f"; close ones: {', '.join(close)}" if close else ""
+        raise UsageError(f"timm has no optimizer {recipe.optimizer!r}{hint}")
+    try:
+        made = optim.create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.peak_lr)
+    except (ImportError, RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"timm's optimizer {recipe.optimizer!r} cannot be used here: {error}"
+        ) from error
+    assert isinstance(made, torch.optim.Optimizer)
+    return made

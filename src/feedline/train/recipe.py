@@ -6,23 +6,28 @@ filled in), and reads back equal from `as_dict`. Device, workers and folders are
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from feedline.errors import StateError, UsageError
-from feedline.plan.schedule import MAX_SIZE_PX, Schedule
+from feedline.plan.schedule import Schedule
+from feedline.train.check_settings import check_settings
+from feedline.train.phase import TrainPhase, grown, of_schedule, schedule_of
 
 __all__ = ["Recipe", "differences"]
 
-# Peak rates of the one cycle. AdamW's does not follow the batch size; SGD's does, linearly, from
+# Peak rates of the curve. AdamW's does not follow the batch size; SGD's does, linearly, from
 # 0.1 at 256 rows (Goyal et al., "Accurate, large minibatch SGD", 2017).
 _ADAMW_LR = 0.002
 _SGD_LR_PER_ROW = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # Settings that may differ when a run goes on: they change what is measured, not the weights.
-_FREE_ON_RESUME = ("val_size",)
+_FREE_ON_RESUME = ("val_size", "patience")
+_OF_PHASES = (
+    *("batch_size", "mixup", "cutmix", "label_smoothing", "augment", "erasing"),
+    *("dropout", "drop_path", "val_size"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,67 +36,95 @@ class Recipe:
 
     Args:
         model: a timm model's name.
-        schedule: phases as text, `SIZExEPOCHS[@BATCH]`, comma separated.
-        batch_size: rows of a batch where the schedule names none.
-        optimizer: "adamw" or "sgd" (with Nesterov momentum 0.9).
-        lr: the highest learning rate of the one cycle; None takes 0.002 for AdamW and
+        schedule: phases as text, `SIZExEPOCHS[@BATCH]`, comma separated; or as `TrainPhase`s or
+            tables of their settings, where they have some of their own.
+        batch_size: rows of a batch where a phase names none, on each process.
+        optimizer: "adamw", "sgd" (with Nesterov momentum 0.9), or any other that timm has by name.
+        lr: the highest learning rate of the one curve; None takes 0.002 for AdamW and
             0.1 x batch_size / 256 for SGD.
-        weight_decay: None takes 0.05 for AdamW and 5e-5 for SGD.
-        warmup: the share of all steps in which the rate rises, 0 to below 1.
-        label_smoothing: 0 (none) to below 1.
+        weight_decay: None takes 0.05 for AdamW and others, 5e-5 for SGD.
+        curve: of the learning rate, over the samples of all phases; see `rate.rate_at`.
+        warmup: the share of all samples in which the rate rises, 0 to below 1.
+        label_smoothing, mixup, cutmix, erasing, dropout, drop_path: see `phase.TrainPhase`.
+        policy: augmentation of each image on the device: "none", "rand" or "trivial".
+        augment: how strong the policy is, 0 to 1.
+        ramp: mixup, cutmix, erasing, the policy, dropout and drop_path grow from none in the first
+            phase to all in the last one, where a phase says nothing else.
+        accumulate: batches whose gradients make one step of the optimizer.
+        clip: the gradients' norm is cut to this; 0 for no limit.
+        ema: decay of the mean of all weights so far, as 0.9999, which is validated and kept in the
+            place of the weights themselves; 0 for none.
+        compile: let torch.compile make the model's kernels.
         amp: mixed precision: "auto", "off", "bf16" or "fp16".
+        pretrained: weights to begin with: "hub" for timm's, or a file; "" for random ones.
+        freeze: parameters whose names begin with one of these stay as they are.
+        class_weights: "none", or "balanced" to weigh a class's loss by the inverse of its share.
+        patience: end after so many epochs without a better top-1; 0 goes on to the end.
         seed: of initial weights, dropout, order and augmentation; 0 to 2**63 - 1.
         val_size: side of validation images in pixels; None takes the schedule's last size.
         on_error: "raise" or "skip", for images that cannot be decoded.
 
     Raises:
-        UsageError: a value is out of range.
+        UsageError: a value is out of range, or settings exclude one another.
         ScheduleError: the schedule does not parse.
     """
 
     model: str = "resnet18"
-    schedule: str = "112x2,160x2,224x2"
+    schedule: str | Sequence[TrainPhase | Mapping[str, Any]] = "112x2,160x2,224x2"
     batch_size: int = 64
     optimizer: str = "adamw"
     lr: float | None = None
     weight_decay: float | None = None
+    curve: str = "onecycle"
     warmup: float = 0.25
     label_smoothing: float = 0.1
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    policy: str = "none"
+    augment: float = 1.0
+    erasing: float = 0.0
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    ramp: bool = True
+    accumulate: int = 1
+    clip: float = 0.0
+    ema: float = 0.0
+    compile: bool = False
     amp: str = "auto"
+    pretrained: str = ""
+    freeze: tuple[str, ...] = ()
+    class_weights: str = "none"
+    patience: int = 0
     seed: int = 0
     val_size: int | None = None
     on_error: str = "raise"
+    phases: tuple[TrainPhase, ...] = field(init=False, compare=False)
+    """The phases, which say everything: see `phase.grown`."""
 
     def __post_init__(self) -> None:
-        parsed = Schedule.parse(self.schedule)
-        if not parsed.sizes:
-            raise UsageError(f"each phase of the schedule needs an image size, got {parsed}")
-        self._fill("schedule", str(parsed))
-        for name, valid, expected in (
-            ("optimizer", self.optimizer in ("adamw", "sgd"), "'adamw' or 'sgd'"),
-            ("amp", self.amp in ("auto", "off", "bf16", "fp16"), "'auto', 'off', 'bf16' or 'fp16'"),
-            ("on_error", self.on_error in ("raise", "skip"), "'raise' or 'skip'"),
-            _whole("batch_size", self.batch_size, 1, 1 << 24),
-            _whole("val_size", 1 if self.val_size is None else self.val_size, 1, MAX_SIZE_PX),
-            _whole("seed", self.seed, 0, 2**63 - 1),
-            ("lr", self.lr is None or 0 < _number(self.lr) < math.inf, "above 0"),
-            (
-                "weight_decay",
-                self.weight_decay is None or 0 <= _number(self.weight_decay) < math.inf,
-                "0 or above",
-            ),
-            ("warmup", 0 <= _number(self.warmup) < 1, "from 0 to below 1"),
-            ("label_smoothing", 0 <= _number(self.label_smoothing) < 1, "from 0 to below 1"),
-        ):
-            if not valid:
-                raise UsageError(f"{name} must be {expected}, got {getattr(self, name)!r}")
-        adamw = self.optimizer == "adamw"
+        given = of_schedule(self.schedule) if isinstance(self.schedule, str) else self.schedule
+        phases = tuple(
+            phase if isinstance(phase, TrainPhase) else TrainPhase.read(phase) for phase in given
+        )
+        self._fill("schedule", _as_text(phases) or phases)
+        names = [self.freeze] if isinstance(self.freeze, str) else self.freeze
+        self._fill("freeze", tuple(names))
+        check_settings(self)
+        sgd = self.optimizer == "sgd"
         if self.val_size is None:
-            self._fill("val_size", parsed.sizes[-1])
+            self._fill("val_size", phases[-1].val_size or phases[-1].size)
         if self.lr is None:
-            self._fill("lr", _ADAMW_LR if adamw else _SGD_LR_PER_ROW * self.batch_size)
+            if self.optimizer not in ("adamw", "sgd"):
+                raise UsageError(
+                    f"lr must be given for {self.optimizer!r}: only for adamw and sgd is there one "
+                    "that suits most trainings"
+                )
+            self._fill("lr", _SGD_LR_PER_ROW * self.batch_size if sgd else _ADAMW_LR)
         if self.weight_decay is None:
-            self._fill("weight_decay", _ADAMW_DECAY if adamw else _SGD_DECAY)
+            self._fill("weight_decay", _SGD_DECAY if sgd else _ADAMW_DECAY)
+        full = {name: getattr(self, name) for name in _OF_PHASES}
+        full["augment"] = self.augment if self.policy != "none" else 0.0
+        self._fill("phases", tuple(grown(phases, full, ramp=self.ramp)))
 
     def _fill(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -115,43 +148,114 @@ class Recipe:
         return self.val_size
 
     @property
-    def phases(self) -> Schedule:
-        """The schedule, parsed."""
-        return Schedule.parse(self.schedule)
+    def loads(self) -> Schedule:
+        """What the loader has to know of the phases."""
+        return schedule_of(self.phases)
+
+    @property
+    def epochs(self) -> int:
+        """Of all phases together."""
+        return sum(phase.epochs for phase in self.phases)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Every image size that the model will see, in pixels, ascending."""
-        return tuple(sorted({*self.phases.sizes, self.val_px}))
+        val = {phase.val_size or self.val_px for phase in self.phases}
+        return tuple(sorted({phase.size for phase in self.phases} | val))
 
-    def size_px(self, epoch: int) -> int:
-        """The size of the training images in an epoch, in pixels."""
-        size = self.phases.phase_at(epoch).size
-        assert size is not None, "checked at the beginning"
-        return size
+    def phase_at(self, epoch: int) -> TrainPhase:
+        """The phase of an epoch, which says everything; beyond the end, the last."""
+        for phase in self.phases:
+            if epoch < phase.epochs:
+                return phase
+            epoch -= phase.epochs
+        return self.phases[-1]
 
     @property
     def largest_batch(self) -> int:
         """Rows of the largest batch of any phase."""
-        return max(phase.batch_size or self.batch_size for phase in self.phases.phases)
+        return max(phase.batch_size or self.batch_size for phase in self.phases)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, JSON-able."""
-        return asdict(self)
+        said = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        if not isinstance(self.schedule, str):
+            said["schedule"] = [phase.as_dict() for phase in self.schedule]  # type: ignore[union-attr]
+        return said | {"freeze": list(self.freeze)}
 
-    def check_resumable(self, saved: Mapping[str, Any]) -> None:
+    def check_resumable(self, saved: Mapping[str, Any], *, done: int | None = None) -> bool:
         """Make sure that a run of the recipe `saved` may go on under this one.
+
+        Args:
+            saved: the other one's settings.
+            done: its finished epochs, where it stands between two: then another schedule may
+                follow them.
+
+        Returns:
+            whether the schedule is another one.
 
         Raises:
             StateError: they differ; names every setting that does.
         """
-        mine = {name: own for name, own in asdict(self).items() if name not in _FREE_ON_RESUME}
+        own = self.as_dict()
+        mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
+        extended = done is not None and self._follows(saved, done)
+        if extended:
+            del mine["schedule"]
         found = differences(saved, mine, "was", "is")
         if found:
             raise StateError(
-                f"cannot resume: the checkpoint is of another recipe ({found}). Repeat the "
-                "settings it was made with, or start anew without --resume"
+                f"cannot resume: the checkpoint is of another recipe ({found}). Leave these "
+                "settings out, as --resume takes them from the run, or start anew without it"
             )
+        return extended
+
+    def for_ranks(self, before: int, now: int) -> Recipe:
+        """The same recipe on another number of processes: batches over all of them stay.
+
+        Raises:
+            StateError: they cannot be divided so.
+        """
+        if before == now:
+            return self
+
+        def share(rows: int) -> int:
+            if rows * before % now:
+                raise StateError(
+                    f"cannot resume on {now} processes: the run had batches of {rows} on each of "
+                    f"{before}, and {rows * before} cannot be divided by {now}"
+                )
+            return rows * before // now
+
+        given = self.schedule
+        phases = of_schedule(given) if isinstance(given, str) else given
+        again = [
+            replace(phase, batch_size=phase.batch_size and share(phase.batch_size))
+            for phase in phases
+            if isinstance(phase, TrainPhase)
+        ]
+        said = self.as_dict() | {"schedule": again, "batch_size": share(self.batch_size)}
+        return Recipe(**said)
+
+    def _follows(self, saved: Mapping[str, Any], done: int) -> bool:
+        """Whether the schedule is another one, and its first epochs are those that are done."""
+        if saved.get("schedule") == self.as_dict()["schedule"]:
+            return False
+        names = (field.name for field in fields(Recipe) if field.init)
+        before = Recipe(**{name: saved[name] for name in names if name in saved})
+        same = [
+            (before.phase_at(epoch).size, before.phase_at(epoch).batch_size)
+            == (self.phase_at(epoch).size, self.phase_at(epoch).batch_size)
+            for epoch in range(done)
+        ]
+        return all(same) and self.epochs > done
+
+
+def _as_text(phases: Sequence[TrainPhase]) -> str:
+    """A schedule as text; "" where phases have settings that text cannot say."""
+    plain = {"size", "epochs", "batch_size", "lr"}
+    said = all(set(phase.as_dict()) <= plain and phase.lr == 1.0 for phase in phases)
+    return str(schedule_of(phases)) if said else ""
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], was: str, is_: str) -> str:
@@ -161,14 +265,3 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], was: str, is_:
         for name, value in now.items()
         if saved.get(name) != value
     )
-
-
-def _whole(name: str, value: object, low: int, high: int) -> tuple[str, bool, str]:
-    """Whether a setting is a whole number from low to high, with its name and what it should be."""
-    valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    return name, valid, f"a whole number from {low} to {high}"
-
-
-def _number(value: object) -> float:
-    """A number as it is, NaN for anything else."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

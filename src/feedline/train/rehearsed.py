@@ -16,8 +16,6 @@ from feedline.train.step import train_step
 
 __all__ = ["rehearsed_step"]
 
-_MANY_STEPS = 1_000_000  # the rate of learning does not matter here, and must not end
-
 
 def rehearsed_step(
     model: str, *, classes: int, schedule: str, rows: int, device: str
@@ -45,7 +43,6 @@ def rehearsed_step(
     learner = Learner(
         create_model(model, classes=classes, sizes=Schedule.parse(schedule).sizes),
         recipe,
-        total_steps=_MANY_STEPS,
         device=where,
         precision=choose_precision(recipe.amp, where),
     )

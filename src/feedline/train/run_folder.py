@@ -37,14 +37,16 @@ def _numbered(model: str) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in found if number.isdecimal())
 
 
-def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path | None:
+def find_checkpoint(
+    resume: str | None, *, out: Path | None, model: str | None = None
+) -> Path | None:
     """The checkpoint to go on from, or None to start anew.
 
     Args:
         resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
-            `out` is given that of the model's newest run, and none where there is none.
+            `out` is given that of the newest run, and none where there is none.
         out: the run's folder, if the user named it.
-        model: whose runs are looked for.
+        model: whose runs are looked for; None for any's.
 
     Raises:
         StateError: there is no such checkpoint.
@@ -60,7 +62,14 @@ def find_checkpoint(resume: str | None, *, out: Path | None, model: str) -> Path
                 f"{CHECKPOINT_NAME}, or use --resume auto"
             )
         return path
-    for folder in [out] if out else [path for _, path in reversed(_numbered(model))]:
+    if out is not None:
+        folders = [out]
+    elif model is not None:
+        folders = [path for _, path in reversed(_numbered(model))]
+    else:
+        made = [path for path in _RUNS.glob("*") if (path / CHECKPOINT_NAME).is_file()]
+        folders = sorted(made, key=lambda path: (path / CHECKPOINT_NAME).stat().st_mtime)[::-1]
+    for folder in folders:
         if (folder / CHECKPOINT_NAME).is_file():
             return folder / CHECKPOINT_NAME
     return None

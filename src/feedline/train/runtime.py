@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from feedline.errors import ResourceError, UsageError
+from feedline.plan.seeds import mix
 
 __all__ = [
     "choose_device",
@@ -21,6 +22,7 @@ __all__ = [
     "machine",
     "prepare_process",
     "random_state",
+    "reseed",
     "restore_random_state",
 ]
 
@@ -42,7 +44,10 @@ def choose_device(name: str) -> torch.device:
         raise ResourceError(
             f"device 'cuda' was asked for, but {cause}; check `nvidia-smi`, or use --device cpu"
         )
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
+    if not there or name == "cpu":
+        return torch.device("cpu")
+    # Each process of a machine has a GPU of its own.
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
@@ -68,6 +73,12 @@ def prepare_process(*, seed: int, device: torch.device) -> None:
     torch.manual_seed(seed)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
+
+
+def reseed(seed: int, rank: int) -> None:
+    """Let ranks other than 0 draw otherwise from here on: each drops other units."""
+    if rank:
+        torch.manual_seed(mix(seed, rank) >> 1)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.errors import DatasetError
 from feedline.remote.open_location import was_url
 
-__all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map"]
+__all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map", "val_folder"]
 
 VAL_NAMES = ("val", "valid", "validation", "test")
 
@@ -95,6 +95,16 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
         )
     note = "" if val else f"no validation: {root} is a folder of class folders; --val names one"
     return Splits(train=root, val=val, note=note)
+
+
+def val_folder(root: Path) -> Path:
+    """The folder of class folders to judge on: that of validation, or `root` itself.
+
+    Raises:
+        DatasetError: there are no class folders.
+    """
+    splits = find_splits(root)
+    return splits.val or splits.train
 
 
 def check_classes(folder: Path, classes: Sequence[str]) -> None:

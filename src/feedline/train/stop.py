@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop, which a loop looks at between two steps.
+"""Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, which a loop looks at between two steps.
 
 Guarantees: the first signal is only noted; a second one acts as it did before (so that a stuck step
 can be left). The earlier handlers are back when the context ends.
@@ -13,11 +13,16 @@ from typing import Any
 
 __all__ = ["StopRequest"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGUSR1 is what batch systems send some time before they take a machine back.
+_SIGNALS = [
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []),
+]
 
 
 class StopRequest:
-    """Notes SIGINT and SIGTERM while it is entered; outside the main thread it notes nothing."""
+    """Notes these signals while it is entered; outside the main thread it notes nothing."""
 
     def __init__(self) -> None:
         self.signum: int | None = None

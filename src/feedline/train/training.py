@@ -12,47 +12,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
-from feedline.train.checkpoint import CHECKPOINT_NAME, WEIGHTS, save_checkpoint
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.journal import EpochRecord, Journal
+from feedline.train.journal import EpochRecord, Journal, Running
+from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
+from feedline.train.ranks import Ranks
 from feedline.train.recipe import Recipe
-from feedline.train.run_folder import BEST_NAME
+from feedline.train.report import Report
+from feedline.train.run_files import RunFiles
 from feedline.train.runtime import random_state, restore_random_state
 from feedline.train.step import train_step
 from feedline.train.stop import StopRequest
 
-__all__ = ["Report", "Training"]
+__all__ = ["Training"]
 
 # How often the loss is read. On a GPU each reading waits for every queued step, so seldom.
 _CPU_CHECK_STEPS = 1
 _CUDA_CHECK_STEPS = 50
-
-
-class Report(Protocol):
-    """Who is told how a run goes. Called from the training process, between steps."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know."""
-
-    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
-        """An epoch (from 1) begins, or goes on, after `done` of the run's `total` steps."""
-
-    def stepped(self, *, done: int, loss: float | None) -> None:
-        """A step is done; `loss` is the epoch's mean so far, None where it was not read."""
-
-    def validating(self, *, rows: int) -> None:
-        """`rows` more images are validated."""
-
-    def ended(self, record: EpochRecord, *, epochs: int) -> None:
-        """An epoch of `epochs` is finished."""
 
 
 @dataclass(kw_only=True)
@@ -63,12 +47,15 @@ class Training:
         recipe: what is trained.
         dataset: JSON-able facts of the training images: "classes", "images" and "files".
         loader: of the training images; at the same point of the run as `learner` and `journal`.
+        batches: the loader's, watched.
         val_loader: of the validation images, or None.
         labels_as: the training label of each validation label; None where they are the same.
         learner: the model and what trains it.
         journal: what was achieved so far.
-        out: the run's folder.
+        keeper: writes to the run's folder.
+        files: tells of it in the run's folder.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
+        ranks: the processes that train; each makes the same calls.
         stop: true once the run is to end; asked after each step and each validation batch.
         report: told how it goes.
     """
@@ -76,33 +63,64 @@ class Training:
     recipe: Recipe
     dataset: dict[str, Any]
     loader: DataLoader[Any]
+    batches: Iterable[Any]
     val_loader: DataLoader[Any] | None
     labels_as: Sequence[int] | None
     learner: Learner
     journal: Journal
-    out: Path
+    keeper: Keeper
+    files: RunFiles
     checkpoint_every: int
+    ranks: Ranks
     stop: StopRequest
     report: Report
 
-    def save(self) -> None:
-        """Write a checkpoint."""
+    def save(self, *, must: bool = False) -> None:
+        """Write a checkpoint; where that cannot be, say so and go on, unless it must be.
+
+        Raises:
+            SaveError: it must be, and cannot.
+        """
+        randoms = self.ranks.gathered(random_state(self.learner.device))
+        journal = Journal(running=self._running_of_all(), records=self.journal.records)
+        if not self.ranks.leads:
+            return
         content = {
             "recipe": self.recipe.as_dict(),
+            "ranks": self.ranks.world,
             "dataset": self.dataset,
             "loader": self.loader.state_dict(),
             "learner": self.learner.state_dict(),
-            "journal": self.journal.state_dict(),
-            "random": random_state(self.learner.device),
+            "journal": journal.state_dict(),
+            "random": randoms,
         }
-        save_checkpoint(self.out / CHECKPOINT_NAME, content)
+        between = None if journal.running.steps else len(journal.records)
+        self.keeper.save(content, epochs=between, must=must)
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `save` wrote."""
-        self.loader.load_state_dict(saved["loader"])
+    def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
+        """Go on from what `save` wrote; `extended`: between two epochs, on another schedule."""
+        if extended:
+            self.loader.set_epoch(len(saved["journal"]["records"]))
+        else:
+            self.loader.load_state_dict(saved["loader"])
         self.learner.load_state_dict(saved["learner"])
         self.journal = Journal.from_state(saved["journal"], self.learner.device)
-        restore_random_state(saved["random"], self.learner.device)
+        if not self.ranks.leads:  # the sums of all are rank 0's
+            self.journal.running.loss_sum.zero_()
+            self.journal.running.samples = 0
+        if self.ranks.rank < len(saved["random"]):
+            restore_random_state(saved["random"][self.ranks.rank], self.learner.device)
+
+    def _running_of_all(self) -> Running:
+        """The epoch under way, with the samples of all ranks."""
+        running = self.journal.running
+        samples = self.ranks.summed(torch.tensor(running.samples))
+        loss_sum = self.ranks.summed(running.loss_sum)
+        return replace(running, samples=int(samples), loss_sum=loss_sum)
+
+    def _stopping(self) -> bool:
+        """Whether a stop was asked for, of any rank: then all stop at the same step."""
+        return self.ranks.any(bool(self.stop))
 
     def fit(self) -> bool:
         """Train until the schedule is done or a stop is asked for.
@@ -113,37 +131,78 @@ class Training:
         Raises:
             FeedlineError: the loss is not finite.
         """
-        learner, journal, epochs = self.learner, self.journal, self.recipe.phases.epochs
-        while len(journal.records) < epochs:
+        learner, journal, epochs = self.learner, self.journal, self.recipe.epochs
+        while len(journal.records) < epochs and not self._has_ended():
             running = journal.running
-            size_px = self.recipe.size_px(running.epoch)
+            phase = self.recipe.phase_at(running.epoch)
+            size_px = phase.size
+            learner.set_phase(phase)
             self.report.begin(
                 epoch=running.epoch + 1,
                 size_px=size_px,
                 done=learner.step,
-                total=learner.total_steps,
+                total=self._total_steps(),
             )
             if self.loader.epoch == running.epoch and not self._run_epoch(size_px):
                 return False
             began = time.monotonic()
-            result = self._validate()
-            if self.stop and self.val_loader is not None and result is None:
-                self.save()
+            result = self._validate(phase.val_size or self.recipe.val_px)
+            stopping = self._stopping()
+            if stopping and self.val_loader is not None and result is None:
+                self.save(must=True)
                 return False
             best = journal.best_top1
-            record = running.record(
+            record = self._running_of_all().record(
                 size_px=size_px, lr=learner.lr, val=result, val_seconds=time.monotonic() - began
             )
             journal.close_epoch(record)
             # First the weights, then the checkpoint that counts their epoch: a crash in between
             # leads back to the validation, and so to the same weights.
-            if record.val_top1 is None or best is None or record.val_top1 > best:
+            better = record.val_top1 is None or best is None or record.val_top1 > best
+            if better and self.ranks.leads:
                 self._keep_weights(record)
             self.save()
+            if self.ranks.leads:
+                self.files.epochs(journal.records)
             self.report.ended(record, epochs=epochs)
-            if self.stop and len(journal.records) < epochs:
+            if stopping and len(journal.records) < epochs:
                 return False
+        if len(journal.records) < epochs:
+            self.report.note(
+                f"ended after {len(journal.records)} of {epochs} epochs: top-1 has not been better "
+                f"for {self.recipe.patience} epochs"
+            )
         return True
+
+    def _has_ended(self) -> bool:
+        """Whether top-1 has not been better for as long as the recipe has patience."""
+        patience, records = self.recipe.patience, self.journal.records
+        tops = [record.val_top1 for record in records if record.val_top1 is not None]
+        if not patience or len(tops) <= patience:
+            return False
+        return max(tops[-patience:]) <= max(tops[:-patience])
+
+    def _parts(self, epoch: int, step: int) -> tuple[int, int]:
+        """Which of the batches a step's is that make one step of the optimizer, and of how many."""
+        steps, most = self.loader.steps_in(epoch), self.recipe.accumulate
+        part = step % most
+        return part, min(most, steps - (step - part))
+
+    def _total_steps(self) -> int:
+        """Of the optimizer, over all epochs."""
+        most, loader = self.recipe.accumulate, self.loader
+        return sum(-(-loader.steps_in(epoch) // most) for epoch in range(self.recipe.epochs))
+
+    def _progress(self, epoch: int, step: int) -> float:
+        """The share of all samples seen before a step, so that the last step's is 1.
+
+        Each epoch has the same samples, so they count by epochs, whatever the batches' sizes are.
+        """
+        last = self.recipe.epochs - 1
+        steps = self.loader.steps_in(last)
+        _, parts = self._parts(last, steps - 1)
+        whole = last + (steps - parts) / steps
+        return (epoch + step / self.loader.steps_in(epoch)) / whole if whole else 0.0
 
     def _run_epoch(self, size_px: int) -> bool:
         """Take the rest of the epoch's steps; False where a stop was asked for and saved."""
@@ -160,20 +219,27 @@ class Training:
             running.seconds = before_s + time.monotonic() - began
             running.split = before + loader.timing.totals() - unsplit
 
-        for images, labels in loader:
+        for images, labels in self.batches:
+            assert loader.batch is not None, "a batch was handed out"
             if first:  # what lies before it, validation or the workers' start, is no part of a step
                 unsplit = loader.timing.totals()
                 arrived = time.monotonic()
                 running.first_wait_s += arrived - began
                 first, began = False, arrived
-            running.add(train_step(learner, images, labels), len(labels))
+            part, parts = self._parts(running.epoch, loader.batch.step)
+            if part == 0:
+                learner.set_progress(self._progress(running.epoch, loader.batch.step))
+            loss = train_step(learner, images, labels, part=part, parts=parts)
+            running.add(loss, len(labels))
+            if part + 1 < parts:  # the gradients under way are in no checkpoint
+                continue
             reading = running.steps % check_every == 0
             self.report.stepped(
                 done=learner.step, loss=self._finite_loss(size_px) if reading else None
             )
-            if self.stop:
+            if self._stopping():
                 settle()
-                self.save()
+                self.save(must=True)
                 return False
             if self.checkpoint_every and learner.step % self.checkpoint_every == 0:
                 settle()
@@ -195,15 +261,20 @@ class Training:
             )
         return loss
 
-    def _validate(self) -> Evaluation | None:
+    def _validate(self, size_px: int) -> Evaluation | None:
         """Judge the model; None where it was stopped or there is nothing to validate on."""
         if self.val_loader is None:
             return None
+        self.val_loader.set_image_size(size_px)
+        self.ranks.share_buffers(self.learner.judged)
         return evaluate(
-            self.learner,
-            self.val_loader,
+            self.learner.judged,
+            _without_padding(self.val_loader),
+            device=self.learner.device,
+            precision=self.learner.precision,
             labels_as=self.labels_as,
-            stopped=lambda: bool(self.stop),
+            ranks=self.ranks,
+            stopped=self._stopping,
             advance=lambda rows: self.report.validating(rows=rows),
         )
 
@@ -211,10 +282,17 @@ class Training:
         """Write the weights as the best so far."""
         content = {
             "model": self.recipe.model,
-            "weights": self.learner.model.state_dict(),
+            "weights": self.learner.judged.state_dict(),
             "classes": self.dataset["classes"],
             "val_size": self.recipe.val_px,
             "epoch": last.epoch,
             "top1": last.val_top1,
         }
-        save_checkpoint(self.out / BEST_NAME, content, kind=WEIGHTS)
+        self.keeper.keep_best(content)
+
+
+def _without_padding(loader: DataLoader[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches without the rows that are there for equal shares alone."""
+    for tensors in loader:
+        padding = 0 if loader.batch is None else loader.batch.padding
+        yield tuple(tensor[: len(tensor) - padding] for tensor in tensors)

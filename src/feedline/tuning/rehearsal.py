@@ -1,7 +1,7 @@
-"""A training rehearsed: steps over a loader whose crew can be changed, timed one by one.
+"""A training rehearsed: steps over a loader whose settings can be changed, timed one by one.
 
-Guarantees: a trial counts only steps for which the crew was whole and made all batches; it ends as
-soon as its error is small. Workers of feedline's loader live from trial to trial.
+Guarantees: a trial counts only steps for which all workers were at work and made all batches; it
+ends as soon as its error is small.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.control.window import Window
-from feedline.errors import UsageError
-from feedline.loader import DataLoader
-from feedline.trace.stage_page import Spent
+from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
+from feedline.tuning.tunable import Tunable
 
 __all__ = ["Rehearsal", "Step"]
 
@@ -43,55 +42,24 @@ class Rehearsal:
     """Steps over a loader.
 
     Args:
-        loader: with workers; its batches are taken, epoch after epoch.
+        loader: whose batches are taken.
         step: is done with each. It really trains.
         phase: what all trials have in common, for their windows.
     """
 
-    def __init__(self, loader: DataLoader[Any], step: Step, phase: object = None) -> None:
+    def __init__(self, loader: Tunable, step: Step, phase: object = None) -> None:
         self._loader = loader
         self._step = step
         self._phase = phase
-        self._batches = self._endless()
 
-    def trial(self, workers: int, *, least_s: float, most_s: float) -> Trial:
-        """Train with a crew for a while.
-
-        Args:
-            workers: of it.
-            least_s: how long, at least,
-            most_s: and at most, where figures vary.
+    def warm(self, batches: int) -> None:
+        """Take batches and do nothing with them: their files are in the page cache then.
 
         Raises:
-            UsageError: there is no memory for it.
-            Exception: whatever the step or the dataset raises.
+            Exception: whatever the dataset raises.
         """
-        loader, session = self._loader, self._loader._session
-        if loader.num_workers != workers:
-            loader.num_workers = workers
-        # Batches that the crew before has made or begun are of no account.
-        for _ in range(session.backend.under_way + _WARM_STEPS):
-            self._once()
-        deadline = time.monotonic() + _STARTED_WITHIN_S
-        while len(loader.worker_pids) != workers and time.monotonic() < deadline:
-            self._once()
-        before, begun, times = self._spent(), time.perf_counter(), list[_Times]()
-        while True:
-            times.append(self._once())
-            passed = time.perf_counter() - begun
-            enough = len(times) >= 2 * _BLOCKS and passed >= least_s and _error(times) <= _SURE
-            if enough or (passed >= most_s and len(times) >= 2):
-                break
-        window = Window.between(
-            before,
-            self._spent(),
-            phase=self._phase,
-            steps=len(times),
-            seconds=sum(each.step_s for each in times),
-            wait_s=sum(each.wait_s for each in times),
-            workers=workers,
-        )
-        return Trial(window=window, error=_error(times))
+        for _ in range(batches):
+            self._loader.next()
 
     def ceiling(self, seconds: float) -> float:
         """Steps per second over a few batches that are kept: with data for free.
@@ -101,7 +69,7 @@ class Rehearsal:
         """
         kept = []
         for _ in range(_KEPT):
-            batch = _copied(next(self._batches))
+            batch = _copied(self._loader.next())
             self._step(batch)
             kept.append(batch)
         begun, steps = time.perf_counter(), 0
@@ -110,31 +78,50 @@ class Rehearsal:
             steps += 1
         return steps / (time.perf_counter() - begun)
 
-    def close(self) -> None:
-        """End the epoch under way."""
-        self._batches.close()
+    def trial(self, setting: Setting, *, least_s: float, most_s: float) -> Trial:
+        """Train with a setting for a while.
+
+        Args:
+            setting: of the loader.
+            least_s: how long, at least,
+            most_s: and at most, where figures vary.
+
+        Raises:
+            UsageError: there is no memory for it.
+            Exception: whatever the step or the dataset raises.
+        """
+        loader = self._loader
+        # Batches that were made or begun with the setting before are of no account.
+        self.warm(loader.change(setting))
+        deadline = time.monotonic() + _STARTED_WITHIN_S
+        while not loader.whole and time.monotonic() < deadline:
+            self._once()
+        for _ in range(_WARM_STEPS):
+            self._once()
+        before, begun, times = loader.spent(), time.perf_counter(), list[_Times]()
+        while True:
+            times.append(self._once())
+            passed = time.perf_counter() - begun
+            enough = len(times) >= 2 * _BLOCKS and passed >= least_s and _error(times) <= _SURE
+            if enough or (passed >= most_s and len(times) >= 2):
+                break
+        window = Window.between(
+            before,
+            loader.spent(),
+            phase=self._phase,
+            steps=len(times),
+            seconds=sum(each.step_s for each in times),
+            wait_s=sum(each.wait_s for each in times),
+            workers=setting.workers,
+        )
+        return Trial(setting=setting, window=window, error=_error(times), start_s=loader.start_s)
 
     def _once(self) -> _Times:
         asked = time.perf_counter()
-        batch = next(self._batches)
+        batch = self._loader.next()
         got = time.perf_counter()
         self._step(batch)
         return _Times(time.perf_counter() - asked, got - asked)
-
-    def _endless(self) -> Generator[Any, None, None]:
-        while True:
-            empty = True
-            for batch in self._loader:
-                empty = False
-                yield batch
-            if empty:
-                raise UsageError("the loader gives no batch, so nothing can be tuned")
-
-    def _spent(self) -> Spent:
-        total = Spent()
-        for spent in self._loader._session.spent().values():
-            total += spent
-        return total
 
 
 def _error(times: list[_Times]) -> float:

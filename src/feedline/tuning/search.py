@@ -1,24 +1,54 @@
-"""Which crew is tried next, and when enough are known. Pure: trials in, numbers out.
+"""Which setting is tried next, and when enough are known. Pure: trials in, settings out.
 
-First a crew is sought that is as fast as any: from the first trial's work and the step's own time
-follows how many workers there should be. Then the fewest that are as fast: from the work again, and
-once a crew was too small, from its rate, as a crew that is busy all the time is as fast as it is
-large.
+First a setting is sought that is as fast as any. From the first trial's work and the step's own
+time follows how many workers there should be. Where steps wait although workers are idle at times,
+batches come unevenly: then more of them are made ahead, or in smaller pieces. Then the fewest
+workers are sought that are as fast: from the work again, and once a crew was too small, from its
+rate, as a crew that is busy all the time is as fast as it is large.
 
-Guarantees: no crew is tried twice; the same trials give the same search.
+Guarantees: no setting is tried twice; the same trials give the same search.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from feedline.control.limits import Limits
+from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
 
-__all__ = ["Search"]
+__all__ = ["Choices", "Search"]
 
 _ALIKE = 0.02  # rates that differ by less are alike, or by less than their error
 _REACHED = 0.98  # of the ceiling
+_WAITS = 0.03  # of the time, from which on something is to be gained
+_BUSY = 0.9  # of the workers' time: with so much they are too few, and batches not uneven
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What may be tried besides the number of workers.
+
+    Args:
+        prefetch: depths beyond that of the first setting.
+        pieces_ms: sizes of pieces below that of the first setting; empty for whole batches.
+        pin: whether batches may be pinned or not.
+    """
+
+    prefetch: tuple[int, ...] = ()
+    pieces_ms: tuple[float, ...] = ()
+    pin: bool = False
+
+    def of(self, setting: Setting) -> Iterator[Setting]:
+        """What may be better against uneven batches than a setting, the likeliest first."""
+        deepest = max(self.prefetch, default=0)
+        if deepest > setting.prefetch:
+            yield replace(setting, prefetch=deepest)
+        finest = min(self.pieces_ms, default=math.inf)
+        if setting.piece_ms is not None and finest < setting.piece_ms:
+            yield replace(setting, piece_ms=finest)
 
 
 class Search:
@@ -26,31 +56,46 @@ class Search:
 
     Args:
         limits: of the crew.
-        start: the crew that is tried first.
+        start: what is tried first.
         ceiling: steps per second with data for free; None where it was not measured.
+        choices: what else may change.
     """
 
-    def __init__(self, limits: Limits, start: int, ceiling: float | None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        start: Setting,
+        ceiling: float | None,
+        choices: Choices | None = None,
+    ) -> None:
         self._limits = limits
-        self._start = start
+        self._now = start  # its depth and pieces are those of the crews that are tried
         self._ceiling = ceiling
-        self.trials: dict[int, Trial] = {}
-        """What was tried, by the number of workers."""
+        self._choices = choices or Choices()
+        self.trials: dict[Setting, Trial] = {}
+        """What was tried."""
 
     def add(self, trial: Trial) -> None:
-        """A crew was tried."""
-        self.trials[trial.workers] = trial
+        """A setting was tried."""
+        before = self.trials.get(replace(self._now, workers=trial.workers))
+        self.trials[trial.setting] = trial
+        if before is not None and trial.steps_per_s > (1 + _noise(trial)) * before.steps_per_s:
+            self._now = trial.setting
 
-    def next(self) -> int | None:
-        """The crew to try next; None where enough are known."""
+    def next(self) -> Setting | None:
+        """What to try next; None where enough is known."""
         if not self.trials:
-            return max(1, min(self._start, self._limits.most(self._start, 1.0)))
-        return self._more() or self._fewer()
+            most = self._limits.most(self._now.workers, 1.0)
+            return replace(self._now, workers=max(1, min(self._now.workers, most)))
+        return (
+            self._evener() or self._more() or self._fewer() or self._shallower() or self._pinned()
+        )
 
     @property
     def best(self) -> Trial:
         """The trial of the fewest workers that are as fast as any."""
-        return self.trials[min(crew for crew in self.trials if self._is_fast(crew))]
+        fast = [trial for trial in self.trials.values() if self._is_fast(trial)]
+        return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch))
 
     @property
     def reached(self) -> bool:
@@ -61,39 +106,98 @@ class Search:
     def _fastest(self) -> float:
         return max(trial.steps_per_s for trial in self.trials.values())
 
-    def _is_fast(self, crew: int) -> bool:
-        trial = self.trials[crew]
-        noise = max(_ALIKE, min(trial.error, 2 * _ALIKE))
-        return trial.steps_per_s >= (1 - noise) * self._fastest
+    @property
+    def _crews(self) -> dict[int, Trial]:
+        """Trials that differ from what is tried now in the number of workers alone."""
+        return {
+            setting.workers: trial
+            for setting, trial in self.trials.items()
+            if replace(setting, workers=self._now.workers) == self._now
+        }
 
-    def _more(self) -> int | None:
+    def _is_fast(self, trial: Trial) -> bool:
+        return trial.steps_per_s >= (1 - _noise(trial)) * self._fastest
+
+    def _evener(self) -> Setting | None:
+        """A crew with more made ahead, or in smaller pieces, where its batches are uneven."""
+        crews = self._crews
+        largest, enough = crews[max(crews)], self._enough
+        uneven = [] if self.reached else [largest]
+        if enough is not None:
+            # A crew that is large against unevenness alone is not needed.
+            slow = [crew for crew in crews if crew < enough - 1]
+            uneven += [crews[max(slow)]] if slow else []
+        for trial in uneven:
+            window = trial.window
+            if window.wait_share > _WAITS and 0 < window.busy < _BUSY:
+                for other in self._choices.of(trial.setting):
+                    if other not in self.trials:
+                        return other
+        return None
+
+    @property
+    def _enough(self) -> int | None:
+        """The fewest workers that are fast, of those that differ in nothing else."""
+        crews = self._crews
+        return min((crew for crew in crews if self._is_fast(crews[crew])), default=None)
+
+    def _more(self) -> Setting | None:
         """A larger crew than any so far, where that may be faster."""
-        largest = max(self.trials)
-        trial = self.trials[largest]
-        most = self._limits.most(largest, trial.window.blocked_share)
-        if self.reached or largest >= most or not self._is_fast(largest):
+        crews = self._crews
+        largest = max(crews)
+        trial, window = crews[largest], crews[largest].window
+        most = self._limits.most(largest, window.blocked_share)
+        if self.reached or largest >= most:
             return None
-        smaller = [crew for crew in self.trials if crew < largest]
-        if any(self._is_fast(crew) for crew in smaller):
-            return None  # these are enough: more have not helped
-        return min(most, max(largest + 1, self._needed(trial)))
+        rivals = [crews[crew] for crew in crews if crew < largest]
+        if self._is_fast(trial):
+            # Other depths count, too: what is faster than a crew that is too small is no rival.
+            rivals += [other for other in self.trials.values() if other.workers > largest]
+        if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in rivals):
+            return None  # more have not helped
+        wanted = max(largest + 1, self._needed(trial))
+        if 0 < window.busy < _BUSY and window.own_s > 0:
+            # Against unevenness each worker counts as much as the others.
+            wanted = max(wanted, math.ceil(largest * window.step_s / window.own_s))
+        return replace(self._now, workers=min(most, wanted))
 
-    def _fewer(self) -> int | None:
+    def _fewer(self) -> Setting | None:
         """A crew between those that are too small and the smallest that is fast."""
-        enough = self.best.workers
-        slow = max((crew for crew in self.trials if crew < enough), default=0)
+        crews = self._crews
+        if (enough := self._enough) is None:
+            return None
+        slow = max((crew for crew in crews if crew < enough), default=0)
         if enough - slow <= 1:
             return None
         if slow:
             # Workers that are too few are busy all the time, so rates go with their number.
-            lacking = (1 - _ALIKE) * self._fastest / self.trials[slow].steps_per_s
-            return max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
-        share = self.best.window.blocked_share
-        needed = min(self._needed(self.best), self._limits.most(enough, share))
-        if 0 < needed < enough:
-            return needed
-        # As many as are needed: only to see that it is not less. Or nothing is known of the work.
-        return enough - 1 if needed else enough // 2
+            lacking = (1 - _ALIKE) * self._fastest / crews[slow].steps_per_s
+            crew = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
+            return replace(self._now, workers=crew)
+        share = crews[enough].window.blocked_share
+        needed = min(self._needed(crews[enough]), self._limits.most(enough, share))
+        if not 0 < needed < enough:
+            # As many as are needed: only to see that it is not less. Or nothing is known.
+            needed = enough - 1 if needed else enough // 2
+        return replace(self._now, workers=needed)
+
+    def _shallower(self) -> Setting | None:
+        """The best one with less made ahead, where more than at first was needed."""
+        setting = self.best.setting
+        first = next(iter(self.trials)).prefetch
+        between = [depth for depth in self._choices.prefetch if first < depth < setting.prefetch]
+        for depth in sorted(between):
+            other = replace(setting, prefetch=depth)
+            if other not in self.trials:
+                return other
+        return None
+
+    def _pinned(self) -> Setting | None:
+        """The best one, pinned or not, whichever it is not."""
+        setting = self.best.setting
+        other = replace(setting, pin=not setting.pin)
+        tried = any(each.pin == other.pin for each in self.trials)
+        return other if self._choices.pin and not tried else None
 
     def _needed(self, trial: Trial) -> int:
         """The workers that are busy all the time where steps never wait."""
@@ -103,3 +207,8 @@ class Search:
         if own_s <= 0 or trial.window.work_s <= 0:
             return 0
         return max(1, math.ceil(trial.window.work_s / own_s))
+
+
+def _noise(trial: Trial) -> float:
+    """By how much a trial's rate may differ from another one that is as good."""
+    return max(_ALIKE, min(trial.error, 2 * _ALIKE))

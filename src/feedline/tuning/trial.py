@@ -1,31 +1,37 @@
-"""What a training gave with one crew for a while."""
+"""What a training gave with one setting for a while."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from feedline.control.window import Window
+from feedline.tuning.setting import Setting
 
 __all__ = ["Trial"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Some steps with one crew.
+    """Some steps with one setting.
 
     Args:
-        window: what was seen of them.
+        setting: of the loader.
+        window: what was seen of the steps.
         error: half of the 95% interval of a step's mean time, as a share of it; 1 where there were
             too few steps to tell.
+        start_s: seconds until workers that were started for it gave a batch; None where they lived
+            already.
     """
 
+    setting: Setting
     window: Window
     error: float
+    start_s: float | None = None
 
     @property
     def workers(self) -> int:
         """The crew."""
-        return self.window.workers
+        return self.setting.workers
 
     @property
     def steps_per_s(self) -> float:

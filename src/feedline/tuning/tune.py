@@ -1,7 +1,8 @@
-"""`feedline.tune`: the fewest workers with which a training is as fast as it can be.
+"""`feedline.tune`: the settings with which a training is as fast as it can be.
 
-Guarantees: the loader's workers live from trial to trial; when it returns or raises, the loader has
-the workers that it had and stands where it stood. Ctrl-C gives what is known so far.
+Guarantees: workers of a feedline.DataLoader live from trial to trial; when it returns or raises,
+the loader has the settings that it had and stands where it stood. Ctrl-C gives what is known so
+far.
 """
 
 from __future__ import annotations
@@ -10,47 +11,65 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import DataLoader as TorchDataLoader
+
 from feedline.control.limits import Limits
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import UsageError
+from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
+from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.tuning.metered import Metered
+from feedline.tuning.own_loader import OwnLoader
+from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
+from feedline.tuning.torch_loader import TorchLoader
 from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import Ended, Tuned, TunedPhase
+from feedline.tuning.tunable import Tunable
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import Ended, TunedPhase
 
-__all__ = ["tune"]
+__all__ = ["Told", "paced", "tune"]
+
+Told = Callable[[int | None, Trial], object]
+"""Is called after each trial, with the image size."""
 
 _CEILING_S = 1.0
 _LEAST_S, _MOST_S = 1.0, 4.0  # a trial
 _TRIALS = 5
-_STEPS = 8  # that a trial takes at least, those of the crew before included
+_STEPS = 8  # that a trial takes at least, those of the setting before included
 _MEMORY = 0.5  # of what is available
 
 
 def tune(
-    loader: DataLoader[Any],
+    loader: TorchDataLoader[Any],
     step: Step | None = None,
     *,
     step_ms: float | None = None,
     budget_s: float = 60.0,
-    told: Callable[[int | None, Trial], object] | None = None,
+    told: Told | None = None,
+    warm: int = 0,
 ) -> Tuned:
     """Find the fewest workers with which a training is as fast as it can be, for each image size.
 
-    Files should be in the page cache, as in later epochs: go over the loader once where memory
-    holds them.
+    Where batches come unevenly, it also tries to have more of them made ahead, within what a loader
+    of rows has allocated, and smaller pieces. Files should be in the page cache, as in later
+    epochs: see `warm`.
 
     Args:
-        loader: with workers, and with nothing under way; its batches are taken, as many as it
-            needs, and it stands at its beginning afterwards.
+        loader: a feedline.DataLoader with workers and with nothing under way; its batches are
+            taken, as many as it needs, and it stands at its beginning afterwards. Or torch's own,
+            of which a copy is built for each trial: also prefetch_factor, and with a GPU
+            pin_memory, are tried.
         step: one training step on a batch, the copy to the device included, that waits for what it
             computes (`torch.cuda.synchronize`). It really trains.
         step_ms: in its place, how long a step takes at the largest size; shorter at smaller ones
             as the images have fewer pixels. The process sleeps for so long.
         budget_s: how many seconds it may take.
         told: is called after each trial with the image size.
+        warm: batches of each size that are taken before anything is measured, without a step.
 
     Raises:
         UsageError: neither or both of `step` and `step_ms`; the loader has no workers, or its
@@ -61,69 +80,82 @@ def tune(
         >>> found = feedline.tune(loader, train_step)                           # doctest: +SKIP
         >>> print(found)                                                        # doctest: +SKIP
     """
-    _check(loader, step, step_ms, budget_s)
-    sizes = _sizes(loader)
-    begun, had, adapted = time.monotonic(), loader.num_workers, loader.adapts
-    state = loader.state_dict()
-    phases: list[TunedPhase] = []
-    ended: Ended = "done"
-    loader.adapts = False
+    _check(loader, step, step_ms, budget_s, warm)
+    begun = time.monotonic()
+    own = isinstance(loader, DataLoader)
+    tried: Tunable = OwnLoader(loader) if isinstance(loader, DataLoader) else TorchLoader(loader)
+    asked = tried.phases
+    largest = max(phase.size or 0 for phase in asked)
+    start, phases, rates = tried.start, list[TunedPhase](), list[Rates | None]()
     try:
-        for k, size in enumerate(sizes):
+        for k, phase in enumerate(asked):
             left_s = budget_s - (time.monotonic() - begun)
-            until = time.monotonic() + left_s / (len(sizes) - k)
-            own = step or _paced(step_ms or 0.0, size, max((one or 0 for one in sizes), default=0))
-            if ended == "done":
-                phases.append(_phase(loader, own, size, until, told))
-                if phases[-1].ended == "interrupted":
-                    ended = "interrupted"
+            until = time.monotonic() + left_s / (len(asked) - k)
+            metered = Metered(step or paced(step_ms or 0.0, phase.size, largest))
+            phases.append(_phase(tried, metered, phase, until, told, warm))
+            if isinstance(loader, DataLoader):
+                rates.append(rates_of(loader, phases[-1], metered.cpu_s))
+            if phases[-1].ended == "interrupted":
+                break
     finally:
-        loader.load_state_dict(state)
-        if loader.num_workers != had:
-            loader.num_workers = had
-        loader.adapts = adapted
-    seconds = time.monotonic() - begun
-    return Tuned(phases=tuple(phases), seconds=seconds, batch_size=loader.batch_size)
+        tried.close()
+    return Tuned(
+        phases=tuple(phases),
+        seconds=time.monotonic() - begun,
+        batch_size=loader.batch_size,
+        loader="feedline" if own else "torch",
+        start=start,
+        rates=tuple(each for each in rates if each is not None),
+        files=f"taken {warm} batches of each size before" if warm else "as they were",
+    )
+
+
+def paced(step_ms: float, size: int | None, largest: int) -> Step:
+    """A step that sleeps, for less time at a size that is not the largest."""
+    share = (size / largest) ** 2 if size and largest else 1.0
+
+    def step(batch: Any) -> None:
+        time.sleep(step_ms * share / 1000)
+
+    return step
 
 
 def _phase(
-    loader: DataLoader[Any],
+    tried: Tunable,
     step: Step,
-    size: int | None,
+    phase: Phase,
     until: float,
-    told: Callable[[int | None, Trial], object] | None,
+    told: Told | None,
+    warm: int,
 ) -> TunedPhase:
-    """Search at one size."""
+    """Search in one phase."""
     ceiling, search = None, None
     ended: Ended = "done"
-    order: list[Trial] = []
-    rehearsal = Rehearsal(loader, step, size)
+    rehearsal = Rehearsal(tried, step, phase.size)
     try:
-        if size is not None:
-            loader.set_image_size(size)
-        ceiling = rehearsal.ceiling(min(_CEILING_S, (until - time.monotonic()) / 8))
+        tried.begin(phase)
+        rehearsal.warm(warm)
+        ceiling = rehearsal.ceiling(min(_CEILING_S, max(0.0, until - time.monotonic()) / 8))
         room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
         limits = Limits(cores=usable_cores(), more=room)
-        search = Search(limits, loader.num_workers, ceiling)
-        while (crew := search.next()) is not None:
+        search = Search(limits, tried.start, ceiling, tried.choices)
+        while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
             if left_s < _LEAST_S:
                 ended = "budget"
                 break
-            trial = rehearsal.trial(crew, least_s=_LEAST_S, most_s=min(_MOST_S, left_s))
+            trial = rehearsal.trial(setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s))
             search.add(trial)
-            order.append(trial)
             if told is not None:
-                told(size, trial)
+                told(phase.size, trial)
     except KeyboardInterrupt:
         ended = "interrupted"
-    finally:
-        rehearsal.close()
     known = search is not None and bool(search.trials)
     return TunedPhase(
-        size=size,
+        size=phase.size,
+        batch_size=tried.batch_size,
         ceiling=ceiling,
-        trials=tuple(order),
+        trials=tuple(search.trials.values()) if search is not None else (),
         best=search.best if search is not None and known else None,
         reached=search is not None and known and search.reached,
         ended=ended,
@@ -138,41 +170,23 @@ def _needs_s(ceiling: float | None) -> float:
 
 
 def _check(
-    loader: DataLoader[Any], step: Step | None, step_ms: float | None, budget_s: float
+    loader: object, step: Step | None, step_ms: float | None, budget_s: float, warm: int
 ) -> None:
     if (step is None) == (step_ms is None):
         raise UsageError(
             "tune needs either step, a function that trains on a batch, or step_ms, how long that "
             "takes; nobody can tell how many workers keep up with a step that is not known"
         )
+    if step is not None and not callable(step):
+        raise UsageError(f"step must be a function of a batch, got {type(step).__name__}")
     if step_ms is not None and not 0 <= step_ms < float("inf"):
         raise UsageError(f"step_ms must be a number of milliseconds, got {step_ms!r}")
-    if not budget_s >= 2 * _LEAST_S:
+    if not 2 * _LEAST_S <= budget_s < float("inf"):
         raise UsageError(f"budget_s must be at least {2 * _LEAST_S:.0f} seconds, got {budget_s!r}")
-    if not isinstance(loader, DataLoader):
+    if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
+        raise UsageError(f"warm must be a whole number of batches, 0 or above, got {warm!r}")
+    if not isinstance(loader, TorchDataLoader):
         raise UsageError(
-            f"tune takes a feedline.DataLoader, whose workers can change while they live, got "
-            f"{type(loader).__name__}; feedline.DataLoader takes the same arguments as torch's"
+            f"tune takes a feedline.DataLoader or torch's own, got {type(loader).__name__}; "
+            "feedline.DataLoader takes any Dataset and the same arguments as torch's"
         )
-    if loader.num_workers == 0:
-        raise UsageError("the loader has no workers: build it with num_workers='auto'")
-    if loader._asked.iterable:
-        raise UsageError(
-            "torch divides an IterableDataset by the number of workers, so that cannot change; "
-            "time it with one number after another, each in a loader of its own"
-        )
-
-
-def _sizes(loader: DataLoader[Any]) -> list[int | None]:
-    """The sizes of the schedule, or the loader's one."""
-    schedule = loader._asked.phases
-    return list(dict.fromkeys(phase.size for phase in schedule.phases)) or [None]
-
-
-def _paced(step_ms: float, size: int | None, largest: int) -> Step:
-    share = (size / largest) ** 2 if size and largest else 1.0
-
-    def step(batch: Any) -> None:
-        time.sleep(step_ms * share / 1000)
-
-    return step

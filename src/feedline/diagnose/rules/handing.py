@@ -7,7 +7,8 @@ from dataclasses import replace
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding, Gain
 from feedline.diagnose.lanes import Lanes
-from feedline.diagnose.model import Change, Load, gain_of, load_of, without_collate
+from feedline.diagnose.load import Load
+from feedline.diagnose.model import Change, gain_of, load_of, without_collate
 from feedline.diagnose.words import count, ms, percent, size
 
 __all__ = ["collate", "hand_over", "shallow_prefetch", "shared_memory", "small_batch"]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import Change, Load, gain_of
+from feedline.diagnose.load import Load
+from feedline.diagnose.model import Change, gain_of
 from feedline.diagnose.words import count, ms
 
 __all__ = ["busy_machine", "cpu_quota", "noisy_threads"]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import Load, gain_of, less_work
+from feedline.diagnose.load import Load
+from feedline.diagnose.model import gain_of, less_work
 from feedline.diagnose.words import ms, percent, size
 
 __all__ = ["float_copy", "to_the_device", "unpinned_copy"]

@@ -6,13 +6,8 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import (
-    Load,
-    best_workers,
-    gain_of,
-    gain_of_more_workers,
-    gain_of_saved,
-)
+from feedline.diagnose.load import Load
+from feedline.diagnose.model import best_workers, gain_of, gain_of_more_workers, gain_of_saved
 from feedline.diagnose.words import count, ms, percent
 
 __all__ = [

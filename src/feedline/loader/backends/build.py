@@ -128,17 +128,17 @@ def _rows_backend(
         )
         carrier: Carrier
         if asked.device is not None and asked.device.type != "cpu":
-            assert asked.normalise is not None, "batches on a device are normalised"
+            assert asked.on_device is not None, "batches on a device are normalised"
             carrier = AcceleratorCarrier(
                 slots,
-                asked.normalise,
+                asked.on_device,
                 TorchAccelerator(asked.device),
                 registered(crew.block, asked.device),
             )
         else:
             # torch's default collate makes lists of tuples.
             form = tuple if native else list
-            carrier = HostCarrier(slots, asked.normalise, form, pins(settings.pin))
+            carrier = HostCarrier(slots, asked.on_device, form, pins(settings.pin))
         carrier.timing = timing
         policy = partial(samples_to_skip, source, slots, settings.on_error)
         return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)

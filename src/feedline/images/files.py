@@ -1,0 +1,64 @@
+"""Images by their paths, without labels, as a source of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from feedline.errors import DatasetError
+from feedline.images.crops import Transform, checked_transform
+from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.folder import ImageFolder
+from feedline.images.rows import RowPipeline
+from feedline.stores.file_store import files_of
+from feedline.stores.index import IMAGE_EXTENSIONS, FolderIndex
+from feedline.stores.path_table import starts_of
+
+__all__ = ["find_images", "image_files"]
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """The images that are named, and those in the folders that are named, however deep, sorted.
+
+    Raises:
+        DatasetError: a path does not exist, or there is no image.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            found.append(path)
+        elif path.is_dir():
+            inside = (each for each in path.rglob("*") if each.is_file())
+            found += sorted(each for each in inside if each.suffix.lower() in IMAGE_EXTENSIONS)
+        else:
+            raise DatasetError(f"{path}: there is no such file or folder")
+    if not found:
+        raise DatasetError(
+            f"there is no image in {', '.join(map(str, paths))}; images end in "
+            f"{', '.join(IMAGE_EXTENSIONS)}"
+        )
+    return found
+
+
+def image_files(paths: Sequence[Path], transform: Transform) -> ImageFolder:
+    """Images by their paths, in this order; the label of each is 0."""
+    root = os.path.abspath(os.sep)
+    names = [os.fsencode(os.path.relpath(path.absolute(), root)) + b"\0" for path in paths]
+    blob = np.frombuffer(b"".join(names), np.uint8)
+    # An index has paths below the folders of classes; this one is the root itself.
+    labels = np.zeros(len(names), np.int32)
+    index = FolderIndex(blob, starts_of(blob), labels, [os.curdir])
+    folder = ImageFolder.__new__(ImageFolder)
+    folder.root = root
+    RowPipeline.__init__(
+        folder,
+        files_of(root, index),
+        checked_transform(transform),
+        scaled=False,
+        exif=False,
+        max_pixels=DEFAULT_MAX_PIXELS,
+    )
+    return folder

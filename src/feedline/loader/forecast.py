@@ -1,0 +1,97 @@
+"""What the phases of a loader's schedule will need, from what was seen of its steps or its rows.
+
+Guarantees: pure; sizes that were not trained yet are said to be forecast from those that were.
+"""
+
+from __future__ import annotations
+
+from feedline.diagnose.facts import facts_of
+from feedline.diagnose.finding import Thresholds
+from feedline.diagnose.load import Load
+from feedline.diagnose.model import load_of
+from feedline.forecast.break_even import break_even
+from feedline.forecast.rates import Point, Rates
+from feedline.forecast.schedule import forecast
+from feedline.loader.decide import Decision
+from feedline.loader.levels import level_read
+from feedline.loader.predict import Rows
+from feedline.loader.settings import Settings
+from feedline.system import usable_cores
+from feedline.trace.run import Run
+
+__all__ = ["forecast_of"]
+
+_STEPS = 20  # of a size, to know how long they take
+
+
+def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | str) -> str:
+    """What each phase of a schedule needs, in words; "" where nothing is known.
+
+    Args:
+        settings: of the loader.
+        decision: whose code makes the batches.
+        run: what was seen of its steps.
+        rows: what it takes to make rows; text where that was not measured.
+    """
+    schedule = settings.asked.schedule
+    if schedule is None:
+        return ""
+    known = [each for each in _trained(decision, run) if bool(each.size) == bool(schedule.sizes)]
+    if known:
+        crew, images = settings.workers or None, _images(settings)
+        return "; ".join(forecast(known, schedule, images=images, workers=crew).advice)
+    if isinstance(rows, str):
+        return ""
+    return break_even(
+        [
+            _untrained(size, image_s, phase.batch_size or settings.batch_size or 1, settings)
+            for phase in schedule.phases
+            for size, image_s in rows.image_s.items()
+            if phase.size in (None, size)
+        ]
+    )
+
+
+def _trained(decision: Decision, run: Run) -> list[Rates]:
+    """The sizes that were trained for long enough."""
+    facts = facts_of(run, Thresholds())
+    found = []
+    for phase in facts.phases:
+        if phase.steps < _STEPS:
+            continue
+        wanted_px, level_px = level_read(decision, phase.image_size)
+        found.append(
+            Rates(
+                size=phase.image_size,
+                rows=phase.samples,
+                points=(Point(load=load_of(facts, phase), step_ms=phase.steady_ms),),
+                wanted_px=wanted_px,
+                level_px=level_px,
+            )
+        )
+    return found
+
+
+def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rates:
+    """What is known before any step: the work of a batch."""
+    load = Load(
+        workers=settings.workers,
+        cores=float(usable_cores()),
+        compute_ms=0.0,
+        step_cpu_ms=0.0,
+        hand_ms=0.0,
+        hand_cpu_ms=0.0,
+        work_cpu_ms=1e3 * rows * image_s,
+        work_blocked_ms=0.0,
+        beside_cpu_ms=0.0,
+    )
+    point = Point(load=load, step_ms=load.step_ms)
+    return Rates(size=size or None, rows=float(rows), points=(point,))
+
+
+def _images(settings: Settings) -> int | None:
+    """Of an epoch, in this process."""
+    if not hasattr(settings.dataset, "__len__"):
+        return None
+    ranks = settings.plan.world_size if settings.plan else 1
+    return max(1, len(settings.dataset) // ranks)

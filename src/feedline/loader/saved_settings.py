@@ -1,0 +1,177 @@
+"""Settings of a loader in a file, as `feedline tune` writes them and `DataLoader(settings=)` reads.
+
+Guarantees: what is read is complete and in range; a file that is damaged, too large or of a newer
+version is a UsageError that names it. A file from another machine is taken, with a warning that
+says how the machines differ. Arguments that are given stand before those of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from feedline.engine.board import MAX_SEATS
+from feedline.errors import UsageError
+from feedline.trace.this_machine import this_machine
+
+__all__ = ["SavedSettings", "with_saved"]
+
+_VERSION = 1
+_MOST_BYTES = 1 << 20
+
+_Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEATS)]
+_Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_Factor = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+_Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=60_000)]
+
+
+class SavedSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Arguments of a DataLoader that change how fast its batches come, and nothing in them.
+
+    Args:
+        num_workers: processes, at least 1.
+        prefetch, piece_ms: of loaders that make rows; None leaves the default.
+        prefetch_factor, pin_memory: of loaders that make whole batches, and of torch's; likewise.
+    """
+
+    num_workers: _Workers
+    prefetch: _Batches | None = None
+    piece_ms: _Milliseconds | None = None
+    prefetch_factor: _Factor | None = None
+    pin_memory: bool | None = None
+
+    def as_text(self) -> str:
+        """A file that says them, and that they were found on this machine."""
+        here = this_machine()
+        file = _File(
+            feedline_settings=_VERSION,
+            loader=self,
+            found_on=_here(),
+            feedline=here.versions.get("feedline"),
+        )
+        return msgspec.json.format(msgspec.json.encode(file)).decode() + "\n"
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str]) -> SavedSettings:
+        """Settings from a file.
+
+        Raises:
+            UsageError: it cannot be read, or says something else.
+        """
+        data = _data(file)
+        try:
+            version = msgspec.json.decode(data, type=_Version).feedline_settings
+            if version != _VERSION:
+                raise UsageError(
+                    f"settings={os.fspath(file)!r} is of version {version}, and this feedline "
+                    f"reads version {_VERSION}: update feedline, or write the file anew with "
+                    "feedline tune --save FILE"
+                )
+            read = msgspec.json.decode(data, type=_File)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _unusable(file, str(error)) from None
+        _warn_of_another_machine(file, read.found_on)
+        return read.loader
+
+
+class _Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What settings depend on."""
+
+    cpu: str
+    cores: int
+    gpu: str | None = None
+
+
+class _Version(msgspec.Struct):
+    """What is read before all else."""
+
+    feedline_settings: int
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """All of a file."""
+
+    feedline_settings: int
+    loader: SavedSettings
+    found_on: _Machine
+    feedline: str | None = None
+
+
+def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A loader's arguments, with what a file of settings says where one was left out.
+
+    The file itself is not among them any more: a copy of the loader does not read it again.
+
+    Args:
+        given: by their names; `settings` is the file, or None for none.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    filled, file = {**given, "settings": None}, given["settings"]
+    if file is None:
+        return filled
+    if not isinstance(file, str | os.PathLike):
+        raise UsageError(
+            "settings must be the path of a file that feedline tune --save has written, got "
+            f"{type(file).__name__}"
+        )
+    saved = msgspec.structs.asdict(SavedSettings.read(file))
+    if given["num_workers"] == 0:  # of which nothing can be said about workers
+        return filled
+    for name, value in saved.items():
+        # A loader's own default says as little as None.
+        left_out = given[name] is None or (name == "pin_memory" and given[name] is False)
+        if value is not None and left_out:
+            filled[name] = value
+    return filled
+
+
+def _data(file: str | os.PathLike[str]) -> bytes:
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"settings={os.fspath(file)!r} cannot be read: {error}; feedline tune --save FILE "
+            "writes such a file"
+        ) from None
+    if len(data) > _MOST_BYTES:
+        raise _unusable(file, "it is larger than 1 MiB")
+    return data
+
+
+def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
+    return UsageError(
+        f"settings={os.fspath(file)!r} is not a file of settings that can be used: {why}; write "
+        "it anew with feedline tune --save FILE"
+    )
+
+
+def _here() -> _Machine:
+    here = this_machine()
+    return _Machine(cpu=here.cpu, cores=here.usable_cores, gpu=here.gpu)
+
+
+def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
+    here = _here()
+    different = [
+        f"{said} {getattr(there, name)!r} there, {getattr(here, name)!r} here"
+        for name, said in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
+        # Which GPU there is, is known only once a program uses it.
+        if None not in (getattr(there, name), getattr(here, name))
+        and getattr(there, name) != getattr(here, name)
+    ]
+    if different:
+        warnings.warn(
+            f"the settings in {os.fspath(file)!r} were found on another machine "
+            f"({'; '.join(different)}); run feedline tune here, or give the arguments yourself",
+            stacklevel=5,
+        )

@@ -1,0 +1,61 @@
+"""A batch that is larger than the memory, found out before anything is started."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from rich.filesize import decimal
+from torch import nn
+from torch.nn import functional
+
+from feedline.errors import UsageError
+from feedline.system import available_memory_bytes
+from feedline.train.recipe import Recipe
+from feedline.train.warm_up import shapes_of
+from feedline.tuning.step_bytes import count_step_bytes
+
+__all__ = ["check_memory"]
+
+_SURELY = 4000
+"""Bytes that no usual network takes for a pixel in a training step; in float32 ResNet-50 takes
+1700, ConvNeXt-T 2400. What is below that need not be counted, which takes seconds."""
+
+_SHARE = 0.92  # of what is free: fragments, and the loader's own batches
+
+
+def check_memory(
+    model: nn.Module, recipe: Recipe, *, device: torch.device, precision: torch.dtype
+) -> None:
+    """See whether the largest batch of a recipe can be trained on here.
+
+    Args:
+        model: as it is trained.
+        recipe: its phases.
+        device: where its steps compute.
+        precision: what they compute in.
+
+    Raises:
+        UsageError: it takes more memory than is free; says how large a batch may be.
+    """
+    rows, size = shapes_of(recipe)[0]
+    free = available_memory_bytes()
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    if rows * size**2 * _SURELY <= free:
+        return
+    loss = partial(functional.cross_entropy, label_smoothing=recipe.label_smoothing)
+    try:
+        counted = count_step_bytes(model, size, loss=loss, precision=precision, rows=(2, 32))
+    except UsageError:
+        return  # a step that cannot be done without values is not counted: its own error tells
+    room = _SHARE * free
+    if counted.at(rows) > room:
+        most = counted.largest(room, rows)
+        fits = f"one of {most} would fit" if most else "not even one image of that size would fit"
+        raise UsageError(
+            f"a training step with {rows} images at {size} px takes about "
+            f"{decimal(round(counted.at(rows)))} of memory, and {decimal(free)} are free on "
+            f"{device.type}: {fits}. Use a smaller batch (--batch-size, or @{max(most, 1)} in the "
+            "schedule) with --accumulate, or smaller images"
+        )

@@ -1,0 +1,103 @@
+"""What a search has found in one phase: its trials, the best of them, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from feedline.tuning.trial import Trial
+
+__all__ = ["Ended", "Other", "TunedPhase", "phase_dict"]
+
+Ended = Literal["done", "budget", "interrupted"]
+"""`budget`: the time was over before the search; `interrupted`: by Ctrl-C."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Other:
+    """Images made in another way, with the setting that was best for the first one.
+
+    Args:
+        name: which way, as "decode='scaled'".
+        trial: what it gave.
+    """
+
+    name: str
+    trial: Trial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TunedPhase:
+    """One image size, or the whole loader where it has none.
+
+    Args:
+        size: of the images, in pixels; None where the loader has no sizes.
+        batch_size: samples of a batch in it; None where that varies.
+        ceiling: steps per second over batches that are kept, so with data for free.
+        trials: in the order in which they were made; empty where no time was left.
+        best: the trial of the fewest workers that are as fast as any; None without trials.
+        reached: the step is what bounds this trial, and no setting of the loader.
+        ended: how the search did.
+        needs_s: about how long a whole search takes with such steps.
+        others: the same images, made in other ways.
+    """
+
+    size: int | None
+    batch_size: int | None
+    ceiling: float | None
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    reached: bool
+    ended: Ended
+    needs_s: float
+    others: tuple[Other, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why the search ended there."""
+        if self.best is None:
+            return f"not measured: the time was over; this takes about {self.needs_s:.0f} s"
+        crew = f"{self.best.workers} worker{'s' * (self.best.workers > 1)}"
+        if self.reached:
+            said = f"the step is the limit, no loader setting helps; {crew} suffice"
+        else:
+            share = self.best.steps_per_s / self.ceiling if self.ceiling else None
+            of = "" if share is None else f", at {share:.0%} of what the step could do"
+            said = f"nothing is faster than {crew}{of}"
+        if self.ended == "done":
+            return said
+        over = "interrupted"
+        if self.ended == "budget":
+            over = f"the time was over; a whole search takes about {self.needs_s:.0f} s"
+        return f"{said}, of what was tried ({over})"
+
+
+def phase_dict(phase: TunedPhase) -> dict[str, Any]:
+    """A phase as plain values."""
+    return {
+        "image_size": phase.size,
+        "batch_size": phase.batch_size,
+        "num_workers": None if phase.best is None else phase.best.workers,
+        "free_batches_per_s": phase.ceiling,
+        "step_is_the_limit": phase.reached,
+        "ended": phase.ended,
+        "reason": phase.reason,
+        "trials": [_trial_dict(trial) for trial in phase.trials],
+        "others": [{"name": other.name, **_trial_dict(other.trial)} for other in phase.others],
+    }
+
+
+def _trial_dict(trial: Trial) -> dict[str, Any]:
+    setting, window = trial.setting, trial.window
+    return {
+        "num_workers": setting.workers,
+        "prefetch": setting.prefetch,
+        "piece_ms": setting.piece_ms,
+        "pin_memory": setting.pin,
+        "batches_per_s": trial.steps_per_s,
+        "interval": trial.interval,
+        "wait_share": window.wait_share,
+        "work_ms": 1e3 * window.work_s,
+        "blocked_share": window.blocked_share,
+        "start_s": trial.start_s,
+    }

@@ -1,0 +1,33 @@
+"""Levels of caches that are not there, measured on a sample."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from feedline import TrainCrop, build_cache
+from feedline.bench.level_costs import level_costs
+from feedline.errors import UsageError
+from feedline.stores.cache_layout import Level
+
+
+def test_each_level_is_measured_at_the_sizes_that_it_serves_and_nothing_is_left(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rates = level_costs(
+        jpeg_folder, (16, 28), (24, 32), crop=TrainCrop(), workers=0, images=8, seconds=0.1
+    )
+    small, large = Level(side=24, quality=95), Level(side=32, quality=95)
+    assert set(rates) == {(16, None), (16, small), (16, large), (28, None), (28, large)}
+    assert all(rate > 0 for rate in rates.values())
+    assert not list(tmp_path.iterdir())
+
+
+def test_copies_of_copies_are_refused(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    build_cache(jpeg_folder, root, (16,), workers=0)
+    with pytest.raises(UsageError, match="is a cache itself"):
+        level_costs(root, (16,), (16,), crop=TrainCrop(), workers=0)

@@ -1,0 +1,45 @@
+"""Phases as if they had been measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedline.diagnose.load import Load
+from feedline.forecast.rates import Point, Rates
+from feedline.stores.cache_layout import Level
+
+LEVELS: dict[tuple[int, Level | None], float] = {
+    (112, None): 1000.0,
+    (112, Level(side=128, quality=95)): 4000.0,
+    (112, Level(side=256, quality=95)): 2000.0,
+    (224, None): 800.0,
+    (224, Level(side=256, quality=95)): 1600.0,
+}
+
+
+def load(**given: Any) -> Load:
+    """A step of 10 ms over batches of 40 ms of work by two workers on four cores."""
+    usual: dict[str, Any] = {
+        "workers": 2,
+        "cores": 4.0,
+        "compute_ms": 10.0,
+        "step_cpu_ms": 0.0,
+        "hand_ms": 0.0,
+        "hand_cpu_ms": 0.0,
+        "work_cpu_ms": 40.0,
+        "work_blocked_ms": 0.0,
+        "beside_cpu_ms": 0.0,
+    }
+    return Load(**(usual | given))
+
+
+def point(stretch: float = 1.0, **given: Any) -> Point:
+    """A crew whose steps take so many times as long as the model says."""
+    needed = load(**given)
+    return Point(load=needed, step_ms=needed.step_ms * stretch)
+
+
+def rates(size: int | None = 224, *points: Point, **given: Any) -> Rates:
+    """A phase of batches of 32 images."""
+    usual: dict[str, Any] = {"rows": 32.0, "wanted_px": size}
+    return Rates(size=size, points=points or (point(),), **(usual | given))

@@ -1,0 +1,92 @@
+"""What may be written for a what-if, and what may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.errors import UsageError
+from feedline.forecast.changes import Changes
+
+
+def test_all_names_in_any_order_and_with_spaces() -> None:
+    found = Changes.parse(" gpu = 2.5 ,cores=16,cache=256 , workers=8")
+    assert found == Changes(workers=8, cache=256, cores=16, gpu=2.5)
+    assert Changes.parse("cache=none") == Changes(cache="none")
+    assert str(found) == "workers=8, cache=256, cores=16, gpu=2.5"
+    assert Changes.of(found) is found
+
+
+@given(
+    workers=st.none() | st.integers(1, 512),
+    cache=st.none() | st.just("none") | st.integers(8, 8192),
+    cores=st.none() | st.integers(1, 4096),
+    gpu=st.none() | st.integers(1, 100_000).map(lambda cents: cents / 100),
+)
+def test_what_is_printed_reads_back(**given: Any) -> None:
+    changes = Changes(**given)
+    if any(value is not None for value in given.values()):
+        assert Changes.parse(str(changes)) == changes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        ",",
+        "workers",
+        "workers=",
+        "workers=0",
+        "workers=-1",
+        "workers=513",
+        "workers=2.5",
+        "workers=two",
+        "workers=1_0",
+        "workers=٣",
+        "workers=" + "9" * 5000,
+        "workers=2,workers=3",
+        "workers=2,",
+        "workers=2 cores=3",
+        "cores=0",
+        "cores=4097",
+        "cache=0",
+        "cache=7",
+        "cache=9000",
+        "cache=None",
+        "cache=256px",
+        "gpu=0",
+        "gpu=0.001",
+        "gpu=-2",
+        "gpu=nan",
+        "gpu=inf",
+        "gpu=1e3",
+        "gpu=1001",
+        "gpu=" + "9" * 400,
+        "disk=4",
+        "Workers=2",
+        "=2",
+        "workers==2",
+    ],
+)
+def test_what_cannot_be_read_is_wrong_use_and_the_form_is_said(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)what-if.*workers=8,cache=256,cores=16,gpu=2"):
+        Changes.parse(text)
+
+
+@given(st.text(max_size=40))
+def test_no_text_does_anything_else_than_to_read_or_to_be_refused(text: str) -> None:
+    try:
+        found = Changes.parse(text)
+    except UsageError:
+        return
+    assert str(found)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    wrong: Any = 8
+    with pytest.raises(UsageError, match="is text"):
+        Changes.parse(wrong)

@@ -1,0 +1,109 @@
+"""Schedules forecast, from numbers that are made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from feedline.errors import UsageError
+from feedline.forecast.rates_at import rates_at
+from feedline.forecast.schedule import forecast
+from forecast.phases import LEVELS, point, rates
+
+# A step's time goes with the pixels; an image of 112 px takes half of the work.
+SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
+LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
+
+
+def test_each_phase_says_what_it_needs() -> None:
+    found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
+    small, large = found.phases
+    assert (small.more, small.free) == (pytest.approx(4.0), pytest.approx(3200))
+    assert (small.needed, small.needed_cores, small.limit) == (6, 6, "workers")
+    assert (large.needed, large.limit) == (3, "workers")
+    text = str(found)
+    assert (
+        "at 112 px the step takes 4.0 times the images of 224 px: 6 workers on 6 cores, or a "
+        in (" ".join(text.split()))
+    )
+    assert "3 workers are needed; 2 workers on 4 cores make 533 images/s" in " ".join(text.split())
+
+
+def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
+    found = forecast([SMALL, LARGE], "112x10,224x10", workers=2, levels=LEVELS)
+    assert [phase.level_px for phase in found.phases] == [128, 256]
+    assert "6 workers on 6 cores or the 128 px level are needed" in " ".join(str(found).split())
+    assert found.seconds is None
+    assert "epochs of" not in str(found)
+
+
+def test_a_crew_that_keeps_up_is_said_to() -> None:
+    found = forecast([LARGE], "224x1", workers=4)
+    assert found.phases[0].limit == "step"
+    assert "and 4 workers keep up" in str(found)
+    assert found.fixed_px is None
+
+
+def test_hours_are_those_of_the_phases_and_of_the_largest_size_throughout() -> None:
+    found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
+    # 30 ms and 60 ms for a batch of 32.
+    assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
+    assert found.fixed_s == pytest.approx(20 * 1000 * 0.06)
+    assert "20 epochs of 32000 images take 15 min; at 224 px throughout 20 min, 1.33 times" in (
+        " ".join(str(found).split())
+    )
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_a_size_between_two_goes_with_the_pixels_and_that_is_said() -> None:
+    middle = rates_at([SMALL, LARGE], 160)
+    share = (160**2 - 112**2) / (224**2 - 112**2)
+    assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
+    assert middle.now.load.work_ms == pytest.approx(60 + share * 60)
+    assert middle.wanted_px == 160
+    assert middle.basis == "between 112 and 224 px, by the pixels"
+    assert middle.basis in " ".join(str(forecast([SMALL, LARGE], "112x1,160x1,224x1")).split())
+
+
+def test_a_size_beyond_is_never_passed_for_measured() -> None:
+    beyond = rates_at([SMALL], 224)
+    assert beyond.now.load.compute_ms == pytest.approx(40)
+    assert beyond.now.load.work_ms == pytest.approx(60)
+    assert "not measured" in beyond.basis
+    assert "not measured" in str(forecast([SMALL], "112x1,224x1"))
+    assert forecast([SMALL], "224x1").as_dict()["phases"][0]["basis"] == beyond.basis
+    assert rates_at([SMALL], 112).basis == ""
+
+
+def test_a_phase_of_another_batch_size_is_scaled() -> None:
+    larger = rates_at([SMALL], 112, 64)
+    assert larger.rows == 64
+    assert larger.per_s(larger.now.step_ms) == pytest.approx(SMALL.per_s(SMALL.now.step_ms))
+    assert "batches of 32" in larger.basis
+    assert rates_at([SMALL], 112, 32) is SMALL
+
+
+def test_without_workers_a_step_waits_for_each_batch() -> None:
+    alone = rates(224, point(workers=0, work_cpu_ms=10.0))
+    (phase,) = forecast([alone], "224x1").phases
+    assert (phase.limit, phase.needed, phase.workers) == ("workers", 1, 0)
+    assert (
+        "1 worker is needed; without workers it gets 1600 images/s"
+        in (forecast([alone], "224x1").advice)[0]
+    )
+
+
+def test_a_step_that_takes_no_time_has_finite_figures() -> None:
+    json.dumps(forecast([rates(8, point(compute_ms=0.0))], "8x1").as_dict(), allow_nan=False)
+
+
+def test_what_cannot_be_forecast_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="nothing was measured"):
+        forecast([], "112x1")
+    with pytest.raises(UsageError, match="sizes"):
+        forecast([SMALL], "ownx1")
+    with pytest.raises(UsageError, match="112 px"):
+        forecast([rates(None)], "112x1")
+    with pytest.raises(UsageError, match="at least 1"):
+        forecast([SMALL], "112x1", images=0)

@@ -1,0 +1,75 @@
+"""What was seen of a crew, as a point that predictions begin at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from feedline.control.window import Window
+from feedline.forecast.rates import Point, point_of
+from forecast.phases import point, rates
+
+
+def seen(window: dict[str, Any], **options: Any) -> Point:
+    usual: dict[str, Any] = {
+        "phase": None,
+        "steps": 10,
+        "seconds": 0.4,
+        "wait_s": 0.3,
+        "tasks_s": 0.8,
+        "on_core": 0.5,
+        "queued": 0.25,
+        "workers": 2,
+    }
+    given: dict[str, Any] = {
+        "error": 0.02,
+        "cores": 4,
+        "compute_s": 0.009,
+        "step_cpu_s": 0.001,
+        "hand_cpu_s": 0.002,
+    }
+    return point_of(Window(**(usual | window)), **(given | options))
+
+
+def test_waiting_for_a_core_is_no_work_and_the_rest_is_divided() -> None:
+    found = seen({})
+    load = found.load
+    assert (found.step_ms, found.error) == (pytest.approx(40), 0.02)
+    assert (load.workers, load.cores) == (2, 4.0)
+    # 80 ms of a batch, of which 20 are spent in wait for a core: two thirds of the rest on one.
+    assert load.work_cpu_ms == pytest.approx(40)
+    assert load.work_blocked_ms == pytest.approx(20)
+    assert (load.compute_ms, load.step_cpu_ms) == (pytest.approx(9), pytest.approx(1))
+    assert load.hand_ms == load.hand_cpu_ms == pytest.approx(2)
+
+
+def test_a_step_takes_no_longer_than_was_seen_and_no_more_than_the_cores() -> None:
+    assert seen({}, compute_s=0.5).load.compute_ms == pytest.approx(10)
+    assert seen({}, compute_s=None).load.compute_ms == pytest.approx(10)
+    assert seen({}, step_cpu_s=1.0).load.step_cpu_ms == pytest.approx(36)
+    assert seen({"wait_s": 0.001}, hand_cpu_s=1.0).load.hand_ms == pytest.approx(0.1)
+
+
+def test_where_batches_lie_ready_a_step_waits_to_take_them_over() -> None:
+    ready = seen({"tasks_s": 0.2, "wait_s": 0.05}, compute_s=0.035).load
+    assert ready.hand_ms == pytest.approx(5)
+    assert ready.hand_cpu_ms == pytest.approx(2)
+    assert ready.step_ms == pytest.approx(40)
+
+
+def test_crews_that_were_equally_at_work_tell_nothing_of_what_is_shared() -> None:
+    waits: dict[str, Any] = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
+    busy = point(workers=1, compute_ms=10.0, **waits)
+    # One worker is at work all the time; so are two of which each has half of it to do.
+    assert rates(224, busy, point(workers=2, compute_ms=10.0, **waits)).shared is None
+    assert rates(224, busy).shared is None
+    assert rates(224, point(work_cpu_ms=0.0)).shared is None
+
+
+def test_no_figure_is_infinite() -> None:
+    still = Point(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0)
+    assert math.isfinite(rates(224, still).per_s(0.0))
+    assert still.lanes == 0.0
+    assert rates(224, still, point(workers=4)).near(4).load.workers == 4

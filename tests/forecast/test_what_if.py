@@ -1,0 +1,197 @@
+"""Phases with something changed, from numbers that are made up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.diagnose.load import Load
+from feedline.errors import UsageError
+from feedline.forecast.changes import Changes
+from feedline.forecast.rates import Point, Rates
+from feedline.forecast.what_if import PhaseThen, what_if
+from forecast.phases import LEVELS, load, point, rates
+
+MS = st.floats(0.01, 1000.0)
+LOADS = st.builds(
+    Load,
+    workers=st.integers(1, 64),
+    cores=st.integers(1, 64).map(float),
+    compute_ms=MS,
+    step_cpu_ms=st.floats(0.0, 10.0),
+    hand_ms=st.floats(0.0, 10.0),
+    hand_cpu_ms=st.floats(0.0, 10.0),
+    work_cpu_ms=MS,
+    work_blocked_ms=st.floats(0.0, 1000.0),
+    beside_cpu_ms=st.floats(0.0, 10.0),
+)
+PHASES = st.builds(
+    lambda load, stretch: rates(224, Point(load=load, step_ms=load.step_ms * stretch)),
+    LOADS,
+    st.floats(0.8, 1.5),
+)
+
+
+def then(phase: Rates, changes: str, **options: Any) -> PhaseThen:
+    (found,) = what_if([phase], changes, **options).phases
+    return found
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-6)
+
+
+def test_workers_that_compute_make_as_many_times_as_many_up_to_the_cores() -> None:
+    phase = rates()
+    assert then(phase, "workers=2").now == near(1600)
+    assert (then(phase, "workers=1").then, then(phase, "workers=1").limit) == (near(800), "workers")
+    four = then(phase, "workers=4")
+    assert four.then == near(3200)
+    assert four.limit == "step"
+    slow = rates(224, point(compute_ms=1.0))
+    assert then(slow, "workers=4").limit == "cores"
+    assert then(slow, "workers=64").then == then(slow, "workers=4").then == near(3200)
+    assert then(slow, "workers=8,cores=8").then == near(6400)
+
+
+def test_a_quicker_step_helps_where_it_is_the_limit_only() -> None:
+    bound = rates(224, point(compute_ms=40.0))
+    assert then(bound, "gpu=2").then == near(1600)
+    assert then(bound, "gpu=0.5").then == near(400)
+    assert then(bound, "gpu=4").then == near(1600)
+    assert then(rates(), "gpu=2").factor == near(1.0)
+    assert then(rates(), "gpu=2").limit == "workers"
+
+
+def test_a_level_takes_the_share_of_the_work_that_was_measured() -> None:
+    phase = rates(224, point(compute_ms=1.0))
+    assert then(phase, "cache=256", levels=LEVELS).factor == near(2.0)
+    from_cache = replace(phase, level_px=256)
+    assert then(from_cache, "cache=none", levels=LEVELS).factor == near(0.5)
+    assert then(from_cache, "cache=256").factor == 1.0
+    assert then(phase, "cache=none").factor == 1.0
+
+
+def test_a_level_that_is_too_small_changes_nothing_and_that_is_said() -> None:
+    found = then(rates(), "cache=128", levels=LEVELS)
+    assert found.factor == 1.0
+    assert "at least 224 px" in found.notes[0]
+
+
+def test_a_level_that_was_not_measured_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match=r"plan_cache"):
+        then(rates(), "cache=256")
+    with pytest.raises(UsageError, match=r"320 px was not measured, only of 128 px, 256 px, the"):
+        then(rates(), "cache=320", levels=LEVELS)
+    with pytest.raises(UsageError, match="at a size"):
+        then(rates(None), "cache=256", levels=LEVELS)
+    with pytest.raises(UsageError, match="nothing was measured"):
+        what_if([], "workers=2")
+
+
+def test_workers_that_wait_have_a_lower_and_an_upper_figure() -> None:
+    phase = rates(224, point(work_cpu_ms=4.0, work_blocked_ms=36.0))
+    found = then(phase, "workers=4")
+    assert (found.low, found.then, found.high) == (near(1600), near(3200), near(3200))
+    assert "at once" in found.notes[0]
+    assert "1600 to 3200" in str(what_if([phase], "workers=4"))
+    assert then(phase, "workers=2").notes == ()
+
+
+def test_what_several_crews_wait_for_tells_whether_more_of_them_help() -> None:
+    waits: dict[str, Any] = {"compute_ms": 1.0, "work_cpu_ms": 4.0}
+    one = point(workers=1, work_blocked_ms=36.0, **waits)
+    alone = rates(224, point(work_blocked_ms=36.0, **waits), one)
+    assert alone.shared == 0.0
+    assert then(alone, "workers=4").factor == near(2.0)
+    serial = rates(224, point(work_blocked_ms=76.0, **waits), one)
+    assert serial.shared is not None
+    assert 0.9 < serial.shared <= 1.0
+    assert then(serial, "workers=4").factor < 1.2
+    assert then(serial, "workers=4").notes == ()
+
+
+def test_a_crew_that_was_tried_is_as_it_was_measured() -> None:
+    one = Point(load=load(workers=1), step_ms=47.0)
+    phase = rates(224, point(), one)
+    assert then(phase, "workers=1").then == near(32_000 / 47)
+    # From the nearest one: it is slower than the model, and so are its neighbours.
+    assert then(rates(224, one, point(workers=64)), "workers=2").then == near(64_000 / 47)
+
+
+def test_where_steps_no_longer_wait_the_stretch_may_be_gone() -> None:
+    found = then(rates(224, point(stretch=1.2)), "workers=8")
+    assert (found.low, found.high) == (near(3200 / 1.2), near(3200))
+    assert found.then == near(3200 / math.sqrt(1.2))
+
+
+def test_a_step_on_a_core_may_be_one_that_a_gpu_does_not_shorten() -> None:
+    found = then(rates(224, point(compute_ms=100.0, step_cpu_ms=100.0)), "gpu=4")
+    assert found.low == pytest.approx(320, rel=0.001)
+    assert found.then > 1200
+    assert "on a core" in found.notes[0]
+
+
+def test_an_error_of_the_measurement_widens_what_is_predicted() -> None:
+    phase = rates(224, replace(point(), error=0.1))
+    found = then(phase, "workers=1")
+    assert (found.low, found.high) == (near(800 / 1.1), near(880))
+    assert then(phase, "gpu=1").low == then(phase, "gpu=1").high
+
+
+def test_the_table_and_the_json_say_the_same() -> None:
+    found = what_if([rates(112), rates()], "workers=4,cache=256", LEVELS)
+    text = str(found)
+    assert "what if workers=4, cache=256 (images/s)" in text
+    assert "112 px" in text
+    assert "bound by" in text
+    said = found.as_dict()
+    assert said["changes"] == {"workers": 4, "cache": 256, "cores": None, "gpu": None}
+    assert [phase["size"] for phase in said["phases"]] == [112, 224]
+    assert said["phases"][0]["factor"] == near(2.0)
+    unknown = what_if([rates(None, rows=None)], "workers=4")
+    assert "steps/s" in str(unknown)
+    assert "all batches" in str(unknown)
+
+
+@given(PHASES, st.integers(1, 64))
+def test_more_workers_are_never_slower(phase: Rates, workers: int) -> None:
+    few, more = (then(phase, f"workers={crew}") for crew in (workers, workers + 1))
+    assert more.then >= few.then * (1 - 1e-9)
+
+
+@given(PHASES, st.integers(1, 64))
+def test_more_cores_are_never_slower(phase: Rates, cores: int) -> None:
+    few, more = (then(phase, f"cores={each}") for each in (cores, cores + 1))
+    assert more.then >= few.then * (1 - 1e-9)
+
+
+@given(PHASES)
+def test_a_change_of_nothing_changes_nothing(phase: Rates) -> None:
+    now = phase.now.load
+    level = dict.fromkeys(LEVELS, 500.0)
+    for changes in (
+        Changes(gpu=1.0),
+        Changes(workers=now.workers),
+        Changes(cores=round(now.cores)),
+        Changes(cache=256),
+        Changes(workers=now.workers, cache=256, gpu=1.0),
+    ):
+        (found,) = what_if([phase], changes, level).phases
+        assert found.then == near(found.now)
+        assert found.low == near(found.high)
+
+
+@given(PHASES, st.floats(0.01, 1000.0), st.integers(1, 512), st.integers(1, 4096))
+def test_whatever_is_changed_the_figure_lies_in_its_interval(
+    phase: Rates, gpu: float, workers: int, cores: int
+) -> None:
+    changes = Changes(gpu=gpu, workers=workers, cores=cores, cache=256)
+    (found,) = what_if([phase], changes, LEVELS).phases
+    assert 0 < found.low <= found.then * (1 + 1e-9)
+    assert found.then <= found.high * (1 + 1e-9) < math.inf

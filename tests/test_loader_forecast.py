@@ -1,0 +1,67 @@
+"""The line "forecast" of `explain()`: after some training, and from rows made for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedline import DataLoader, ImageArray, ImageFolder
+
+FORECAST = re.compile(r"(?m)^forecast    (.*)$")
+
+
+def said(loader: DataLoader[Any], **options: Any) -> str:
+    found = FORECAST.findall(loader.explain(**options))
+    return found[0] if found else ""
+
+
+def images(count: int = 400) -> ImageArray:
+    pixels = np.zeros((count, 24, 24, 3), np.uint8)
+    return ImageArray(pixels, np.arange(count) % 10)
+
+
+def test_what_was_trained_says_what_each_phase_needs() -> None:
+    with DataLoader(images(), 8, schedule="8x1,16x2", num_workers=1, seed=0) as loader:
+        assert said(loader) == ""
+        for _ in loader:
+            pass
+        first = said(loader)
+        assert re.match(r"at 8 px the step takes [\d.]+ times the images of 16 px", first), first
+        assert "at 16 px the step takes" in first
+        assert "a step's own time is taken to go with the pixels of 8 px" in first
+        for _ in loader:
+            pass
+        both = said(loader)
+        assert "not measured" not in both
+        assert re.search(r"; 3 epochs of 400 images take .*; at 16 px throughout .* as long$", both)
+        assert loader.explain(measure=True).startswith(loader.explain().partition("forecast")[0])
+
+
+def test_without_a_schedule_or_enough_steps_nothing_is_said(jpeg_folder: Path) -> None:
+    with DataLoader(images(), 8, image_size=8, num_workers=1) as loader:
+        for _ in loader:
+            pass
+        assert said(loader) == said(loader, measure=True) == ""
+    with DataLoader(ImageFolder(jpeg_folder), 4, schedule="8x1,16x1", num_workers=0) as loader:
+        for _ in loader:
+            pass
+        assert said(loader) == ""
+
+
+def test_rows_made_for_it_say_which_steps_are_kept_up_with() -> None:
+    with DataLoader(images(), 8, schedule="8x1,16x1@4", num_workers=2) as loader:
+        assert said(loader) == ""
+        assert re.fullmatch(
+            r"2 workers keep up with steps of at least [\d.]+ ms at 8 px \(batches of 8\), "
+            r"[\d.]+ ms at 16 px \(batches of 4\); where a step's time goes with the pixels, it "
+            r"takes 4\.0 times the images at 8 px as at 16 px, and \d+\.\d times as many are made",
+            said(loader, measure=True),
+        )
+    with DataLoader(images(), 8, schedule="8x1", num_workers=0) as loader:
+        found = said(loader, measure=True)
+        assert re.fullmatch(
+            r"without workers each step waits for [\d.]+ ms at 8 px \(batches of 8\)", found
+        )

@@ -1,0 +1,133 @@
+"""Functions of a user's on whole batches, on their device: `pixel_transform`, `batch_transform`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from feedline import DataLoader, ImageArray, TrainCrop
+from feedline.device.normalise import Normalise
+from feedline.errors import UsageError
+from feedline.plan.batches import Batch
+
+
+def images() -> ImageArray:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), np.uint8)
+    return ImageArray(pixels, np.arange(20) % 10, transform=TrainCrop())
+
+
+def darker(images: Tensor, batch: Batch) -> Tensor:
+    assert images.dtype == torch.uint8
+    return images // 2
+
+
+def noisy(images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
+    seed = batch.whole_seed & (1 << 63) - 1
+    drawn = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))
+    return images + drawn, torch.nn.functional.one_hot(labels, 10).float()
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(images(), 8, schedule="8x1,16x2", seed=3, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_what_the_functions_make_of_them(workers: int) -> None:
+    normalise = Normalise()
+    with (
+        loader(num_workers=workers) as raw,
+        loader(
+            num_workers=workers, device="cpu", pixel_transform=darker, batch_transform=noisy
+        ) as changed,
+    ):
+        for _ in range(3):
+            for (pixels, labels), (got, targets) in zip(raw, changed, strict=True):
+                assert changed.batch is not None
+                normal = normalise(pixels // 2, normalise.constants(torch.device("cpu")))
+                want, want_targets = noisy(normal, labels, batch=changed.batch)
+                assert torch.equal(got, want)
+                assert torch.equal(targets, want_targets)
+
+
+def test_what_is_drawn_is_the_same_on_any_number_of_workers_and_after_a_resume() -> None:
+    def batches(workers: int, skip: int) -> list[Tensor]:
+        with loader(num_workers=workers, device="cpu", batch_transform=noisy) as first:
+            iterator = iter(first)
+            for _ in range(skip):
+                next(iterator)
+            state = first.state_dict()
+        with loader(num_workers=workers, device="cpu", batch_transform=noisy) as second:
+            second.load_state_dict(state)
+            return [got for got, _ in second]
+
+    whole = batches(0, 0)
+    for workers, skip in ((0, 1), (1, 2), (2, 0)):
+        rest = batches(workers, skip)
+        for got, want in zip(rest, whole[skip:], strict=True):
+            assert torch.equal(got, want)
+
+
+def test_a_copy_has_them_too() -> None:
+    with loader(num_workers=0, device="cpu", batch_transform=noisy) as one, copy.copy(one) as other:
+        assert torch.equal(next(iter(one))[0], next(iter(other))[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pixel_transform": darker}, "has no effect without `device`"),
+        ({"batch_transform": noisy}, "has no effect without `device`"),
+        ({"device": "cpu", "pixel_transform": 7}, "pixel_transform must be a function"),
+        ({"device": "cpu", "batch_transform": "mixup"}, "batch_transform must be a function"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        loader(num_workers=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pixel_transform": lambda x, batch: x.float()}, "pixel_transform.*torch.float32"),
+        ({"pixel_transform": lambda x, batch: x[:2]}, r"it gave a tensor of shape \(2, 3"),
+        ({"pixel_transform": lambda x, batch: None}, "it gave a NoneType"),
+        ({"batch_transform": lambda x, y, batch: x}, "batch_transform was given 2 tensors"),
+        ({"batch_transform": lambda x, y, batch: (x,)}, "it gave 1 of Tensor"),
+        ({"batch_transform": lambda x, y, batch: (x, 3)}, "it gave 2 of Tensor, int"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_they_give_is_checked(workers: int, options: dict[str, Any], said: str) -> None:
+    with (
+        loader(num_workers=workers, device="cpu", **options) as made,
+        pytest.raises(UsageError, match=said),
+    ):
+        next(iter(made))
+
+
+def test_an_error_of_theirs_is_raised_and_the_batch_comes_again() -> None:
+    calls = []
+
+    def sometimes(images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
+        calls.append(batch.step)
+        if len(calls) == 2:
+            raise ArithmeticError("no")
+        return images, labels
+
+    with (
+        loader(num_workers=1, device="cpu", batch_transform=sometimes) as made,
+        loader(num_workers=1, device="cpu") as plain,
+    ):
+        expected = [labels.tolist() for _, labels in plain]
+        iterator = iter(made)
+        got = [next(iterator)[1].tolist()]
+        with pytest.raises(ArithmeticError, match="no"):
+            next(iterator)
+        got += [labels.tolist() for _, labels in iterator]
+    assert got == expected

@@ -1,0 +1,69 @@
+"""Settings from a file, an earlier run and the command line, in that order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.errors import UsageError
+from feedline.train.configuration import as_toml, read_settings, recipe_of
+from feedline.train.recipe import Recipe
+
+
+def test_what_is_given_stands_before_what_is_under_it() -> None:
+    under = {"model": "resnet34", "mixup": 0.2, "schedule": "64x1"}
+    recipe = recipe_of({"mixup": 0.4, "lr": None}, under)
+    assert (recipe.model, recipe.mixup, recipe.schedule) == ("resnet34", 0.4, "64x1")
+
+
+def test_a_preset_takes_the_place_of_a_schedule_and_the_other_way_round() -> None:
+    recipe = recipe_of({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
+    assert (recipe.epochs, recipe.val_px, recipe.optimizer, recipe.lr) == (16, 256, "sgd", 0.3)
+    assert recipe_of({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
+    assert recipe_of({"val_size": 160}, {"preset": "ffcv", "epochs": 16}).val_px == 160
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mix_up": 1}, "no setting 'mix_up'; close ones: mixup"),
+        ({"epochs": 3}, "epochs is of a preset"),
+        ({"preset": "ffcv"}, "for how many epochs"),
+        ({"preset": "ffcv", "epochs": True}, "whole number from 1"),
+        ({"preset": "ffc", "epochs": 3}, "did you mean 'ffcv'"),
+        ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "leave one out"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        recipe_of(settings)
+
+
+@given(
+    mixup=st.floats(0, 9),
+    freeze=st.lists(st.text(min_size=1), max_size=3),
+    pretrained=st.text(),
+    own=st.booleans(),
+    smoothing=st.none() | st.floats(0, 0.9),
+)
+def test_a_recipe_reads_back_from_toml(
+    mixup: float, freeze: list[str], pretrained: str, own: bool, smoothing: float | None
+) -> None:
+    schedule: Any = "64x1,96x2@16"
+    if own:
+        schedule = [{"size": 64, "epochs": 1, "label_smoothing": smoothing}]
+    recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, pretrained=pretrained)  # type: ignore[arg-type]
+    import msgspec
+
+    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe).encode())) == recipe
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(b" " * (1 << 21))
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        read_settings(file)

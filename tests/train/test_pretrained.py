@@ -1,0 +1,82 @@
+"""Weights to begin with, and what of a model stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from feedline.errors import UsageError
+from feedline.train.model import create_model, freeze
+from feedline.train.pretrained import load_pretrained
+
+MODEL = "test_resnet"
+
+
+def model(classes: int = 3, **options: object) -> torch.nn.Module:
+    return create_model(MODEL, classes=classes, sizes=(32,), **options)  # type: ignore[arg-type]
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> list[str]:
+    mine, theirs = one.state_dict(), other.state_dict()
+    return [name for name in mine if not torch.equal(mine[name], theirs[name])]
+
+
+@pytest.mark.parametrize("form", ["plain", "weights", "ddp", "compiled", "safetensors"])
+def test_weights_come_from_a_file(form: str, tmp_path: Path) -> None:
+    there = model()
+    state = there.state_dict()
+    file = tmp_path / "weights.pt"
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+        from safetensors.torch import save_file
+
+        file = tmp_path / "weights.safetensors"
+        save_file({name: value.contiguous() for name, value in state.items()}, file)
+    elif form == "plain":
+        torch.save(state, file)
+    elif form == "weights":
+        torch.save({"weights": state, "top1": 0.5}, file)
+    else:
+        prefix = "module." if form == "ddp" else "_orig_mod."
+        torch.save({prefix + name: value for name, value in state.items()}, file)
+    assert same(model(pretrained=str(file)), there) == []
+
+
+def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
+    there, file = model(classes=7), tmp_path / "weights.pt"
+    torch.save(there.state_dict(), file)
+    here = model(classes=3)
+    before = here.state_dict()["fc.weight"].clone()
+    assert load_pretrained(here, str(file)) == ["fc.weight", "fc.bias"]
+    assert torch.equal(here.state_dict()["fc.weight"], before)
+    assert torch.equal(here.state_dict()["conv1.0.weight"], there.state_dict()["conv1.0.weight"])
+
+
+def test_weights_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    with pytest.raises(UsageError, match="there is no file"):
+        model(pretrained=str(file))
+    file.write_bytes(b"nothing")
+    with pytest.raises(UsageError, match="no file of weights that can be read"):
+        model(pretrained=str(file))
+    torch.save({"epoch": 3}, file)
+    with pytest.raises(UsageError, match="has no weights"):
+        model(pretrained=str(file))
+    other = create_model("test_vit", classes=3, sizes=(160,))
+    torch.save(other.state_dict(), file)
+    with pytest.raises(UsageError, match="weights of another model"):
+        model(pretrained=str(file))
+
+
+def test_parameters_are_frozen_by_the_beginnings_of_their_names() -> None:
+    made = model()
+    stays = freeze(made, ["conv1", "layer1."])
+    frozen = {name for name, value in made.named_parameters() if not value.requires_grad}
+    assert frozen == {
+        name for name, _ in made.named_parameters() if name.startswith(("conv1", "layer1."))
+    }
+    assert stays == sum(made.get_parameter(name).numel() for name in frozen)
+    with pytest.raises(UsageError, match=r"'stem'; they begin with .*conv1"):
+        freeze(made, ["stem"])

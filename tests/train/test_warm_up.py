@@ -1,0 +1,86 @@
+"""Shapes are met before the training, and nothing is left of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from feedline.train.learner import Learner
+from feedline.train.recipe import Recipe
+from feedline.train.step import train_step
+from feedline.train.warm_up import shapes_of, warm_up
+
+CPU = torch.device("cpu")
+
+
+class Seen(nn.Module):
+    """A model with statistics and draws, which notes what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+        self.shapes: list[tuple[int, int]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        self.shapes.append((images.shape[0], images.shape[-1]))
+        found = self.norm(self.conv(images)).mean((2, 3))
+        return self.head(self.drop(found))  # type: ignore[no-any-return]
+
+
+def learner() -> Learner:
+    torch.manual_seed(0)
+    recipe = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4, ema=0.9)
+    return Learner(Seen(), recipe, device=CPU, precision=torch.float32)
+
+
+def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
+    made, other = learner(), learner()
+    for each in (made, other):
+        torch.manual_seed(1)
+        train_step(
+            each,
+            torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+            torch.arange(4) % 3,
+        )
+    before = copy.deepcopy(made.state_dict())
+    random_state = torch.get_rng_state()
+    made.model.eval()
+    shapes = shapes_of(Recipe(schedule="8x1,16x1@2,12x1", batch_size=4))
+    assert shapes == [(4, 12), (2, 16), (4, 8)]
+    told: list[tuple[int, int]] = []
+    model = made.model
+    assert isinstance(model, Seen)
+    model.shapes.clear()
+    warm_up(made, shapes, classes=3, told=lambda shape, seconds: told.append(shape))
+    assert told == shapes
+    assert list(dict.fromkeys(model.shapes)) == shapes
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    after = made.state_dict()
+    for name, value in before["model"].items():
+        assert torch.equal(value, after["model"][name]), name
+    model.train()
+    torch.set_rng_state(random_state)
+    images = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    state = torch.get_rng_state()
+    losses = []
+    for each in (made, other):
+        torch.set_rng_state(state)
+        losses.append(float(train_step(each, images, torch.arange(4) % 3)))
+    assert losses[0] == losses[1]
+
+
+def test_what_breaks_leaves_nothing_either() -> None:
+    made = learner()
+    before = copy.deepcopy(made.model.state_dict())
+    with pytest.raises(RuntimeError):
+        warm_up(made, [(4, 8), (4, 1)], classes=3)
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in made.model.parameters())

@@ -1,0 +1,64 @@
+"""The CPU's memory as one of a few megabytes: real training steps run out of it.
+
+Each operation of a real step is let through, and what it makes is counted as an allocator does.
+Where more is alive than there is, the error is the one that torch raises on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from feedline.tuning.live_bytes import LiveBytes
+
+__all__ = ["BoundedMemory"]
+
+
+class _Bounded(LiveBytes):
+    def __init__(self, bound: int, said: str | None) -> None:
+        super().__init__("cpu")
+        self.bound = bound
+        self.said = said
+        self.errors = 0
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, FakeTensor):  # an estimate that goes on meanwhile
+            return
+        super()._add(tensor)
+        if self.now > self.bound:
+            self.errors += 1
+            # A new one each time: an error holds the frames that it went through.
+            if self.said is not None:
+                raise RuntimeError(self.said)
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.now} bytes of {self.bound}")
+
+
+class BoundedMemory:
+    """Memory, as `feedline.tuning.device_memory.Memory` says.
+
+    Args:
+        bound: bytes that there are.
+        said: where they are out, as a RuntimeError in the place of torch's own.
+    """
+
+    def __init__(self, bound: int, said: str | None = None) -> None:
+        self.live = _Bounded(bound, said)
+
+    @contextmanager
+    def here(self, tensors: Iterable[torch.Tensor]) -> Iterator[BoundedMemory]:
+        """Within a `with`: what this thread makes counts, and these tensors do."""
+        self.live.hold(tensors)
+        with self.live:
+            yield self
+
+    def room(self) -> int:
+        return self.live.bound
+
+    def clear(self) -> None:
+        self.live.peak = self.live.now
+
+    def peak(self) -> int:
+        return self.live.peak

@@ -1,0 +1,102 @@
+"""The picture of what was tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from feedline.control.window import Window
+from feedline.tuning.curve import curve_svg
+from feedline.tuning.setting import Setting
+from feedline.tuning.trial import Trial
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import TunedPhase
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def trial(workers: int, steps_per_s: float, error: float = 0.05) -> Trial:
+    window = Window(
+        phase=None,
+        steps=100,
+        seconds=100 / steps_per_s,
+        wait_s=0.0,
+        tasks_s=1.0,
+        on_core=None,
+        queued=None,
+        workers=workers,
+    )
+    setting = Setting(workers=workers, prefetch=3, piece_ms=50.0)
+    return Trial(setting=setting, window=window, error=error)
+
+
+def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.0) -> TunedPhase:
+    trials = tuple(trial(workers, rate) for workers, rate in rates.items())
+    return TunedPhase(
+        size=size,
+        batch_size=32,
+        ceiling=ceiling,
+        trials=trials,
+        best=trials[-1] if trials else None,
+        reached=False,
+        ended="done",
+        needs_s=10.0,
+    )
+
+
+def tuned(*phases: TunedPhase) -> Tuned:
+    start = Setting(workers=2, prefetch=3, piece_ms=50.0)
+    return Tuned(phases=phases, seconds=12.0, batch_size=32, start=start)
+
+
+def drawn(found: Tuned) -> ElementTree.Element:
+    return ElementTree.fromstring(curve_svg(found))
+
+
+def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
+    picture = drawn(tuned(phase(112, {1: 10.0, 4: 38.0, 2: 20.0}), phase(224, {1: 9.0, 2: 12.0})))
+    marks = [each for each in picture.iter() if "mark" in (each.get("class") or "").split()]
+    assert [mark.find(f"{_SVG}title").text for mark in marks] == [  # type: ignore[union-attr]
+        "1 workers: 320",
+        "2 workers: 640",
+        "4 workers: 1216",
+        "1 workers: 288",
+        "2 workers: 384",
+    ]
+    assert [mark.get("class") for mark in marks if "b" in mark.get("class", "")[-2:]] == [
+        "mark l0 b0",
+        "mark l1 b1",
+    ]
+    assert {mark.tag.removeprefix(_SVG) for mark in marks} == {"circle", "rect"}
+    words = " ".join(picture.itertext())
+    assert "images/s" in words
+    assert "112 px, data for free" in words
+    heights = [float(mark.get("cy", "0")) for mark in marks[:3]]
+    assert heights == sorted(heights, reverse=True)
+
+
+def test_what_is_far_away_is_not_drawn() -> None:
+    words = " ".join(drawn(tuned(phase(None, {1: 1.0}, ceiling=1e9))).itertext())
+    assert "data for free" not in words
+    assert "all batches" in words
+
+
+@pytest.mark.parametrize("found", [tuned(), tuned(phase(112, {}, None))])
+def test_nothing_is_drawn_of_nothing(found: Tuned) -> None:
+    assert "nothing was measured" in " ".join(drawn(found).itertext())
+
+
+def test_many_workers_and_phases_stay_readable() -> None:
+    rates = {workers: 1.0 + workers for workers in range(1, 100)}
+    picture = drawn(tuned(*(phase(32 * k, rates) for k in range(1, 10))))
+    labels = [each.text for each in picture.iter(f"{_SVG}text") if (each.text or "").isdecimal()]
+    assert len(labels) < 30
+    assert len(list(picture.iter(f"{_SVG}polyline"))) == 4
+
+
+def test_nothing_beside_the_file_is_needed(tmp_path: Path) -> None:
+    text = curve_svg(tuned(phase(112, {1: 10.0})))
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in text

@@ -1,0 +1,138 @@
+"""What training steps change is put back."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from feedline.tuning.kept import kept
+
+CPU = torch.device("cpu")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
+        nn.Linear(4 * 36, 5),
+    )  # fmt: skip
+    layers[1].eval()  # a part that is frozen
+    return layers
+
+
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), foreach=False),
+    lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    lambda parameters: torch.optim.LBFGS(parameters, max_iter=2),
+]
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+    for _ in range(steps):
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            outputs = net(torch.randn(4, 3, 8, 8))
+            loss = functional.cross_entropy(outputs, torch.zeros(4, dtype=torch.int64))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+    for module in net.modules():
+        module.training = not module.training
+    net.register_buffer("more", torch.ones(3))
+
+
+def tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    from torch.utils._pytree import tree_leaves_with_path
+
+    for path, leaf in tree_leaves_with_path(value):
+        if isinstance(leaf, torch.Tensor):
+            yield str(path), leaf
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("trained", [False, True], ids=["new", "in training"])
+@pytest.mark.parametrize("fails", [False, True], ids=["runs", "raises"])
+def test_everything_is_as_it_was(
+    make: Callable[[Any], torch.optim.Optimizer], trained: bool, fails: bool
+) -> None:
+    net = model()
+    optimizer = make(net.parameters())
+    if trained:
+        train(net, optimizer)
+        optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
+    before = {
+        **dict(tensors(net.state_dict(keep_vars=True))),
+        **dict(tensors(list(optimizer.state.values()))),
+        **{f"grad {name}": p.grad for name, p in net.named_parameters() if p.grad is not None},
+    }
+    values = {name: tensor.detach().clone() for name, tensor in before.items()}
+    settings = copy.deepcopy(optimizer.state_dict()["param_groups"])
+    modes = [module.training for module in net.modules()]
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    try:
+        with kept([net, optimizer], CPU):
+            assert all(parameter.grad is None for parameter in net.parameters())
+            train(net, optimizer)
+            optimizer.param_groups[0].update(lr=9.0, new=1)
+            random.random(), np.random.rand()
+            if fails:
+                raise ArithmeticError
+    except ArithmeticError:
+        assert fails
+    after = {
+        **dict(tensors(net.state_dict(keep_vars=True))),
+        **dict(tensors(list(optimizer.state.values()))),
+        **{f"grad {name}": p.grad for name, p in net.named_parameters() if p.grad is not None},
+    }
+    assert after.keys() == before.keys()
+    assert all(after[name] is tensor for name, tensor in before.items())
+    assert all(torch.equal(after[name], value) for name, value in values.items())
+    assert optimizer.state_dict()["param_groups"] == settings
+    assert [module.training for module in net.modules()] == modes
+    drawn = torch.rand(3), random.random(), np.random.rand()
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    assert torch.equal(drawn[0], torch.rand(3))
+    assert drawn[1:] == (random.random(), np.random.rand())
+
+
+def test_a_training_goes_on_as_if_nothing_had_been_between() -> None:
+    results = []
+    for between in (False, True):
+        net = model()
+        optimizer = torch.optim.AdamW(net.parameters())
+        torch.manual_seed(1)
+        for _ in range(2):
+            if between:
+                with kept([net, optimizer], CPU):
+                    train(net, optimizer)
+            outputs = net(torch.randn(4, 3, 8, 8))
+            outputs.square().mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(torch.cat([p.flatten() for p in net.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_schedulers_and_scalers_are_kept_by_their_state() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with kept([net, optimizer, rate, scaler], CPU):
+        train(net, optimizer)
+        rate.step()
+        scaler.scale(torch.ones(1))
+        scaler.update(2.0)
+    assert optimizer.param_groups[0]["lr"] == rate.get_last_lr()[0] == 1.0
+    assert scaler.get_scale() == 8.0

@@ -1,0 +1,119 @@
+"""What a real search leaves behind to predict from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from feedline import DataLoader, ImageArray, ImageFolder, build_cache
+from feedline.errors import UsageError
+from feedline.forecast.rates import Rates
+from feedline.forecast.schedule import forecast
+from feedline.tuning.metered import Metered
+from feedline.tuning.own_loader import OwnLoader
+from feedline.tuning.rates_of import rates_of
+from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.tune import tune
+from feedline.tuning.tuned_phase import TunedPhase
+
+
+class Far(Dataset[torch.Tensor]):
+    """Samples of a server: each is waited for."""
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(0.003)
+        return torch.tensor([number])
+
+
+def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
+    with DataLoader(Far(), 8, num_workers=1) as loader:
+        found = tune(loader, step_ms=4, budget_s=8)
+    (phase,) = found.rates
+    assert (phase.size, phase.rows, phase.wanted_px) == (None, 8, None)
+    assert len(phase.points) == len(found.phases[0].trials) > 1
+    assert found.phases[0].best is not None
+    assert phase.now.load.workers == found.phases[0].best.workers
+    assert phase.now.load.blocked_share > 0.5
+    # Samples that sleep do not wait for each other.
+    assert phase.shared is not None
+    assert phase.shared < 0.2
+    (one,) = found.what_if("workers=1").phases
+    assert one.limit == "workers"
+    with pytest.raises(UsageError, match="at a size"):
+        found.what_if("cache=64")
+
+
+def looked_at(loader: DataLoader[Any], size: int) -> Rates:
+    """A short look at one size."""
+    own = OwnLoader(loader)
+    own.begin(next(phase for phase in own.phases if phase.size == size))
+    rehearsal = Rehearsal(own, lambda batch: time.sleep(0.005), size)
+    trial = rehearsal.trial(own.start, least_s=0.1, most_s=0.2)
+    phase = TunedPhase(
+        size=size,
+        batch_size=own.batch_size,
+        ceiling=200.0,
+        trials=(trial,),
+        best=trial,
+        reached=False,
+        ended="done",
+        needs_s=0.0,
+    )
+    found = rates_of(loader, phase, 0.001)
+    own.close()
+    assert found is not None
+    return found
+
+
+def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    build_cache(jpeg_folder, root, (16, 32), workers=0)
+    for cache in (None, root):
+        data = ImageFolder(jpeg_folder if cache is None else root)
+        with DataLoader(data, 4, schedule="12x1,24x1", num_workers=1) as loader:
+            found = [looked_at(loader, size) for size in (12, 24)]
+        assert [(each.size, each.wanted_px) for each in found] == [(12, 12), (24, 24)]
+        assert [each.level_px for each in found] == ([16, 32] if cache else [None, None])
+        assert [each.rows for each in found] == [4, 4]
+        assert all(each.now.load.work_cpu_ms > 0 for each in found)
+        said = forecast(found, "12x2,24x1", images=12)
+        assert [phase.basis for phase in said.phases] == ["", ""]
+        assert said.fixed_px == 24
+
+
+def test_where_nothing_was_measured_nothing_is_predicted() -> None:
+    pixels = np.zeros((64, 24, 24, 3), np.uint8)
+    data = ImageArray(pixels, np.arange(64) % 10)
+    with DataLoader(data, 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step_ms=700, budget_s=2)
+    assert found.phases[0].best is None
+    assert found.rates == ()
+    with pytest.raises(UsageError, match="nothing was measured"):
+        found.what_if("workers=2")
+    with pytest.raises(UsageError, match="nothing was measured"):
+        found.forecast("16x1")
+
+
+def test_a_step_with_a_meter_tells_sleep_from_work() -> None:
+    def work(batch: Any) -> None:
+        until = time.process_time() + batch
+        while time.process_time() < until:
+            pass
+
+    step = Metered(work)
+    assert step.cpu_s == 0.0
+    step(0.02)
+    step(0.04)
+    assert step.cpu_s == pytest.approx(0.03, abs=0.005)
+    asleep = Metered(lambda batch: time.sleep(0.02))
+    asleep(None)
+    assert asleep.cpu_s < 0.01

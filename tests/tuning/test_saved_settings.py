@@ -1,0 +1,114 @@
+"""Settings in a file: written by a tuning, read by a loader."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feedline import DataLoader, ImageArray, TrainCrop
+from feedline.errors import UsageError
+from feedline.loader.saved_settings import SavedSettings
+
+
+def images() -> ImageArray:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 24, 24, 3), np.uint8)
+    return ImageArray(pixels, np.arange(64) % 10, transform=TrainCrop())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tuned.json"
+    path.write_text(SavedSettings(num_workers=2, prefetch=5, piece_ms=12.5).as_text())
+    return path
+
+
+def test_what_is_left_out_is_taken_from_the_file(file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with DataLoader(images(), 8, image_size=16, settings=file) as loader:
+            assert (loader.num_workers, loader.prefetch) == (2, 5)
+            assert not loader.adapts
+            assert "5 batches (prefetch)" in loader.explain()
+            assert sum(1 for _ in loader) == 8
+            for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+                with other:
+                    assert (other.num_workers, other.prefetch) == (2, 5)
+
+
+def test_what_is_given_stands_before_the_file(file: Path) -> None:
+    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
+        assert (loader.num_workers, loader.prefetch) == (1, 5)
+    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=0) as loader:
+        assert (loader.num_workers, loader.prefetch) == (0, None)
+
+
+def test_whole_batches_have_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    saved = SavedSettings(num_workers=2, prefetch_factor=4, pin_memory=False)
+    file.write_text(saved.as_text())
+    with DataLoader(list(range(64)), 8, settings=str(file)) as loader:
+        assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (2, 4, False)
+        assert sum(1 for _ in loader) == 8
+
+
+def test_another_machine_is_said(file: Path) -> None:
+    said = json.loads(file.read_text())
+    said["found_on"] |= {"cores": 4096, "cpu": "an abacus"}
+    file.write_text(json.dumps(said))
+    with pytest.warns(UserWarning, match="an abacus.*cores 4096 there") as caught:
+        DataLoader(images(), 8, image_size=16, settings=file).close()
+    assert caught[0].filename == __file__
+
+
+def changed(**parts: Any) -> str:
+    said = json.loads(SavedSettings(num_workers=2).as_text())
+    return json.dumps(said | parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a file of settings"),
+        ("[]", "is not a file of settings"),
+        ("{}", "feedline_settings"),
+        ('{"feedline_settings": 1', "is not a file of settings"),
+        ("\x00\xff", "is not a file of settings"),
+        ("[" * 100_000, "is not a file of settings"),
+        (" " * (1 << 21), "larger than 1 MiB"),
+        (changed(feedline_settings=2), "version 2"),
+        (changed(loader={}), "num_workers"),
+        (changed(loader={"num_workers": 0}), "num_workers"),
+        (changed(loader={"num_workers": True}), "num_workers"),
+        (changed(loader={"num_workers": 10**9}), "num_workers"),
+        (changed(loader={"num_workers": 2, "prefetch": -1}), "prefetch"),
+        (changed(loader={"num_workers": 2, "piece_ms": "long"}), "piece_ms"),
+        (changed(loader={"num_workers": 2, "shuffle": True}), "shuffle"),
+        (changed(more=1), "more"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "tuned.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=said) as error:
+        DataLoader(images(), 8, image_size=16, settings=file)
+    assert str(file) in str(error.value)
+    assert "feedline tune" in str(error.value)
+
+
+@pytest.mark.parametrize("given", [7, b"tuned", ["tuned.json"]])
+def test_settings_are_a_path(given: Any) -> None:
+    with pytest.raises(UsageError, match="path of a file"):
+        DataLoader(images(), 8, image_size=16, settings=given)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "no\0name"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            DataLoader(images(), 8, image_size=16, settings=path)

@@ -1,0 +1,145 @@
+"""Tuning torch's own DataLoader, of which a copy is built for each trial."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from feedline.errors import UsageError
+from feedline.tuning.setting import Setting
+from feedline.tuning.torch_loader import TorchLoader
+from feedline.tuning.tune import tune
+
+
+class Far(Dataset[torch.Tensor]):
+    """Samples of a server: each is waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.tensor([number])
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Numbers of who makes them."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        yield from [torch.tensor([-1 if info is None else info.id])] * 64
+
+
+class Named(DataLoader[Any]):
+    """A subclass stays what it is."""
+
+    built = 0
+
+    def __iter__(self) -> Any:
+        type(self).built += 1
+        return super().__iter__()
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
+    states = torch.get_rng_state(), generator.get_state()
+    before = children()
+    found = tune(loader, step_ms=15, budget_s=60)
+    (phase,) = found.phases
+    assert phase.best is not None
+    # 40 ms of waiting for a batch, and a step of 15 ms: three workers; one is too few anywhere.
+    assert 1 < phase.best.workers == found.num_workers
+    assert all(trial.start_s is not None for trial in phase.trials)
+    assert found.loader == "torch"
+    assert "persistent_workers=True, pin_memory=False" in found.snippet
+    assert "to start, which persistent_workers=True saves" in str(found)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(generator.get_state(), states[1])
+    assert not {pid for pid in children() - before if psutil.pid_exists(pid)} - _trackers()
+
+
+def _trackers() -> set[int]:
+    """multiprocessing's own helper, which stays for the next workers."""
+    from multiprocessing import resource_tracker
+
+    pid = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return set() if pid is None else {pid}
+
+
+def test_a_subclass_stays_what_it_is_and_its_own_workers_are_let_alone() -> None:
+    loader = Named(Far(0.0), 8, num_workers=1, persistent_workers=True)
+    own = iter(loader)
+    first = next(own)
+    Named.built = 0
+    tried = TorchLoader(loader)
+    tried.change(Setting(workers=2, prefetch=3, pin=False))
+    assert tried.next().shape == (8, 1)
+    assert Named.built == 1
+    assert tried.start_s is not None
+    tried.close()
+    assert torch.equal(first, torch.arange(8).reshape(8, 1))
+    assert torch.equal(next(own), torch.arange(8, 16).reshape(8, 1))
+    del own
+    loader._iterator = None
+
+
+def test_the_same_setting_starts_nothing_anew() -> None:
+    tried = TorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
+    tried.next()
+    mine = set(multiprocessing.active_children())
+    assert tried.change(tried.start) == 0
+    tried.next()
+    assert set(multiprocessing.active_children()) == mine
+    tried.close()
+
+
+def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
+    tried = TorchLoader(DataLoader(Far(1e-5), 1000, num_workers=1))
+    assert tried.batch_size == 1000
+    seen = [int(tried.next()[0, 0]) for _ in range(9)]
+    assert seen == [0, 1000, 2000, 3000, 0, 1000, 2000, 3000, 0]
+    assert tried.spent().tasks >= 9
+    assert tried.spent().tasks_ms > 0
+    tried.close()
+
+
+def test_a_stream_can_be_tuned() -> None:
+    tried = TorchLoader(DataLoader(Stream(), 8, num_workers=1))
+    tried.change(Setting(workers=2, prefetch=2, pin=False))
+    assert {int(tried.next()[0, 0]) for _ in range(8)} == {0, 1}
+    tried.close()
+
+
+def test_a_loader_that_gives_nothing_is_an_error() -> None:
+    empty: Any = []
+    with pytest.raises(UsageError, match="gives no batch"):
+        tune(DataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)
+
+
+class Broken(Far):
+    def __getitem__(self, number: int) -> torch.Tensor:
+        raise ArithmeticError("this sample cannot be made")
+
+
+def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker() -> None:
+    before = children()
+    with pytest.raises(ArithmeticError, match="this sample cannot be made"):
+        tune(DataLoader(Broken(0.0), 8, num_workers=2), step_ms=1)
+    assert not {pid for pid in children() - before if psutil.pid_exists(pid)} - _trackers()

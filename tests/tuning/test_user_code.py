@@ -1,0 +1,86 @@
+"""Functions that are named on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline import DataLoader
+from feedline.errors import UsageError
+from feedline.tuning.user_code import function_named, is_function_name, loader_of
+
+CODE = """
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+
+class Within:
+    def step(batch):
+        return batch
+
+
+numbers = list(range(300))
+loader = lambda: DataLoader(numbers, 4)
+dataset = lambda: numbers
+stream = Numbers
+nothing = lambda: None
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "feedline_named_code.py").write_text(CODE)
+    (tmp_path / "feedline_named_broken.py").write_text("import feedline_no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_what_names_a_function() -> None:
+    assert is_function_name("a.b:c.d")
+    for other in ("a", "a/b", "C:\\data", "a:", ":b", "a:b:c", "gs://a/b"):
+        assert not is_function_name(other), other
+
+
+def test_a_function_is_found_in_the_current_folder() -> None:
+    assert function_named("feedline_named_code:Within.step")(7) == 7
+
+
+def test_what_it_gives_becomes_a_loader() -> None:
+    given = loader_of("feedline_named_code:loader")
+    assert type(given) is TorchDataLoader
+    assert given.batch_size == 4
+    assert type(loader_of("feedline_named_code:stream")) is TorchDataLoader
+    own = loader_of("feedline_named_code:dataset", batch_size=32)
+    assert isinstance(own, DataLoader)
+    assert (own.batch_size, own.num_workers > 0) == (32, True)
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("feedline_no_module:loader", "cannot be found"),
+        ("feedline_named_code:lader", "no function 'lader'"),
+        ("feedline_named_code:numbers", "nothing that can be called"),
+        ("feedline_named_code:nothing", "gives a NoneType"),
+    ],
+)
+def test_what_cannot_be_used_is_said(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        loader_of(name)
+
+
+def test_a_loader_has_its_own_settings() -> None:
+    with pytest.raises(UsageError, match="--batch-size"):
+        loader_of("feedline_named_code:loader", batch_size=8)
+
+
+def test_a_module_that_lacks_another_one_says_which() -> None:
+    with pytest.raises(ModuleNotFoundError, match="feedline_no_such_module"):
+        function_named("feedline_named_broken:loader")
