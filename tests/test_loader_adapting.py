@@ -182,6 +182,7 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         batches = iter(loader)
         next(batches)
         assert loader._session.backend.live.usual == 12  # type: ignore[union-attr]
+        assert "2 batches for each worker (prefetch_factor), and 12 at least" in loader.explain()
         assert pickle.loads(pickle.dumps(loader))._ahead == 0
         loader.prefetch_factor = 3
         assert loader._session.backend.live.usual == 3  # type: ignore[union-attr]

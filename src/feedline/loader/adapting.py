@@ -67,7 +67,7 @@ class Adapting:
         self.off = False
         """Whether nothing is changed any more."""
         self._ready_ns = 0  # when the latest batch was handed out; 0 behind a pause
-        self._settling = 0  # batches still to come of the crew before a change
+        self._settling = 0  # batches still to come of the settings before a change
         self._begin_anew()
 
     def _begin_anew(self, phase: Hashable = None) -> None:
@@ -100,8 +100,10 @@ class Adapting:
         if batch is None:
             return
         phase = batch.image_size, batch.phase.batch_size
-        if phase != self._phase or self._settling:
-            self._settling = max(0, self._settling - 1)
+        if self._settling > 1:
+            self._settling -= 1
+        elif phase != self._phase or self._settling:
+            self._settling = 0
             self._begin_anew(phase)
         elif ready_ns:
             self._steps_ns.append(now_ns - ready_ns)

@@ -144,7 +144,8 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
         return said
     if settings.workers == 0 or decision.kind == "tensors":
         return ""
-    return f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"
+    said = f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"
+    return f"{said}, and {settings.ahead} at least" if settings.ahead else said
 
 
 def _memory(settings: Settings, decision: Decision, used: int) -> str:

@@ -158,8 +158,9 @@ class LiveControls:
             self._session.backend.apply(piece_ns=piece_ns_of(value))
             self.__dict__["piece_ms"] = value
         elif what == "prefetch":
-            self._ahead = int(value or 0)
-            self._session.backend.apply(ahead=self._ahead)
+            ahead = int(value or 0)
+            self._session.backend.apply(ahead=ahead)
+            self._ahead = ahead
         else:
             workers = int(value or 0)
             self._session.backend.apply(workers=workers)
