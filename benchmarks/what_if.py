@@ -1,0 +1,488 @@
+"""What-ifs against what is then measured: how far predictions of images/s are off.
+
+    python benchmarks/what_if.py FOLDER [--json FILE] [--only NAME]
+
+A training is a loop with a step that takes a given time, on no core as on a GPU, or on one. Each of
+its states, a number of workers, a cache or not, a step as many times as fast, is looked at three
+times in turn, and the look of the median rate counts; a look in which programs of others had a
+twentieth of the cores is taken again. From one state alone all states are predicted that differ
+from it in one thing, and compared with what was measured of them. How fast a level of the cache is
+read is measured on a sample, as `feedline tune --what-if cache=...` does. Last come whole
+schedules, a progressive one and one of fixed size, forecast from two steady phases and then run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from report import machine, table
+from torch.utils.data import Dataset
+
+import feedline
+from feedline.bench.level_costs import level_costs
+from feedline.bench.level_rates import Reading
+from feedline.bench.sample import Sample
+from feedline.forecast.changes import Changes
+from feedline.forecast.rates import Rates
+from feedline.forecast.schedule import forecast
+from feedline.forecast.what_if import what_if
+from feedline.system import usable_cores
+from feedline.tuning.metered import Metered
+from feedline.tuning.rates_of import rates_of
+from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.trial import Trial
+from feedline.tuning.tuned import TunedPhase
+
+_CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
+_ROUNDS, _TRIES = 3, 4
+_REST_S = 60.0
+_OTHERS = 0.05  # of the cores
+_SIDES = (128, 256)
+
+
+@dataclass(frozen=True)
+class State:
+    """What may be changed of a training."""
+
+    workers: int = 1
+    cache: int | None = None
+    gpu: float = 1.0
+
+    def change_to(self, other: State) -> str:
+        """The one thing that is changed; "" for none or several."""
+        said = []
+        if other.workers != self.workers:
+            said.append(f"workers={other.workers}")
+        if other.cache != self.cache:
+            said.append(f"cache={other.cache or 'none'}")
+        if other.gpu != self.gpu:
+            said.append(f"gpu={other.gpu / self.gpu:g}")
+        return said[0] if len(said) == 1 else ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training.
+
+    Args:
+        loader: is built with so many workers, over a cache where there is one.
+        step: is done with a batch, so many times as fast.
+        states: in which it is measured.
+        size: of its images in pixels; None where it has none.
+    """
+
+    loader: Callable[[int, Path | None], Any]
+    step: Callable[[float], Callable[[Any], object]]
+    states: tuple[State, ...]
+    size: int | None = None
+
+
+@dataclass
+class Row:
+    """A prediction.
+
+    Args:
+        workload: its name.
+        now: the state that was measured.
+        change: what is changed.
+        measured_now: images/s before it,
+        predicted: after it,
+        low, high: at least and at most,
+        measured: and what was measured then.
+        limit: what was said to bound it.
+        needed: what the prediction follows from.
+    """
+
+    workload: str
+    now: str
+    change: str
+    measured_now: float
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    limit: str
+    needed: dict[str, Any] = field(default_factory=dict)
+    ratio: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ratio = self.predicted / self.measured
+
+
+def slept(ms: float) -> Callable[[float], Callable[[Any], object]]:
+    """A step that takes so long and needs no core."""
+    return lambda gpu: lambda batch: time.sleep(ms / gpu / 1e3)
+
+
+def computed(ms: float) -> Callable[[float], Callable[[Any], object]]:
+    """A step that is on a core for about so long."""
+    matrix = torch.randn(256, 256)
+    times = []
+    for _ in range(200):
+        begun = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - begun)
+    rounds = ms / 1e3 / statistics.median(times)
+
+    def faster(gpu: float) -> Callable[[Any], object]:
+        def step(batch: Any) -> None:
+            for _ in range(round(rounds / gpu)):
+                matrix @ matrix
+
+        return step
+
+    return faster
+
+
+class Far(Dataset[torch.Tensor]):
+    """Samples of a server: each is waited for."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(self.ms / 1e3)
+        return torch.zeros(3, 64, 64, dtype=torch.uint8)
+
+
+class Transformed(Dataset[torch.Tensor]):
+    """Samples that are in memory, and take a transform of numpy's and torch's."""
+
+    def __init__(self) -> None:
+        self.pixels = torch.randint(0, 256, (64, 3, 160, 160), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        image = self.pixels[number % 64].float() / 255
+        for _ in range(3):
+            image = torch.nn.functional.avg_pool2d(image, 5, stride=1, padding=2)
+        return image * 1.2 - 0.1
+
+
+def tiny() -> Any:
+    """Images of 8 px, by the hundred thousand."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1 << 18, 12, 12, 3), np.uint8)
+    return feedline.ImageArray(pixels, np.arange(1 << 18) % 10, transform=feedline.TrainCrop())
+
+
+def without_end(folder: Path) -> Any:
+    """The images of a folder, over and over: the end of an epoch is not what is measured."""
+    images = feedline.ImageFolder(str(folder), transform=feedline.TrainCrop())
+    return Sample(images, range(len(images)))
+
+
+def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
+    """All of them, by name."""
+
+    def images(size: int, own: Path | None = None) -> Callable[[int, Path | None], Any]:
+        return lambda workers, cache: feedline.DataLoader(
+            without_end(own or cache or folder),
+            32,
+            image_size=size,
+            shuffle=True,
+            seed=0,
+            drop_last=True,
+            num_workers=workers,
+        )
+
+    def of(data: Any, rows: int, **options: Any) -> Callable[[int, Path | None], Any]:
+        return lambda workers, cache: feedline.DataLoader(
+            data, rows, shuffle=True, seed=0, drop_last=True, num_workers=workers, **options
+        )
+
+    crews = (State(1), State(2))
+    steps = (*crews, State(2, gpu=0.5), State(2, gpu=2.0))
+    return {
+        "JPEGs at 224 px, step 8 ms": Workload(
+            images(224), slept(8), (*crews, State(2, 256), State(2, gpu=0.25)), 224
+        ),
+        "JPEGs at 112 px, step 4 ms": Workload(
+            images(112), slept(4), (*crews, State(2, 256), State(2, 128), State(1, 128)), 112
+        ),
+        "JPEGs at 224 px, step 60 ms": Workload(images(224), slept(60), steps, 224),
+        "256 px cache at 224 px, step 10 ms": Workload(
+            images(224, caches[256]), slept(10), steps, 224
+        ),
+        "128 px cache at 112 px, step 6 ms": Workload(
+            images(112, caches[128]), slept(6), steps, 112
+        ),
+        "JPEGs at 224 px, step 20 ms on a core": Workload(images(224), computed(20), steps, 224),
+        "transform in torch, step 10 ms": Workload(of(Transformed(), 16), slept(10), steps),
+        "slow reader, step 20 ms": Workload(of(Far(4.0), 16), slept(20), steps),
+        "tiny images, step 3 ms": Workload(of(tiny(), 256, image_size=8), slept(3), steps, 8),
+    }
+
+
+class Others:
+    """What programs of others take of the cores, from now on."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
+
+    def share(self) -> float:
+        """Of the cores."""
+        cores_s = (time.monotonic() - self._begun_s) * usable_cores()
+        own_s = sum(used - self._own_s.get(pid, 0.0) for pid, used in _family_s().items())
+        return (cores_s - (_idle_s() - self._idle_s) - own_s) / cores_s
+
+
+def _idle_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.idle + times.iowait)
+
+
+def _family_s() -> dict[int, float]:
+    """CPU time of this process and of all that descend from it."""
+    head, found = psutil.Process(), {}
+    for process in (head, *head.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it ended
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found
+
+
+def rest() -> None:
+    """Wait until programs of others do nothing much, a minute at most."""
+    until = time.monotonic() + _REST_S
+    while time.monotonic() < until:
+        others = Others()
+        time.sleep(0.3)
+        if others.share() < _OTHERS:
+            return
+
+
+class Measured:
+    """A workload in all of its states.
+
+    Args:
+        workload: that is measured.
+        caches: by the sides of their levels.
+    """
+
+    def __init__(self, workload: Workload, caches: Mapping[int, Path]) -> None:
+        self.workload = workload
+        self._looks: dict[State, list[Rates]] = {}
+        self.disturbed = 0
+        with ExitStack() as stack:
+            loaders: dict[int | None, Any] = {}
+            for _ in range(_ROUNDS):
+                for state in workload.states:
+                    if state.cache not in loaders:
+                        cache = None if state.cache is None else caches[state.cache]
+                        loader = workload.loader(state.workers, cache)
+                        loaders[state.cache] = stack.enter_context(loader)
+                    self._look(state, loaders[state.cache])
+
+    def _look(self, state: State, loader: Any) -> None:
+        for _ in range(_TRIES):
+            rest()
+            others, found = Others(), self._looked(state, loader)
+            if others.share() < _OTHERS:
+                break
+            self.disturbed += 1
+        self._looks.setdefault(state, []).append(found)
+
+    @property
+    def states(self) -> dict[State, Rates]:
+        """The look of the median rate at each."""
+        return {
+            state: sorted(looks, key=lambda look: look.now.step_ms)[len(looks) // 2]
+            for state, looks in self._looks.items()
+        }
+
+    def _looked(self, state: State, loader: Any) -> Rates:
+        step = Metered(self.workload.step(state.gpu))
+        rehearsal = Rehearsal(loader, step, self.workload.size)
+        rehearsal.trial(state.workers, least_s=_WARM_S, most_s=_WARM_S)
+        ceiling = rehearsal.ceiling(_CEILING_S)
+        trial = rehearsal.trial(state.workers, least_s=_LEAST_S, most_s=_MOST_S)
+        rehearsal.close()
+        found = rates_of(loader, _phase(self.workload.size, ceiling, trial), step.cpu_s)
+        assert found is not None, "there is a trial"
+        return replace(found, wanted_px=self.workload.size, level_px=state.cache)
+
+    def rows(self, name: str, levels: Mapping[Reading, float]) -> list[Row]:
+        """All that is predicted, beside what was measured."""
+        found, states = [], self.states
+        for now, rates in states.items():
+            for then, seen in states.items():
+                if change := now.change_to(then):
+                    (said,) = what_if([rates], Changes.parse(change), levels).phases
+                    state = f"workers={now.workers}" + (f",cache={now.cache}" if now.cache else "")
+                    state += f",gpu={now.gpu:g}" if now.gpu != 1 else ""
+                    found.append(
+                        Row(
+                            workload=name,
+                            now=state,
+                            change=change,
+                            measured_now=said.now,
+                            predicted=said.then,
+                            low=said.low,
+                            high=said.high,
+                            measured=seen.per_s(seen.now.step_ms),
+                            limit=said.limit,
+                            needed=asdict(rates.now),
+                        )
+                    )
+        return found
+
+
+def _phase(size: int | None, ceiling: float, trial: Trial) -> TunedPhase:
+    return TunedPhase(
+        size=size,
+        ceiling=ceiling,
+        trials=(trial,),
+        best=trial,
+        reached=False,
+        ended="done",
+        needs_s=0.0,
+    )
+
+
+def progressive(folder: Path) -> list[Row]:
+    """Whole schedules, as forecast from two steady phases and as they then run."""
+
+    def step(batch: Any) -> None:
+        time.sleep(0.024 * (batch[0].shape[-1] / 224) ** 2)
+
+    def loader(schedule: str) -> Any:
+        return feedline.DataLoader(
+            feedline.ImageFolder(str(folder), transform=feedline.TrainCrop()),
+            25,
+            schedule=schedule,
+            seed=0,
+            num_workers=2,
+        )
+
+    rates = []
+    for size in (112, 224):
+        with loader(f"{size}x1000") as steady:
+            metered = Metered(step)
+            rehearsal = Rehearsal(steady, metered, size)
+            rehearsal.trial(2, least_s=_WARM_S, most_s=_WARM_S)
+            ceiling = rehearsal.ceiling(_CEILING_S)
+            trial = rehearsal.trial(2, least_s=_LEAST_S, most_s=_MOST_S)
+            rehearsal.close()
+            found = rates_of(steady, _phase(size, ceiling, trial), metered.cpu_s)
+            assert found is not None, "there is a trial"
+            rates.append(found)
+    rows = []
+    for schedule in ("112x12,224x8", "224x20"):
+        rest()
+        with loader(schedule) as whole:
+            count = len(whole.dataset)
+            said = forecast(rates, schedule, images=count, workers=2)
+            for batch in whole:  # an epoch in which workers start
+                step(batch)
+            begun = time.perf_counter()
+            for _ in range(whole.epochs - 1):
+                for batch in whole:
+                    step(batch)
+            seconds = time.perf_counter() - begun
+        assert said.seconds is not None, "the images are counted"
+        predicted_s = said.seconds - count / said.phases[0].then.then
+        images = (whole.epochs - 1) * count
+        per_s = images / predicted_s
+        rows.append(
+            Row(
+                workload=f"whole schedule {schedule}",
+                now="workers=2",
+                change="forecast",
+                measured_now=said.phases[0].then.now,
+                predicted=per_s,
+                low=per_s,
+                high=per_s,
+                measured=images / seconds,
+                limit=said.phases[0].limit,
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
+    parser.add_argument("--only", default="", help="workloads that have this in their names")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begun = time.perf_counter()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        caches = {side: Path(scratch) / str(side) for side in _SIDES}
+        for side, root in caches.items():
+            feedline.build_cache(str(options.folder), str(root), (side,), workers=usable_cores())
+        levels = level_costs(
+            feedline.ImageFolder(str(options.folder), transform=feedline.TrainCrop()),
+            (112, 224),
+            _SIDES,
+            crop=feedline.TrainCrop(),
+            workers=usable_cores(),
+        )
+        for name, workload in workloads(options.folder, caches).items():
+            if options.only in name:
+                measured = Measured(workload, caches)
+                rows += _shown(measured.rows(name, levels))
+                if measured.disturbed:
+                    print(f"looks that others disturbed: {measured.disturbed}", flush=True)
+        if options.only in "whole schedule":
+            rows += _shown(progressive(options.folder))
+    off = [abs(row.ratio - 1) for row in rows]
+    worst = max(rows, key=lambda row: abs(row.ratio - 1))
+    seconds = time.perf_counter() - begun
+    print(f"{len(rows)} predictions, median off by {statistics.median(off):.1%}; {seconds:.0f} s")
+    print(f"worst: {worst.workload}, {worst.now}, {worst.change}: {worst.ratio:.3f}")
+    if options.json:
+        found = {
+            "machine": machine(),
+            "levels": [
+                {"size": size, "level": level.side if level else None, "images_per_s": rate}
+                for (size, level), rate in levels.items()
+            ],
+            "median_off": statistics.median(off),
+            "worst": asdict(worst),
+            "rows": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _shown(rows: list[Row]) -> list[Row]:
+    cells = [
+        (
+            row.workload,
+            row.now,
+            row.change,
+            f"{row.measured_now:.0f}",
+            f"{row.predicted:.0f}",
+            f"{row.measured:.0f}",
+            f"{row.ratio:.3f}",
+            row.limit,
+        )
+        for row in rows
+    ]
+    heads = ["workload", "now", "change", "images/s", "predicted", "measured", "ratio", "bound by"]
+    print(table(cells, heads), flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
