@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import OneCycleLR
 
-from feedline.errors import ResourceError, UsageError
+from feedline.errors import UsageError
 from feedline.train.evaluate import evaluate
 from feedline.train.learner import Learner
 from feedline.train.optimizer import parameter_groups
@@ -301,11 +301,16 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("feedline.device.usable.accelerator_type", lambda: None)
     assert choose_device("auto").type == "cpu"
-    with pytest.raises(ResourceError, match="--device cpu"):
-        choose_device("cuda")
-    with pytest.raises(UsageError, match="got 'tpu'"):
+    for absent in ("cuda", "cuda:1", "mps", "xpu"):
+        with pytest.raises(UsageError, match=f'device="{absent}".* no accelerator .*device="cpu"'):
+            choose_device(absent)
+    with pytest.raises(UsageError, match="'tpu'"):
         choose_device("tpu")
+    monkeypatch.setattr("feedline.device.usable.accelerator_type", lambda: "mps")
+    with pytest.raises(UsageError, match="torch sees 'mps' here; use device=\"mps\""):
+        choose_device("xpu")
 
 
 def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:

@@ -24,7 +24,9 @@ Size = Annotated[
     int | None,
     typer.Option(help="Side of the images in pixels. [dim]Default: that of validation.[/dim]"),
 ]
-Device = Annotated[str, typer.Option(help="Where the model is run: auto, cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(help="Where the model is run: auto, or torch's name: cpu, cuda, mps.")
+]
 Amp = Annotated[str, typer.Option(help="off, bf16, fp16 or auto, on a GPU only.")]
 Batch = Annotated[int, typer.Option(help="Images in a batch.")]
 

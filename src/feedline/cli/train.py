@@ -5,7 +5,6 @@ Imports torch and timm only when it runs: they take seconds.
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +18,6 @@ from feedline.system import rank_and_world
 __all__ = ["train"]
 
 _INTERRUPTED = 128  # plus the signal's number, as a shell says it
-
-Device = Enum("Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"})
 
 _PHASES, _RATE, _REGULARISATION, _COMPUTING, _RUN = (
     "Phases",
@@ -130,7 +127,13 @@ def train(
         _option(_COMPUTING, "off, bf16, fp16 or auto, on a GPU only. [dim]Default: auto.[/dim]"),
     ] = None,
     compile: Annotated[bool, _option(_COMPUTING, "Let torch.compile make the kernels.")] = False,
-    device: Annotated[Device, _option(_COMPUTING, "Where to train.")] = Device.auto,
+    device: Annotated[
+        str,
+        _option(
+            _COMPUTING,
+            "cpu, or as torch names it: cuda, mps, xpu. [dim]Default: cuda where it is.[/dim]",
+        ),
+    ] = "auto",
     seed: Annotated[
         int | None,
         _option(_COMPUTING, "Of weights, order and draws. [dim]Default: 0.[/dim]"),
@@ -250,7 +253,7 @@ def train(
         root=folder,
         val=val,
         cache=cache,
-        device=device.value,
+        device=device,
         workers=processes,
         settings=settings,
         out=out,

@@ -31,7 +31,6 @@ __all__ = [
     "check_arguments",
     "check_size",
     "is_native",
-    "usable_device",
     "worker_count",
 ]
 
@@ -201,30 +200,6 @@ def _check_counts(batch_size: object, num_workers: object, prefetch_factor: obje
     if prefetch_factor is None or num_workers is None or num_workers == 0:
         return
     check_prefetch_factor(prefetch_factor, least=-math.inf)
-
-
-def usable_device(device: str | torch.device) -> torch.device:
-    """The device that was asked for, with its index.
-
-    Raises:
-        UsageError: it does not exist here.
-    """
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device {device!r}: {error}") from None
-    if found.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(
-                f'device="{device}" was asked for, but torch sees no CUDA device; use '
-                'device="cpu", or look at `nvidia-smi` and torch.version.cuda'
-            )
-        return torch.device(
-            "cuda", found.index if found.index is not None else torch.cuda.current_device()
-        )
-    if found.type != "cpu":
-        raise UsageError(f'device must be "cpu", "cuda" or None, got {device!r}')
-    return found
 
 
 def worker_count(workers: int | str) -> int:

@@ -95,7 +95,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
             for 50. See docs/SETTINGS.md for when another value helps. Whole batches are one
             worker's each, and have no pieces.
-        device: where batches of feedline's own sources go; None leaves them uint8 on the CPU.
+        device: where batches of feedline's own sources go, by torch's name; None leaves them uint8
+            on the CPU.
         dtype, mean, std: of the normalised images, with `device` only; None for float32 and
             ImageNet's statistics.
         pixel_transform: with `device` only: `images = f(images, batch)` changes a batch's images on

@@ -20,11 +20,12 @@ from torch.utils.data import IterableDataset
 
 from feedline.device.normalise import Normalise
 from feedline.device.on_device import OnDevice
+from feedline.device.usable import usable_device
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
 from feedline.loader.check_ahead import piece_ns_of
-from feedline.loader.checks import check_arguments, is_native, usable_device, worker_count
+from feedline.loader.checks import check_arguments, is_native, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
 from feedline.remote.filesystem import is_url

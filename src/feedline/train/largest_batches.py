@@ -38,13 +38,12 @@ def largest_batches(
         classes: that it tells apart.
         schedule: as `Schedule.parse` takes it; batch sizes that it names stay.
         most: no larger batch is tried.
-        device: "auto", "cpu" or "cuda".
+        device: see `choose_device`.
         gpu_memory: in GB, to estimate for; None tries on this machine's GPU.
         told: is called after each trial, with the image size.
 
     Raises:
         UsageError: there is no GPU and no `gpu_memory`; no such model; nothing fits.
-        ResourceError: there is no such device.
     """
     where = choose_device(device)
     tried = gpu_memory is None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from feedline.device.usable import synchronize
 from feedline.plan.schedule import Schedule
 from feedline.train.learner import Learner
 from feedline.train.model import create_model
@@ -27,7 +26,7 @@ def rehearsed_step(
         classes: that it tells apart.
         schedule: as `Schedule.parse` takes it.
         rows: of a batch.
-        device: "auto", "cpu" or "cuda".
+        device: see `choose_device`.
 
     Returns:
         the step, which takes a batch of images and labels as a loader on the device gives it; and
@@ -35,7 +34,6 @@ def rehearsed_step(
 
     Raises:
         UsageError: there is no such model, or it does not take these sizes.
-        ResourceError: there is no such device.
     """
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
@@ -51,7 +49,6 @@ def rehearsed_step(
     def step(batch: Any) -> None:
         images, labels = batch
         train_step(learner, images, labels)
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
+        synchronize(where)
 
     return step, where.type

@@ -19,7 +19,7 @@ class RunSettings:
         root: the dataset: train/ and val/, or class folders.
         val: validation images, where they are not under `root`.
         cache: with smaller copies of the training images; see `DataLoader`.
-        device: "auto", "cpu" or "cuda".
+        device: see `choose_device`.
         workers: "auto" or how many worker processes load images; None for what `settings` say, or
             else "auto".
         settings: a file of `feedline tune --save`; see `DataLoader`.

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from feedline.errors import ResourceError, UsageError
+from feedline.device.usable import usable_device
+from feedline.errors import UsageError
 from feedline.plan.seeds import mix
 
 __all__ = [
@@ -28,26 +29,21 @@ __all__ = [
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that "auto", "cpu" or "cuda" names.
+    """The device that a name means to this process.
+
+    Args:
+        name: "auto" for CUDA (also ROCm's) where it is there, and else the CPU; or a device as
+            torch names it, such as "cpu", "cuda", "mps" or "xpu".
 
     Raises:
-        UsageError: another name.
-        ResourceError: CUDA was asked for and is not there.
+        UsageError: there is no such device here.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device must be 'auto', 'cpu' or 'cuda', got {name!r}")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        cause = (
-            "torch was built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
-        )
-        raise ResourceError(
-            f"device 'cuda' was asked for, but {cause}; check `nvidia-smi`, or use --device cpu"
-        )
-    if not there or name == "cpu":
-        return torch.device("cpu")
-    # Each process of a machine has a GPU of its own.
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        # Each process of a machine has a GPU of its own.
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+    return usable_device(name)
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
@@ -84,16 +80,22 @@ def reseed(seed: int, rank: int) -> None:
 def random_state(device: torch.device) -> dict[str, Any]:
     """torch's random state (dropout draws from it), for a checkpoint."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        state[device.type] = getattr(torch, device.type).get_rng_state(*_numbered(device))
     return state
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Put back what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type != "cpu" and device.type in state:
+        module = getattr(torch, device.type)
+        module.set_rng_state(state[device.type], *_numbered(device))
+
+
+def _numbered(device: torch.device) -> tuple[torch.device, ...]:
+    """What names a device to its own module: torch.mps knows one only."""
+    return () if device.type == "mps" else (device,)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

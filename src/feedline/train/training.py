@@ -36,7 +36,7 @@ __all__ = ["Training"]
 
 # How often the loss is read. On a GPU each reading waits for every queued step, so seldom.
 _CPU_CHECK_STEPS = 1
-_CUDA_CHECK_STEPS = 50
+_GPU_CHECK_STEPS = 50
 
 
 @dataclass(kw_only=True)
@@ -207,7 +207,7 @@ class Training:
     def _run_epoch(self, size_px: int) -> bool:
         """Take the rest of the epoch's steps; False where a stop was asked for and saved."""
         learner, loader, running = self.learner, self.loader, self.journal.running
-        check_every = _CUDA_CHECK_STEPS if learner.device.type == "cuda" else _CPU_CHECK_STEPS
+        check_every = _CPU_CHECK_STEPS if learner.device.type == "cpu" else _GPU_CHECK_STEPS
         learner.model.train()
         before_s, before, began = running.seconds, running.split, time.monotonic()
         unsplit = loader.timing.totals()

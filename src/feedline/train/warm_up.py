@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from feedline.device.usable import synchronize
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import random_state, restore_random_state
@@ -68,8 +69,7 @@ def warm_up(
                     loss = torch.nn.functional.cross_entropy(logits.float(), targets)
                 loss.backward()
                 learner.model.zero_grad(set_to_none=True)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
             told((rows, size), time.perf_counter() - begun)
     finally:
         learner.model.train(training)
