@@ -13,7 +13,8 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
 from feedline.errors import UsageError
-from feedline.images.crops import Box, EvalCrop, TrainCrop, cut
+from feedline.images.crops import EvalCrop, TrainCrop
+from feedline.images.placement import Box, cut
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
 

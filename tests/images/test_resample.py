@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.images import resize
-from feedline.images.crops import Box
+from feedline.images.placement import Box
+from feedline.images.resample_filter import FILTERS
 
 pytestmark = pytest.mark.skipif(not resize._quick, reason="not compiled, or no AVX2")
 
@@ -23,6 +24,7 @@ PAGE = mmap.PAGESIZE
 
 
 resample = resize.compiled.resample if resize._quick else None
+BICUBIC = FILTERS.index("bicubic")
 
 
 def cut(image, part):
@@ -34,12 +36,12 @@ def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def torchs(image, part, whole, corner, size, flip):
+def torchs(image, part, whole, corner, size, flip, mode="bilinear"):
     source = torch.from_numpy(cut(image, part).copy())
     resized = torch.nn.functional.interpolate(
         source.permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last),
         size=whole,
-        mode="bilinear",
+        mode=mode,
         antialias=True,
     )[0].permute(1, 2, 0)
     window = resized[corner[0] : corner[0] + size, corner[1] : corner[1] + size].numpy()
@@ -71,6 +73,31 @@ def test_every_part_and_window_has_torchs_bytes(task):
     row = np.zeros((size, size, 3), np.uint8)
     assert resample(cut(image, part), row, *whole, *corner, flip)
     assert np.array_equal(row, torchs(image, part, whole, corner, size, flip))
+
+
+@settings(max_examples=400, deadline=None)
+@given(tasks())
+@example(((120, 120), (0, 0, 120, 120), (15, 15), (0, 0), 15, True))
+@example(((1, 1), (0, 0, 1, 1), (1, 1), (0, 0), 1, False))
+def test_bicubic_has_torchs_bytes(task):
+    shape, part, whole, corner, size, flip = task
+    image = noise(*shape)
+    row = np.zeros((size, size, 3), np.uint8)
+    assert resample(cut(image, part), row, *whole, *corner, flip, False, BICUBIC)
+    assert np.array_equal(row, torchs(image, part, whole, corner, size, flip, "bicubic"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tasks(), st.integers(1, 60), st.integers(1, 60))
+def test_a_row_need_not_be_square(task, tall, wide):
+    shape, part, whole, *_ = task
+    tall, wide = min(tall, whole[0]), min(wide, whole[1])
+    image = noise(*shape)
+    top, left = (whole[0] - tall) // 2, whole[1] - wide
+    row = np.zeros((tall, wide, 3), np.uint8)
+    assert resample(cut(image, part), row, *whole, top, left, True, False, BICUBIC)
+    made = torchs(image, part, whole, (0, 0), max(whole), False, "bicubic")
+    assert np.array_equal(row, made[top : top + tall, left : left + wide][:, ::-1])
 
 
 def down_first(image, part, whole, corner, size, flip):
@@ -145,9 +172,11 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
 
 
 def test_what_it_does_not_take_is_left_as_it_was():
-    image, row = noise(90, 90), np.full((11, 11, 3), 7, np.uint8)
-    assert not resample(image, row, 11, 16, 0, 0, False)  # 8.2 : 1
-    assert not resample(image, row, 16, 11, 0, 0, False)
+    image, row = noise(90, 90), np.full((5, 5, 3), 7, np.uint8)
+    assert not resample(image, row, 5, 16, 0, 0, False)  # 18 : 1
+    assert not resample(image, row, 16, 5, 0, 0, False)
+    assert not resample(image, row, 11, 16, 0, 0, False, False, BICUBIC)  # 8.2 : 1
+    assert not resample(image, row, 16, 11, 0, 0, False, False, BICUBIC)
     assert not resample(image, row, 5000, 90, 0, 0, False)
     assert not resample(image, row, 90, 5000, 0, 0, False)
     assert not resample(image[::-1], row, 90, 90, 0, 0, False)
@@ -190,7 +219,7 @@ def test_arrays_of_other_shapes_and_types_are_refused():
     for wrong in (image[..., 0], image[..., :2], image[None], *others):
         with pytest.raises(ValueError, match="must be uint8"):
             resample(wrong, row, *numbers)
-    for wrong in (noise(8, 7), row[0], row.astype(np.int16)):
+    for wrong in (row[..., :2].copy(), row[0], row.astype(np.int16)):
         with pytest.raises(ValueError, match="must be uint8"):
             resample(image, wrong, *numbers)
     frozen = row.copy()
@@ -293,5 +322,5 @@ def test_a_box_that_does_not_lie_in_the_image_is_refused():
         (0, 0, float("inf"), 5),
     ]:
         with pytest.raises(ValueError, match="box must lie in the image"):
-            resample(image, row, 4, 4, 0, 0, False, False, box)
+            resample(image, row, 4, 4, 0, 0, False, False, 0, box)
     assert not row.any()

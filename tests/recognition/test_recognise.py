@@ -67,6 +67,27 @@ FIXED = {
         255,
         [v1.Resize((32, 32), Image.Resampling.BILINEAR), v1.ToTensor()],
     ),
+    **{
+        f"v1 {mode.value}": (
+            0.225 * 255,
+            [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS],
+        )
+        for mode in InterpolationMode
+    },
+    "v1 bicubic, by Pillow's number": (255, [v1.Resize((32, 32), 3), v1.ToTensor()]),
+    "v2 bicubic": (
+        0.225 * 255,
+        [v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
+    ),
+    "v2 bicubic bytes": (
+        255,
+        [v2.ToImage(), v2.Resize((32, 32), 3), V2_FLOATS[0]],
+    ),
+    "v1 bicubic bytes": (1, [v1.PILToTensor(), v1.Resize((32, 32), 3)]),
+    "v2 nearest bytes": (
+        1,
+        [v2.ToImage(), v2.Resize((32, 32), 0)],
+    ),
     "v1 bytes first, larger": (1, [v1.PILToTensor(), v1.Resize((64, 64))]),
     "v2 bytes first, larger": (1, [v2.PILToTensor(), v2.Resize((64, 64))]),
     "v1 antialias does not matter to PIL": (
@@ -120,6 +141,15 @@ FIXED = {
 
 RANDOM = {
     "v1 usual": [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *V1_FLOATS],
+    "v1 bicubic": [
+        v1.RandomResizedCrop(32, interpolation=3),
+        v1.RandomHorizontalFlip(),
+        *V1_FLOATS,
+    ],
+    "v2 lanczos": [
+        *(v2.RandomResizedCrop(32, interpolation=1), v2.RandomHorizontalFlip()),
+        *(v2.ToImage(), *V2_FLOATS),
+    ],
     "v1 flip first": [v1.RandomHorizontalFlip(), v1.RandomResizedCrop(32), *V1_FLOATS],
     "v1 floats flipped": [v1.RandomResizedCrop(32), *V1_FLOATS, v1.RandomHorizontalFlip()],
     "v1 own shares": [

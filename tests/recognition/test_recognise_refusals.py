@@ -88,15 +88,18 @@ PIPELINES = {
         [with_own_method(v2.RandomResizedCrop(32), "make_params"), v2.ToImage()],
         "RandomResizedCrop.* is no step of the fast path",
     ),
-    "bicubic": (
-        [v1.RandomResizedCrop(32, interpolation=InterpolationMode.BICUBIC), FLOATS],
-        "RandomResizedCrop.*bicubic.* is not bilinear",
+    "bicubic tensors without antialias": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.BICUBIC, antialias=False)],
+        "resizes tensors without antialiasing",
     ),
-    "nearest, as a number": (
-        [v2.RandomResizedCrop(32, interpolation=0), v2.ToImage()],
-        "is not bilinear",
+    "exact nearest of tensors": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.NEAREST_EXACT)],
+        "resizes by 'nearest-exact', which the fast path has not",
     ),
-    "nearest": ([v2.Resize((32, 32), interpolation="nearest"), v2.ToImage()], "is not bilinear"),
+    "lanczos of tensors": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.LANCZOS)],
+        "resizes by 'lanczos', which the fast path has not",
+    ),
     "no antialias": (
         [v2.ToImage(), v2.RandomResizedCrop(32, antialias=False)],
         "resizes tensors without antialiasing",

@@ -9,7 +9,8 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomCrop, Resize
 from torchvision.transforms.functional import hflip
 
-from feedline.images.crops import Box, EvalCrop, Window
+from feedline.images.crops import EvalCrop
+from feedline.images.placement import Box, Window
 from feedline.images.resize import fill
 from feedline.plan.row import Item
 from feedline.recognition.window_crop import WindowCrop

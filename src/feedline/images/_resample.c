@@ -1,8 +1,8 @@
 /* An image, resized into a row of a batch, in one pass.
 
-Guarantees: the bytes of torch's antialiased bilinear resize of uint8, which is Pillow's algorithm
-with 16-bit weights: horizontally first, rounded to bytes, then vertically; or the other way round,
-as newer Pillows do it with some images. Of a box in the image whose edges lie within pixels, those
+Guarantees: the bytes of torch's antialiased bilinear or bicubic resize of uint8, which is Pillow's
+algorithm with 16-bit weights: horizontally first, rounded to bytes, then vertically; or the other
+way round, as newer Pillows do it with some images. Pillow's box, Hamming and Lanczos filters likewise. Of a box in the image whose edges lie within pixels, those
 that the same arithmetic gives with Pillow's weights for a box. No byte before the image's first or behind its last is
 read, none between its rows counts, none outside the row is written. Python's lock is not held
 meanwhile.
@@ -20,6 +20,7 @@ in the first-level cache. Mirroring is another order of the shuffles and costs n
 #include <Python.h>
 
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -28,25 +29,69 @@ in the first-level cache. Mirroring is another order of the shuffles and costs n
 
 enum {
     LARGEST = 4096, /* pixels of the resized whole, in each direction */
-    STEEPEST = 8,   /* source pixels for each of the row's */
-    MOST_TAPS = 2 * STEEPEST,
+    MOST_TAPS = 32, /* source pixels that one of the row's is made of, in each direction */
     MOST_PAIRS = MOST_TAPS / 2,
-    RING = 32, /* rows that are kept: a power of two above MOST_TAPS */
     WIDE = 16, /* bytes looked at, and written, at once */
     SPAN = 4,  /* from the first to the last source pixel that lie whole in those */
     MOST_PIXELS = 5, /* of the row, likewise */
     PAIR = 6,  /* bytes of two source pixels */
-    SLACK = 64, /* bytes behind a row of ours that may be read or written, and do not count */
+    SLACK = 112, /* bytes behind a row of ours that may be read or written, and do not count */
 };
 _Static_assert(SLACK >= PAIR * (MOST_PAIRS - 1) + WIDE, "so far a copied row is read");
 _Static_assert(SLACK >= 32, "so far a kept row is read and written");
-_Static_assert(RING > MOST_TAPS + 1, "rows are made two at a time");
 
 /* Of which source pixels a pixel is made: those from `start` on, weighed; 0 beyond the last. */
 typedef struct {
     int start;
     int16_t weights[MOST_TAPS];
 } Pixel;
+
+/* How a source pixel counts, by its distance in pixels of the smaller of the two images. */
+typedef double (*Filter)(double distance);
+
+static double triangle(double x)
+{
+    x = x < 0.0 ? -x : x;
+    return x < 1.0 ? 1.0 - x : 0.0;
+}
+
+static double cubic(double x) /* Keys' with a = -0.5, as Pillow and torch have it */
+{
+    const double a = -0.5;
+    x = x < 0.0 ? -x : x;
+    if (x < 1.0)
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+    return x < 2.0 ? (((x - 5.0) * x + 8.0) * x - 4.0) * a : 0.0;
+}
+
+static double box(double x)
+{
+    return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
+}
+
+static double sinc(double x)
+{
+    x *= 3.14159265358979323846;
+    return x == 0.0 ? 1.0 : sin(x) / x;
+}
+
+static double hamming(double x)
+{
+    x = x < 0.0 ? -x : x;
+    return x < 1.0 ? sinc(x) * (0.54 + 0.46 * cos(3.14159265358979323846 * x)) : 0.0;
+}
+
+static double lanczos(double x)
+{
+    return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3.0) : 0.0;
+}
+
+/* With how far each looks, in the order of `FILTERS` in resample_filter.py. */
+static const struct {
+    Filter of;
+    double support;
+} filters[] = {{triangle, 1.0}, {cubic, 2.0}, {box, 0.5}, {hamming, 1.0}, {lanczos, 3.0}};
+enum { FILTERS = sizeof filters / sizeof *filters };
 
 /* One direction: pairs of source pixels that a pixel has at most, and bits after the point. */
 typedef struct {
@@ -71,19 +116,28 @@ typedef struct {
     int height, width;       /* of the image */
     double from_top, from_left, from_height, from_width; /* the box in it that is resized */
     int to_height, to_width; /* of the whole */
-    int top, left, size;     /* of the window */
-    int flip, down_first;
+    int top, left, tall, wide; /* the window */
+    int flip, down_first, filter;
     uint8_t *row;
 } Task;
+
+/* How far a pixel looks, to both sides, in source pixels. */
+static double support_of(int filter, double extent, int resized)
+{
+    const double scale = extent / resized;
+    return filters[filter].support * (scale >= 1.0 ? scale : 1.0);
+}
 
 /* torch's arithmetic for the weights of uint8, step by step: they are the same to the bit.
 
 What is resized begins at `first` and has `extent` of the `source` pixels that there are. */
 static Axis weigh(
-    Pixel *pixels, double *shares, int source, double first, double extent, int resized)
+    Pixel *pixels, double *shares, int filter, int source, double first, double extent,
+    int resized)
 {
+    const Filter weight = filters[filter].of;
     const double scale = extent / resized;
-    const double support = scale >= 1.0 ? scale : 1.0;
+    const double support = support_of(filter, extent, resized);
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
     /* The ends of a pixel's sources are 2 * support apart: it has at most that many, rounded up. */
     const int whole = (int)(2.0 * support), room = whole + (whole < 2.0 * support);
@@ -98,13 +152,12 @@ static Axis weigh(
         stop = stop > source ? source : stop;
         const int own = stop - start < taps ? stop - start : taps;
         for (int k = 0; k < own; k++) {
-            double distance = (k + start - centre + 0.5) * shrink;
-            distance = distance < 0.0 ? -distance : distance;
-            share[k] = distance < 1.0 ? 1.0 - distance : 0.0;
+            share[k] = weight((k + start - centre + 0.5) * shrink);
             total += share[k];
         }
         for (int k = 0; k < own; k++) {
-            share[k] /= total;
+            if (total != 0.0)
+                share[k] /= total;
             largest = share[k] > largest ? share[k] : largest;
         }
         for (int k = own; k < taps; k++)
@@ -114,8 +167,10 @@ static Axis weigh(
     while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
         precision++;
     for (int i = 0; i < resized; i++)
-        for (int k = 0; k < taps; k++)
-            pixels[i].weights[k] = (int16_t)(0.5 + shares[i * MOST_TAPS + k] * (1 << precision));
+        for (int k = 0; k < taps; k++) {
+            const double exact = shares[i * MOST_TAPS + k] * (1 << precision);
+            pixels[i].weights[k] = (int16_t)(exact < 0.0 ? exact - 0.5 : exact + 0.5);
+        }
     return (Axis){taps / 2, precision};
 }
 
@@ -138,7 +193,7 @@ static int together(const Task *task)
     const int most = whole ? 1 + (SPAN - 1) * task->to_width / task->width
                            : 1 + (int)((SPAN - 1 - 1.0 / 4096) * task->to_width / task->from_width);
     const int pixels = most < MOST_PIXELS ? most : MOST_PIXELS;
-    return pixels < task->size ? pixels : task->size;
+    return pixels < task->wide ? pixels : task->wide;
 }
 
 /* Where a block begins in the row; the last one overlaps the one before. */
@@ -154,10 +209,10 @@ static void divide(Blocks *plan, const Pixel *columns, const Task *task, int pai
     plan->reach = 0;
     for (int block = 0; block < plan->blocks; block++) {
         const Pixel *pixels[MOST_PIXELS];
-        const int first = begins(plan, block, task->size);
+        const int first = begins(plan, block, task->wide);
         for (int k = 0; k < plan->pixels; k++) {
             const int at = first + k;
-            pixels[k] = columns + task->left + (task->flip ? task->size - 1 - at : at);
+            pixels[k] = columns + task->left + (task->flip ? task->wide - 1 - at : at);
         }
         const int low = pixels[task->flip ? plan->pixels - 1 : 0]->start;
         const int reach = 3 * low + PAIR * (pairs - 1) + WIDE;
@@ -265,16 +320,28 @@ AVX2 static UNROLLED void down(
     case 1: function(1, __VA_ARGS__); break; \
     case 2: function(2, __VA_ARGS__); break; \
     case 3: function(3, __VA_ARGS__); break; \
+    case 4: function(4, __VA_ARGS__); break; \
+    case 5: function(5, __VA_ARGS__); break; \
     default: function(pairs, __VA_ARGS__); \
     }
+
+/* Rows that are kept: a power of two. Those that one is made of, and one, as two are made at a time. */
+static int ring_rows(Axis vertical)
+{
+    int rows = 4;
+    while (rows < 2 * vertical.pairs + 2)
+        rows *= 2;
+    return rows;
+}
 
 AVX2 static void resize(
     const Task *task, const Blocks *plan, Axis horizontal, const Pixel *lines, Axis vertical,
     uint8_t *ring, uint8_t *copies)
 {
-    const int bytes = 3 * task->size, kept = bytes + SLACK;
+    const int bytes = 3 * task->wide, kept = bytes + SLACK;
+    const int last = ring_rows(vertical) - 1;
     int next = lines[task->top].start;
-    for (int y = 0; y < task->size; y++) {
+    for (int y = 0; y < task->tall; y++) {
         const Pixel *line = lines + task->top + y;
         const uint8_t *rows[MOST_TAPS];
         int stop = line->start + 2 * vertical.pairs;
@@ -285,7 +352,7 @@ AVX2 static void resize(
             for (int k = 0; k < 2; k++) { /* beyond the last row the last once more */
                 const int at = next + k < task->height ? next + k : next;
                 from[k] = task->image + at * task->stride;
-                to[k] = ring + (next + k) % RING * kept;
+                to[k] = ring + ((next + k) & last) * kept;
                 if (plan->reach > task->end - from[k]) {
                     uint8_t *copy = copies + k * (3 * task->width + SLACK);
                     from[k] = memcpy(copy, from[k], (size_t)(3 * task->width));
@@ -293,7 +360,7 @@ AVX2 static void resize(
             }
 #define ACROSS(vectors) \
     EACH_PAIRS( \
-        across, horizontal.pairs, vectors, to, from, plan, task->size, horizontal.precision)
+        across, horizontal.pairs, vectors, to, from, plan, task->wide, horizontal.precision)
             switch (plan->vectors) {
             case 1: ACROSS(1) break;
             case 2: ACROSS(2) break;
@@ -303,7 +370,7 @@ AVX2 static void resize(
 #undef ACROSS
         }
         for (int k = 0; k < 2 * vertical.pairs; k++) /* beyond the last row the weight is 0 */
-            rows[k] = ring + (line->start + k < stop ? line->start + k : line->start) % RING * kept;
+            rows[k] = ring + ((line->start + k < stop ? line->start + k : line->start) & last) * kept;
         uint8_t *to = task->row + (Py_ssize_t)y * bytes;
         EACH_PAIRS(down, vertical.pairs, to, rows, line, bytes, vertical.precision)
     }
@@ -315,12 +382,12 @@ AVX2 static void resize_down_first(
     const Task *task, const Blocks *plan, Axis horizontal, const Pixel *lines, Axis vertical,
     uint8_t *made, uint8_t *blended)
 {
-    const int bytes = 3 * task->size, wide = 3 * task->width;
-    for (int y = 0; y < task->size; y += 2) {
+    const int bytes = 3 * task->wide, wide = 3 * task->width;
+    for (int y = 0; y < task->tall; y += 2) {
         uint8_t *to[2];
         const uint8_t *from[2];
         for (int k = 0; k < 2; k++) { /* beyond the last row the last once more */
-            const int at = task->top + (y + k < task->size ? y + k : y);
+            const int at = task->top + (y + k < task->tall ? y + k : y);
             const uint8_t *rows[MOST_TAPS];
             for (int tap = 0; tap < 2 * vertical.pairs; tap++) {
                 const int row = lines[at].start + tap; /* beyond the last the weight is 0 */
@@ -331,8 +398,8 @@ AVX2 static void resize_down_first(
             down(vertical.pairs, (uint8_t *)from[k], rows, lines + at, wide, vertical.precision);
         }
         across(
-            horizontal.pairs, plan->vectors, to, from, plan, task->size, horizontal.precision);
-        for (int k = 0; k < 2 && y + k < task->size; k++)
+            horizontal.pairs, plan->vectors, to, from, plan, task->wide, horizontal.precision);
+        for (int k = 0; k < 2 && y + k < task->tall; k++)
             memcpy(task->row + (Py_ssize_t)(y + k) * bytes, to[k], (size_t)bytes);
     }
 }
@@ -342,14 +409,14 @@ static int run(const Task *task)
 {
     Blocks plan = {.pixels = together(task)};
     plan.vectors = (3 * plan.pixels + 3) / 4;
-    plan.blocks = (task->size + plan.pixels - 1) / plan.pixels;
+    plan.blocks = (task->wide + plan.pixels - 1) / plan.pixels;
     const int largest = task->to_height > task->to_width ? task->to_height : task->to_width;
     const int vectors = plan.blocks * plan.vectors * (1 + MOST_PAIRS);
     const size_t steps = (size_t)vectors * sizeof(__m256i);
     const size_t shares = (size_t)largest * MOST_TAPS * sizeof(double);
     const size_t pixels = (size_t)(task->to_height + task->to_width) * sizeof(Pixel);
     const size_t sources = (size_t)plan.blocks * sizeof *plan.source;
-    const size_t ring = RING * (3 * (size_t)task->size + SLACK);
+    const size_t ring = 2 * MOST_TAPS * (3 * (size_t)task->wide + SLACK);
     const size_t copies = 2 * (3 * (size_t)task->width + SLACK);
     uint8_t *memory = PyMem_RawMalloc(steps + shares + pixels + sources + ring + copies);
     if (!memory)
@@ -360,9 +427,9 @@ static int run(const Task *task)
     plan.source = (int *)(lines + task->to_height);
     uint8_t *kept = (uint8_t *)(plan.source + plan.blocks);
     const Axis horizontal = weigh(
-        columns, share, task->width, task->from_left, task->from_width, task->to_width);
+        columns, share, task->filter, task->width, task->from_left, task->from_width, task->to_width);
     const Axis vertical = weigh(
-        lines, share, task->height, task->from_top, task->from_height, task->to_height);
+        lines, share, task->filter, task->height, task->from_top, task->from_height, task->to_height);
     divide(&plan, columns, task, horizontal.pairs);
     if (task->down_first)
         resize_down_first(task, &plan, horizontal, lines, vertical, kept, kept + ring);
@@ -387,12 +454,12 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyObject *given_image, *given_row, *answer = NULL;
     Py_buffer image, row;
     long to_height, to_width, to_top, to_left;
-    int flip, down_first = 0;
+    int flip, down_first = 0, filter = 0;
     double top = 0.0, left = 0.0, tall = 0.0, wide = 0.0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOllllp|p(dddd):resample", &given_image, &given_row, &to_height,
-                          &to_width, &to_top, &to_left, &flip, &down_first, &top, &left, &tall,
-                          &wide))
+    if (!PyArg_ParseTuple(args, "OOllllp|pi(dddd):resample", &given_image, &given_row, &to_height,
+                          &to_width, &to_top, &to_left, &flip, &down_first, &filter, &top, &left,
+                          &tall, &wide))
         return NULL;
     if (PyObject_GetBuffer(given_image, &image, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
         return NULL;
@@ -401,17 +468,19 @@ static PyObject *resample(PyObject *module, PyObject *args)
         PyBuffer_Release(&image);
         return NULL;
     }
-    const long size = row.ndim == 3 ? (long)row.shape[0] : 0;
-    if (!is_image(&image) || !is_image(&row) || row.shape[1] != size) {
-        PyErr_SetString(PyExc_ValueError, "image and row must be uint8 (h, w, 3) and (n, n, 3)");
+    if (!is_image(&image) || !is_image(&row) || filter < 0 || filter >= FILTERS) {
+        PyErr_SetString(
+            PyExc_ValueError, "image and row must be uint8 (h, w, 3), and the filter a known one");
         goto done;
     }
+    const long rows = (long)row.shape[0], columns = (long)row.shape[1];
     const Py_ssize_t height = image.shape[0], width = image.shape[1];
-    const int boxed = PyTuple_GET_SIZE(args) > 8;
+    const int boxed = PyTuple_GET_SIZE(args) > 9;
     tall = boxed ? tall : (double)height;
     wide = boxed ? wide : (double)width;
-    if (size < 1 || height < 1 || width < 1 || to_top < 0 || to_left < 0 || to_height < size
-        || to_width < size || to_top > to_height - size || to_left > to_width - size) {
+    if (rows < 1 || columns < 1 || height < 1 || width < 1 || to_top < 0 || to_left < 0
+        || to_height < rows || to_width < columns || to_top > to_height - rows
+        || to_left > to_width - columns) {
         PyErr_SetString(
             PyExc_ValueError, "the image must hold pixels, the window must lie in the whole");
     } else if (!(top >= 0.0 && left >= 0.0 && tall > 0.0 && wide > 0.0 && top + tall <= height
@@ -420,7 +489,8 @@ static PyObject *resample(PyObject *module, PyObject *args)
     } else if (
         !supported() || image.strides[2] != 1 || image.strides[1] != 3 || image.strides[0] < 0
         || to_height > LARGEST || to_width > LARGEST
-        || tall > STEEPEST * to_height || wide > STEEPEST * to_width
+        || 2.0 * support_of(filter, tall, (int)to_height) > MOST_TAPS
+        || 2.0 * support_of(filter, wide, (int)to_width) > MOST_TAPS
         || (down_first && 3 * width < 2 * WIDE)) { /* so many of a row are read at once */
         answer = Py_NewRef(Py_False);
     } else {
@@ -431,8 +501,8 @@ static PyObject *resample(PyObject *module, PyObject *args)
             .height = (int)height, .width = (int)width,
             .from_top = top, .from_left = left, .from_height = tall, .from_width = wide,
             .to_height = (int)to_height, .to_width = (int)to_width,
-            .top = (int)to_top, .left = (int)to_left, .size = (int)size,
-            .flip = flip, .down_first = down_first,
+            .top = (int)to_top, .left = (int)to_left, .tall = (int)rows, .wide = (int)columns,
+            .flip = flip, .down_first = down_first, .filter = filter,
             .row = row.buf,
         };
         int failed;

@@ -16,17 +16,19 @@ def resample(
     to_left: int,
     flip: bool,
     down_first: bool = False,
+    filter: int = 0,
     box: tuple[float, float, float, float] = ...,
     /,
 ) -> bool:
     """Resize an image to (to_height, to_width).
 
-    Of that the square at (to_top, to_left), mirrored if `flip`, is written over the row.
+    Of that what the row holds, from (to_top, to_left), mirrored if `flip`, is written over the row.
 
     Args:
         image: uint8 (h, w, 3); its rows may lie apart.
-        row: uint8 (n, n, 3), C-contiguous.
+        row: uint8 (height, width, 3), C-contiguous.
         down_first: the vertical pass comes before the horizontal one, not after it.
+        filter: its place in `resample_filter.FILTERS`.
         box: the top, left, height and width of what is resized, in the image; all of it if not
             given.
 

@@ -11,115 +11,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Protocol, get_args
 
 from feedline.errors import UsageError
+from feedline.images.placement import Box, Placement, Window
+from feedline.images.resample_filter import Filter
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
-from feedline.stores.store import Pixels
 
 __all__ = [
-    "Box",
     "EvalCrop",
-    "Part",
-    "Placement",
     "TrainCrop",
     "Transform",
-    "Window",
     "centred",
     "checked_transform",
-    "cut",
     "resized",
     "wanted_side",
 ]
 
 _TRIES = 10
-
-Part: TypeAlias = tuple[int, int, int, int]
-"""The top, left, height and width of a part of an image, in pixels."""
-
-
-def cut(image: Pixels, part: Part | None) -> Pixels:
-    """A part of an image (height, width, 3), where it lies; the image itself for None.
-
-    Raises:
-        ValueError: the part is empty or does not lie in the image.
-    """
-    if part is None:
-        return image
-    top, left, height, width = part
-    rows, columns = image.shape[:2]
-    if not (0 <= top < top + height <= rows and 0 <= left < left + width <= columns):
-        raise ValueError(f"the part {part} must lie in the image of {rows} x {columns} pixels")
-    return image[top : top + height, left : left + width]
-
-
-class Box(NamedTuple):
-    """A part of an image, in pixels, to be resized to a square row and perhaps mirrored.
-
-    `edges` are the top, left, height and width of what is resized of it, in the part's own pixels,
-    where they lie within pixels: so a part of an image is found on a copy of another size.
-    """
-
-    top: int
-    left: int
-    height: int
-    width: int
-    flip: bool
-    edges: tuple[float, float, float, float] | None = None
-
-    def shrink(self, height: int, width: int, size: int) -> int:
-        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
-
-        The most at which this part still has the `size` of the row in both directions.
-        """
-        return _shrink(min(self.height, self.width), size)
-
-    @property
-    def part(self) -> Part | None:
-        """What of the image is looked at."""
-        return self[:4]
-
-    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
-        """Find this part of an image `of` (height, width) on a copy of (height, width)."""
-        if (height, width) == of:
-            return self
-        top, left, rows, columns, flip, edges = self
-        down, across, tall, wide = edges or (0.0, 0.0, rows, columns)
-        top, bottom, down, tall = _interval(top + down, tall, height, of[0])
-        left, right, across, wide = _interval(left + across, wide, width, of[1])
-        rows, columns = bottom - top, right - left
-        whole = down == 0.0 == across and tall == rows and wide == columns
-        return Box(top, left, rows, columns, flip, None if whole else (down, across, tall, wide))
-
-
-class Window(NamedTuple):
-    """A square at (top, left) of an image that is resized as a whole to (height, width)."""
-
-    height: int
-    width: int
-    top: int
-    left: int
-    flip: bool = False
-
-    def shrink(self, height: int, width: int, size: int) -> int:
-        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
-
-        The most at which the whole need not be enlarged.
-        """
-        return min(_shrink(height, self.height), _shrink(width, self.width))
-
-    @property
-    def part(self) -> Part | None:
-        """None: all of the image is looked at."""
-        return None
-
-    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
-        """The same on any copy: it is resized to the same whole."""
-        return self
-
-
-Placement: TypeAlias = Box | Window
 
 
 class Transform(Protocol):
@@ -152,6 +62,8 @@ class TrainCrop:
         scale: the smallest and the largest share of the image's area.
         ratio: the smallest and the largest width / height; drawn uniformly in its logarithm.
         flip: the probability of mirroring left and right.
+        filter: of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming", "nearest-exact"
+            (as Pillow chooses pixels) or "nearest" (as torch does); of several one is drawn.
 
     An item's strength s, 0 to 1, weakens the crop: the smallest share of the area becomes
     1 - s * (1 - scale[0]), but no more than scale[1]. Progressive resizing wants weak
@@ -161,6 +73,7 @@ class TrainCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    filter: Filter | tuple[Filter, ...] = "bilinear"
     uses_strength: ClassVar[bool] = True
     _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
@@ -174,6 +87,11 @@ class TrainCrop:
             raise UsageError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio!r}")
         if not (isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1):
             raise UsageError(f"flip must be a probability, 0 to 1, got {self.flip!r}")
+        several = isinstance(self.filter, (tuple, list)) and len(self.filter) > 0
+        for each in self.filter if several else (self.filter,):
+            _check_filter(each)
+        if several:
+            object.__setattr__(self, "filter", tuple(self.filter))
         # Lists would make the transform unhashable.
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "ratio", ratio)
@@ -201,13 +119,19 @@ class TrainCrop:
             if 0 < w <= width and 0 < h <= height:
                 down, across, mirror = stream.triple()
                 top, left = int(down * (height - h + 1)), int(across * (width - w + 1))
-                return Box(top, left, h, w, mirror < self.flip)
+                return Box(top, left, h, w, mirror < self.flip, None, self._filter(stream))
         h, w = height, width
         if width < height * self.ratio[0]:
             h = max(1, min(height, round(width / self.ratio[0])))
         elif width > height * self.ratio[1]:
             w = max(1, min(width, round(height * self.ratio[1])))
-        return Box((height - h) // 2, (width - w) // 2, h, w, stream.uniform() < self.flip)
+        flip = stream.uniform() < self.flip
+        return Box((height - h) // 2, (width - w) // 2, h, w, flip, None, self._filter(stream))
+
+    def _filter(self, stream: Stream) -> Filter:
+        if isinstance(self.filter, str):
+            return self.filter
+        return self.filter[int(stream.uniform() * len(self.filter))]
 
 
 @dataclass(frozen=True)
@@ -217,14 +141,17 @@ class EvalCrop:
     Args:
         fraction: which part of the shorter side is kept, above 0 and at most 1; 0.875 is the
             usual 224 of 256.
+        filter: of the resize, as of `TrainCrop`, but one.
     """
 
     fraction: float = 0.875
+    filter: Filter = "bilinear"
     uses_strength: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1):
             raise UsageError(f"fraction must be above 0 and at most 1, got {self.fraction!r}")
+        _check_filter(self.filter)
 
     def place(self, height: int, width: int, item: Item) -> Window:
         """Place the central square in an image of (height, width) pixels; nothing is drawn."""
@@ -236,7 +163,7 @@ class EvalCrop:
         The resized image is never smaller than the square, so nothing is padded.
         """
         whole = resized(height, width, self.wanted_side(size))
-        return Window(*whole, *centred(*whole, size))
+        return Window(*whole, *centred(*whole, size), False, self.filter)
 
     def wanted_side(self, size: int) -> int:
         """The shorter side, in pixels, to which images are resized for rows of `size` px."""
@@ -270,28 +197,10 @@ def checked_transform(transform: object) -> Transform:
     return transform  # type: ignore[return-value]
 
 
-def _interval(first: float, extent: float, length: int, of: int) -> tuple[int, int, float, float]:
-    """An interval of `of` pixels on a copy of `length`: the whole pixels, and where in them it is.
-
-    Returns:
-        The first pixel and the one behind the last; the interval's first edge and its extent,
-        counted from there.
-    """
-    # Comparisons, where min and max would take three times as long: this is done for every row.
-    low, most = first * length / of, length - 1e-3
-    if low > most:
-        low = most
-    high = (first + extent) * length / of
-    if high < low + 1e-3:
-        high = low + 1e-3
-    if high > length:
-        high = float(length)
-    start, stop = math.floor(low), math.ceil(high)
-    return start, stop, low - start, high - low
-
-
-def _shrink(pixels: int, wanted: int) -> int:
-    return next((by for by in (8, 4, 2) if pixels >= wanted * by), 1)
+def _check_filter(filter: object) -> None:
+    known = get_args(Filter)
+    if filter not in known:
+        raise UsageError(f"filter must be one of {', '.join(known)}, got {filter!r}")
 
 
 def _pair(name: str, value: object) -> tuple[float, float]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import threading
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, cut
 from feedline.images.headers import sniff
 from feedline.images.jpeg import JpegDecoder
 from feedline.images.pillow import decode_with_pillow, upright
+from feedline.images.placement import Part, cut
 from feedline.stores.store import Pixels
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder"]

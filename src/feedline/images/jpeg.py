@@ -20,9 +20,9 @@ from PIL import Image, _imaging
 from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, cut
 from feedline.images.headers import jpeg_is_lossless, jpeg_orientation
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
+from feedline.images.placement import Part, cut
 from feedline.stores.store import Pixels
 
 try:

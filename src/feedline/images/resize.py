@@ -1,13 +1,15 @@
 """A part of an image into a row, in one pass.
 
-Guarantees: writes the row (size, size, 3) where it lies, also in shared memory, and nothing
-else; the bytes of torch's antialiased bilinear resize of uint8, whose arithmetic is Pillow's
-with 16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow
-images; no warning for read-only or oddly strided images.
+Guarantees: writes the row (height, width, 3) where it lies, also in shared memory, and nothing
+else; the bytes of torch's antialiased bilinear or bicubic resize of uint8, whose arithmetic is
+Pillow's with 16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow
+images; Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as Pillow and torch
+choose them; no warning for read-only or oddly strided images.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. Where
 it was not compiled, the processor lacks AVX2, or the resize is one that it does not take
-(more than 8 : 1), torch itself does it (its `out=` form spares the copy that `interpolate` needs).
+(steeper than 16 : 1, bicubic 8 : 1), torch itself does it (its `out=` form spares the copy that
+`interpolate` needs); filters that torch lacks are then numpy's, to the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.images.crops import Box, Placement, Window
+from feedline.images.placement import Box, Placement, Window
+from feedline.images.resample_filter import FILTERS, Filter, nearest_pixels, support, weights
 from feedline.stores.store import Pixels
 
 try:
@@ -29,75 +32,93 @@ __all__ = ["fill"]
 
 _quick = compiled is not None and compiled.supported
 
-# What torch.nn.functional.interpolate calls; the same kernel through torch.ops takes 2 us longer.
-_antialiased: Any = torch._C._nn._upsample_bilinear2d_aa
+# What torch.nn.functional.interpolate calls; the same kernels through torch.ops take 2 us longer.
+_antialiased: dict[str, Any] = {
+    "bilinear": torch._C._nn._upsample_bilinear2d_aa,
+    "bicubic": torch._C._nn._upsample_bicubic2d_aa,
+}
 
 # Beyond this many times the row's pixels, the resized whole of an elongated image is not made.
 _WHOLE_LIMIT = 16
+
+Edges = tuple[float, float, float, float]
+"""The top, left, height and width of what is resized."""
 
 
 def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool = False) -> None:
     """Resize a part of an image into a row.
 
     Args:
-        row: uint8 (size, size, 3), C-contiguous, written over.
+        row: uint8 (height, width, 3), C-contiguous, written over.
         image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an
             image, so the whole for a window.
-        placement: what is to be made of it.
+        placement: what is to be made of it, and with which filter.
         down_first: the vertical pass comes before the horizontal one, not after it as in torch:
             the bytes between them are rounded, so a fifth of the row's are 1 more or 1 less.
     """
-    size = len(row)
+    rows, columns = row.shape[:2]
     from_height, from_width = image.shape[:2]
+    filter, flip, edges = placement.filter, placement.flip, None
     if isinstance(placement, Box):
-        height, width, top, left, flip = size, size, 0, 0, placement.flip
-        if placement.edges is not None:
-            _resize_edges(image, row, placement.edges, flip, down_first)
-            return
+        height, width, top, left, edges = rows, columns, 0, 0, placement.edges
     else:
-        height, width, top, left, flip = placement
-    if (from_height, from_width) == (height, width):
-        np.copyto(row, image[top : top + size, left : left + size])
-    elif _quick and compiled.resample(image, row, height, width, top, left, flip, down_first):
+        height, width, top, left = placement[:4]
+    if filter not in FILTERS:
+        found = edges or (0.0, 0.0, from_height, from_width)
+        _pick(image, row, Window(height, width, top, left, flip, filter), found)
         return
-    elif height == width == size:
-        _resize(image, row, down_first)
-    elif height * width <= _WHOLE_LIMIT * size * size:
+    if edges is None and (from_height, from_width) == (height, width):
+        np.copyto(row, image[top : top + rows, left : left + columns])
+    elif _quick and compiled.resample(
+        *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
+        *(() if edges is None else (edges,)),
+    ):
+        return
+    elif edges is not None:
+        _resize_edges(image, row, edges, filter, down_first)
+    elif (height, width) == (rows, columns):
+        _resize(image, row, filter, down_first)
+    elif height * width <= _WHOLE_LIMIT * rows * columns:
         # The filter looks beyond the window's edge, so the whole is resized first.
         whole = np.empty((height, width, 3), np.uint8)
-        _resize(image, whole, down_first)
-        np.copyto(row, whole[top : top + size, left : left + size])
+        _resize(image, whole, filter, down_first)
+        np.copyto(row, whole[top : top + rows, left : left + columns])
     else:
-        _resize_window(image, Window(height, width, top, left), row)
+        _resize_window(image, Window(height, width, top, left, filter=filter), row)
     if flip:
         mirrored = torch.from_numpy(row)
         mirrored.copy_(mirrored.flip(1))
 
 
+def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
+    """Copy the nearest pixels of what lies between edges."""
+    height, width, top, left, flip, filter = window
+    rows, columns = row.shape[:2]
+    down = nearest_pixels(filter, image.shape[0], edges[0], edges[2], height)[top : top + rows]
+    across = nearest_pixels(filter, image.shape[1], edges[1], edges[3], width)
+    across = across[left : left + columns]
+    np.take(image[down], across[::-1] if flip else across, 1, out=row, mode="clip")
+
+
 def _resize_edges(
-    image: Pixels,
-    row: Pixels,
-    edges: tuple[float, float, float, float],
-    flip: bool,
-    down_first: bool,
+    image: Pixels, row: Pixels, edges: Edges, filter: Filter, down_first: bool
 ) -> None:
-    """Resize what lies between edges within pixels: top, left, height, width."""
-    size = len(row)
-    if _quick and compiled.resample(image, row, size, size, 0, 0, flip, down_first, edges):
-        return
+    """Resize what lies between edges that may lie within pixels."""
     pixels = image.astype(np.int32)
     for axis in (0, 1) if down_first else (1, 0):
-        taps, weights, precision = _whole_weights(
-            image.shape[axis], edges[axis], edges[axis + 2], size
+        taps, shares, precision = _whole_weights(
+            filter, image.shape[axis], edges[axis], edges[axis + 2], row.shape[axis]
         )
-        gathered = np.take(pixels, taps, axis)  # (h, size, taps, 3) or (size, taps, w, 3)
-        mixed = np.einsum("hstc,st->hsc" if axis else "stwc,st->swc", gathered, weights)
-        pixels = np.clip(mixed + (1 << precision - 1) >> precision, 0, 255)
-    np.copyto(row, (pixels[:, ::-1] if flip else pixels).astype(np.uint8))
+        shape = (-1, 1, 1) if axis == 0 else (-1, 1)
+        mixed = np.full_like(np.take(pixels, taps[:, 0], axis), 1 << precision - 1)
+        for k in range(taps.shape[1]):
+            mixed += np.take(pixels, taps[:, k], axis) * shares[:, k].reshape(shape)
+        pixels = np.clip(mixed >> precision, 0, 255)
+    np.copyto(row, pixels.astype(np.uint8))
 
 
 def _whole_weights(
-    source: int, first: float, extent: float, resized: int
+    filter: Filter, source: int, first: float, extent: float, resized: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int32]], int]:
     """Which source pixels `_resample.c` weighs, shape (resized, taps), and their weights.
 
@@ -105,31 +126,36 @@ def _whole_weights(
         the source pixels, their weights as whole numbers, and by how many bits these are too large.
     """
     scale = extent / resized
-    support, shrink = max(scale, 1.0), min(1.0, 1.0 / scale)
+    reach, shrink = support(filter) * max(scale, 1.0), min(1.0, 1.0 / scale)
     centres = first + scale * (np.arange(resized) + 0.5)
-    starts = np.maximum((centres - support + 0.5).astype(int), 0)
-    stops = np.minimum((centres + support + 0.5).astype(int), source)
+    starts = np.maximum((centres - reach + 0.5).astype(int), 0)
+    stops = np.minimum((centres + reach + 0.5).astype(int), source)
     taps = starts[:, None] + np.arange((stops - starts).max())
-    shares = np.maximum(1.0 - np.abs((taps - centres[:, None] + 0.5) * shrink), 0.0)
+    shares = weights(filter, (taps - centres[:, None] + 0.5) * shrink)
     shares[taps >= stops[:, None]] = 0.0
-    shares /= np.cumsum(shares, 1)[:, -1:]  # one by one, as C adds them up
+    total = np.cumsum(shares, 1)[:, -1:]  # one by one, as C adds them up
+    shares /= np.where(total == 0.0, 1.0, total)
     precision = 0
     while precision < 22 and int(0.5 + shares.max() * (1 << precision + 1)) < 1 << 15:
         precision += 1
-    weights = (0.5 + shares * (1 << precision)).astype(np.int32)
-    return np.minimum(taps, source - 1), weights, precision
+    exact = shares * (1 << precision)
+    whole = (exact + np.where(exact < 0.0, -0.5, 0.5)).astype(np.int32)
+    return np.minimum(taps, source - 1), whole, precision
 
 
-def _resize(source: Pixels, target: Pixels, down_first: bool) -> None:
+def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) -> None:
     """Resize all of `source` (h, w, 3) to all of `target` (H, W, 3)."""
+    if filter not in _antialiased:
+        _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first)
+        return
     if down_first:
         turned = np.empty(target.transpose(1, 0, 2).shape, np.uint8)
-        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, False)
+        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, filter, False)
         np.copyto(target, turned.transpose(1, 0, 2))
         return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
-    _antialiased(
+    _antialiased[filter](
         torch.from_numpy(source[None]).permute(0, 3, 1, 2),
         list(target.shape[:2]),
         False,
@@ -145,30 +171,28 @@ def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
     Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image has one
     of 256 x 768,000 pixels.
     """
-    height, width, top, left, _ = window
-    size = len(row)
-    down, rows = _triangles(image.shape[0], height, top, size)
-    across, columns = _triangles(image.shape[1], width, left, size)
+    height, width, top, left, _, filter = window
+    down, rows = _shares(filter, image.shape[0], height, top, row.shape[0])
+    across, columns = _shares(filter, image.shape[1], width, left, row.shape[1])
     part = image[rows, columns].astype(np.float32)
     part = np.einsum("ij,jkc->ikc", down, part, optimize=True)
     part = np.einsum("ij,kjc->kic", across, part, optimize=True)
     np.copyto(row, np.clip(part + 0.5, 0, 255).astype(np.uint8))
 
 
-def _triangles(
-    source: int, resized: int, first: int, count: int
+def _shares(
+    filter: Filter, source: int, resized: int, first: int, count: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], slice]:
-    """The weights of Pillow's bilinear filter for `count` of `resized` pixels from `first`.
+    """The weights of a filter for `count` of `resized` pixels from `first`.
 
     Returns:
         weights (count, n) and the n source pixels that they weigh.
     """
     scale = source / resized
-    support = max(scale, 1.0)
+    reach = support(filter) * max(scale, 1.0)
     centres = (np.arange(first, first + count) + 0.5) * scale
-    low = max(int(centres[0] - support), 0)
-    high = min(int(centres[-1] + support) + 1, source)
-    distances = np.abs(np.arange(low, high) + 0.5 - centres[:, None]) / support
-    weights = np.clip(1.0 - distances, 0.0, None)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights.astype(np.float32), slice(low, high)
+    low = max(int(centres[0] - reach), 0)
+    high = min(int(centres[-1] + reach) + 1, source)
+    shares = weights(filter, (np.arange(low, high) + 0.5 - centres[:, None]) / max(scale, 1.0))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares.astype(np.float32), slice(low, high)

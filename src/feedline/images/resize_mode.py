@@ -15,7 +15,8 @@ import numpy as np
 import PIL
 import torch
 
-from feedline.images.crops import Box, Placement
+from feedline.images.placement import Box, Placement
+from feedline.images.resample_filter import Filter
 from feedline.images.resize import fill
 from feedline.stores.store import Pixels
 
@@ -33,12 +34,14 @@ _WHOLE_LIMIT = 64
 
 def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) -> None:
     """Resize a part of an image into a row, in a given mode; the rest is as in `fill`."""
-    size = len(row)
-    height, width = (size, size) if isinstance(placement, Box) else placement[:2]
+    rows, columns = row.shape[:2]
+    height, width = (rows, columns) if isinstance(placement, Box) else placement[:2]
     edges = isinstance(placement, Box) and placement.edges is not None
-    if mode == "floats" and not edges and height * width <= _WHOLE_LIMIT * size * size:
+    in_floats = mode == "floats" and placement.filter in ("bilinear", "bicubic") and not edges
+    if in_floats and height * width <= _WHOLE_LIMIT * rows * columns:
         top, left = (0, 0) if isinstance(placement, Box) else (placement.top, placement.left)
-        whole = _resized_in_floats(image, height, width)[top : top + size, left : left + size]
+        whole = _resized_in_floats(image, height, width, placement.filter)
+        whole = whole[top : top + rows, left : left + columns]
         np.copyto(row, whole[:, ::-1] if placement.flip else whole)
         return
     less_height, less_width = image.shape[0] - height, image.shape[1] - width
@@ -46,15 +49,15 @@ def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) 
     fill(row, image, placement, down_first=mode == "pillow" and down_first)
 
 
-def _resized_in_floats(image: Pixels, height: int, width: int) -> Pixels:
+def _resized_in_floats(image: Pixels, height: int, width: int, filter: Filter) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
     resized = torch.nn.functional.interpolate(
         # The image may be read-only, of which torch would warn: convert before.
         torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None],
         size=(height, width),
-        mode="bilinear",
+        mode=filter,
         antialias=True,
     )
-    made: Pixels = resized[0].round().to(torch.uint8).permute(1, 2, 0).numpy()
+    made: Pixels = resized[0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return made

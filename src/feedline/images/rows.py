@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.crops import Placement, Transform, cut, wanted_side
+from feedline.images.crops import Transform, wanted_side
 from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
+from feedline.images.placement import Placement, cut
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from PIL import Image
 
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop, Transform
+from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
@@ -29,6 +30,7 @@ __all__ = ["RecognisedTransform", "read"]
 
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
+_OF_TENSORS = ("bilinear", "bicubic", "nearest")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2
 
 
@@ -109,6 +111,7 @@ class _Reader:
         self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
         self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
         self.resize_mode: ResizeMode = "pillow"
+        self._filter: Filter = "bilinear"
         self._flip: float | None = None
         self._flip_first = False
 
@@ -139,7 +142,7 @@ class _Reader:
         if self._random_crop:
             step, side = self._random_crop
             try:
-                return TrainCrop(step.scale, step.ratio, flip), side
+                return TrainCrop(step.scale, step.ratio, flip, self._filter), side
             except UsageError as error:
                 raise NotRecognised(f"{words(step)} cannot be drawn: {error}.") from None
         if self._resized is None or not (self._resized[1] or self._cut):
@@ -154,7 +157,8 @@ class _Reader:
             raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}) has no probability from 0 to 1.")
         short, square = self._resized
         side, at_random = self._cut or (short, False)
-        return WindowCrop(short, side, square, at_random, flip, self._flip_first), side
+        crop = WindowCrop(short, side, square, at_random, flip, self._flip_first, self._filter)
+        return crop, side
 
     def _take_random_resized_crop(self, step: Any) -> None:
         self._check_resize(step)
@@ -175,16 +179,29 @@ class _Reader:
                 f"{words(step)} resizes floats, and the fast path whole grey levels: put it before "
                 "the conversion to floats."
             )
-        mode = getattr(step.interpolation, "value", step.interpolation)
-        if mode not in ("bilinear", Image.Resampling.BILINEAR.value):
-            raise NotRecognised(f"{words(step)} is not bilinear, which the fast path always is.")
+        self._filter = self._filter_of(step)
         if self.lut.form != "pil":
-            if step.antialias is not True:
-                raise NotRecognised(
-                    f"{words(step)} resizes tensors without antialiasing, and the fast path with "
-                    "it."
-                )
             self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
+
+    def _filter_of(self, step: Any) -> Filter:
+        mode = getattr(step.interpolation, "value", step.interpolation)
+        if isinstance(mode, int):
+            mode = Image.Resampling(mode).name.lower()
+        if self.lut.form == "pil":
+            # Pillow has one nearest, by which torchvision means both.
+            mode = "nearest-exact" if mode == "nearest" else mode
+            known = get_args(Filter)
+        else:
+            known = _OF_TENSORS
+        if mode not in known:
+            raise NotRecognised(
+                f"{words(step)} resizes by {mode!r}, which the fast path has not."
+            )
+        if self.lut.form != "pil" and mode != "nearest" and step.antialias is not True:
+            raise NotRecognised(
+                f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
+            )
+        return cast(Filter, mode)
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:
         if not self._resized or self._cut:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feedline.images.crops import Box, Placement, Window, centred, resized
+from feedline.images.crops import centred, resized
+from feedline.images.placement import Box, Placement, Window
+from feedline.images.resample_filter import Filter
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
 
@@ -30,6 +32,7 @@ class WindowCrop:
         random: the square is anywhere, each place alike; else in the centre.
         flip: the probability of mirroring left and right.
         flip_first: the image is mirrored before the square is cut out, not after it.
+        filter: of the resize.
     """
 
     resize: int
@@ -38,6 +41,7 @@ class WindowCrop:
     random: bool = False
     flip: float = 0.0
     flip_first: bool = False
+    filter: Filter = "bilinear"
     uses_strength: ClassVar[bool] = False
 
     def place(self, height: int, width: int, item: Item) -> Placement:
@@ -47,7 +51,7 @@ class WindowCrop:
         flip = bool(self.flip) and stream.uniform() < self.flip
         resize = self.wanted_side(size)
         if self.square and resize == size:
-            return Box(0, 0, height, width, flip)
+            return Box(0, 0, height, width, flip, None, self.filter)
         whole = (resize, resize) if self.square else resized(height, width, resize)
         if self.random:
             down, across = stream.pair()
@@ -57,7 +61,7 @@ class WindowCrop:
         if flip and self.flip_first:
             # What is cut out of the mirrored image lies on the other side of the image itself.
             left = whole[1] - size - left
-        return Window(*whole, top, left, flip)
+        return Window(*whole, top, left, flip, self.filter)
 
     def wanted_side(self, size: int) -> int:
         """The shorter side, in pixels, to which images are resized for rows of `size` px."""

@@ -1,0 +1,108 @@
+"""Every filter: Pillow's pixels, torch's where torch has it, and the same bytes on every path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from feedline.images import resize
+from feedline.images.placement import Box, Window
+from feedline.images.resample_filter import FILTERS
+from feedline.images.resize_mode import fill_as
+
+PILLOWS = {
+    "nearest-exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+sides = st.integers(1, 90)
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def made(image, placement, height, width, mode="pillow"):
+    row = np.zeros((height, width, 3), np.uint8)
+    fill_as(mode, row, image, placement)
+    return row
+
+
+@pytest.mark.parametrize("filter", PILLOWS)
+@settings(max_examples=120, deadline=None)
+@given(sides, sides, sides, sides, st.booleans())
+def test_the_pixels_are_pillows(filter, h, w, height, width, flip):
+    image = noise(h, w)
+    row = made(image, Box(0, 0, h, w, flip, None, filter), height, width)
+    theirs = np.asarray(Image.fromarray(image).resize((width, height), PILLOWS[filter]))
+    difference = np.abs(row.astype(int) - (theirs[:, ::-1] if flip else theirs))
+    if filter == "nearest-exact":
+        assert not difference.any()
+    else:  # 16-bit weights where Pillow's have 22
+        assert difference.max() <= 2
+        assert difference.mean() <= 0.02 or difference.size < 3000
+
+
+@pytest.mark.parametrize("filter", PILLOWS)
+def test_part_of_a_resized_whole_is_pillows(filter):
+    image = noise(80, 61)
+    row = made(image, Window(40, 55, 3, 7, True, filter), 30, 41)
+    whole = np.asarray(Image.fromarray(image).resize((55, 40), PILLOWS[filter]))
+    difference = np.abs(row.astype(int) - whole[3:33, 7:48][:, ::-1])
+    assert difference.max() <= 2
+    assert difference.mean() <= 0.02
+
+
+@settings(max_examples=150, deadline=None)
+@given(sides, sides, sides, sides)
+def test_torchs_nearest_is_torchs(h, w, height, width):
+    image = noise(h, w)
+    row = made(image, Box(0, 0, h, w, False, None, "nearest"), height, width, "bytes")
+    tensor = torch.from_numpy(image).permute(2, 0, 1)[None]
+    theirs = torch.nn.functional.interpolate(tensor, size=(height, width), mode="nearest")
+    assert np.array_equal(row, theirs[0].permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("shape", [(90, 70), (23, 60), (60, 23), (7, 5)])
+@pytest.mark.parametrize("mode", ["bytes", "floats"])
+def test_bicubic_of_tensors_is_torchvisions(mode, shape):
+    from torchvision.transforms import InterpolationMode, functional
+    from torchvision.transforms.v2 import functional as functional_v2
+
+    image = noise(*shape)
+    tensor = torch.from_numpy(image).permute(2, 0, 1)
+    resize_as = functional_v2.resize if mode == "bytes" else functional.resize
+    theirs = resize_as(tensor, [33, 41], InterpolationMode.BICUBIC, antialias=True)
+    row = made(image, Box(0, 0, *shape, False, None, "bicubic"), 33, 41, mode)
+    assert np.array_equal(row, theirs.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.skipif(not resize._quick, reason="not compiled, or no AVX2")
+@pytest.mark.parametrize("filter", FILTERS)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 60), st.integers(11, 60), st.integers(9, 60), st.integers(9, 60), st.booleans()
+)
+def test_without_the_compiled_part_the_bytes_are_the_same(filter, h, w, height, width, down_first):
+    image = noise(h, w)
+    edges = (0.25 * h, 0.125 * w, 0.5 * h, 0.75 * w)
+    for placement in (Box(0, 0, h, w, True, None, filter), Box(0, 0, h, w, False, edges, filter)):
+        rows = np.zeros((2, height, width, 3), np.uint8)
+        resize.fill(rows[0], image, placement, down_first=down_first)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(resize, "_quick", False)
+            resize.fill(rows[1], image, placement, down_first=down_first)
+        assert np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_an_enormous_whole_is_not_made_for_a_small_part_of_it(filter):
+    row = made(noise(1, 60_000), Window(36, 2_160_000, 2, 1_000_000, True, filter), 32, 32)
+    assert row.any()
