@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from slow import slow
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {  # an example, and what must be installed for it
     "accelerate_train": ("accelerate",),
@@ -44,7 +42,8 @@ def test_progressive_resizing_by_hand(
 
 @pytest.mark.timeout(420)  # importing a framework may take most of it on a busy machine
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
-@pytest.mark.parametrize("name", ["ddp_torchrun", *slow(*sorted(NEEDS.keys() - {"ddp_torchrun"}))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NEEDS))
 def test_an_example_resumes(name: str, tmp_path: Path) -> None:
     missing = [package for package in NEEDS[name] if importlib.util.find_spec(package) is None]
     if missing:

@@ -225,6 +225,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
 
 
 @pytest.mark.usefixtures("often")
+@pytest.mark.slow
 def test_a_state_goes_on_with_another_crew() -> None:
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "image_size": 16}
     with DataLoader(images(), 8, num_workers=1, **options) as loader:

@@ -25,7 +25,6 @@ from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
 from feedline.loader import filler
 from feedline.stores.cache_layout import MANIFEST, read_manifest
-from slow import slow
 
 TRAIN = v2.Compose(
     [
@@ -153,6 +152,7 @@ def test_batches_that_were_only_looked_at_are_no_epoch(photos: Path, tmp_path: P
     assert read == [False] * 9 + [True] * 2
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_as_it_began(photos: Path, finished: Path, tmp_path: Path) -> None:
     data = ImageFolder(photos)
     whole = wanted_of(data, finished, 2, "oc")
@@ -212,6 +212,7 @@ def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path
 # What dies, and who shares
 
 
+@pytest.mark.slow
 def test_a_filler_that_was_killed_is_followed_by_another(
     photos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -277,7 +278,8 @@ def fillers(root: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, *slow(signal.SIGINT)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_filler_ends_with_its_trainer_and_the_next_goes_on(
     photos: Path, tmp_path: Path, how: signal.Signals
 ) -> None:

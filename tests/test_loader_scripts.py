@@ -171,6 +171,7 @@ def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_
     assert "Traceback" in errors
 
 
+@pytest.mark.slow
 def test_a_module_finds_the_trainers_arguments_paths_and_directory(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "seen.py").write_text(SEEN)

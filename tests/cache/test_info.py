@@ -37,6 +37,7 @@ def test_levels_sizes_and_the_source_are_told(tmp_path: Path, form: str) -> None
     assert contents(root) == before
 
 
+@pytest.mark.slow
 def test_each_level_is_measured_at_a_size_that_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,6 @@ from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
 from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
 from s3_server import Bucket, serving
-from slow import slow
 
 # Ray reads these when it is imported: all on the loopback interface, and for this cluster alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -206,7 +205,8 @@ def waiting(gate: Path) -> dict[int, str]:
     return {int(path.name.split("-")[1]): path.name.split("-")[2] for path in found}
 
 
-@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["webdataset", "lmdb", "folder"])
 def test_a_cluster_makes_what_one_machine_makes(
     cluster: Any, source: Path, tmp_path: Path, away: Any, scratch: Path, format: Any
 ) -> None:

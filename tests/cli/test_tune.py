@@ -55,6 +55,7 @@ def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick_trials")
+@pytest.mark.slow
 def test_other_ways_are_tried_where_the_step_waits(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_cache(folder / "train", cache, [32])

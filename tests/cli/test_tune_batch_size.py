@@ -39,6 +39,7 @@ def test_sizes_are_estimated_for_a_gpu_that_is_not_here(folder: Path, tmp_path: 
     assert sizes[640]["bound"] == "memory"
 
 
+@pytest.mark.slow
 def test_workers_are_then_tuned_for_the_sizes_that_were_found(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1,64x1@8", *AUTO, *MODEL]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from feedline.trace.run_file import read_run
-from slow import slow
 
 LIGHTNING = """
 import sys, warnings
@@ -119,7 +118,8 @@ def run_script(text: str, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["feedline", *slow("torch")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["feedline", "torch"])
 def test_a_training_of_lightnings_is_recorded(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, kind, "").split() == ["exhausted"]

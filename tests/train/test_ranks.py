@@ -16,7 +16,6 @@ from tiny_training import write_tiny_set
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
-from slow import slow
 
 SCRIPT = """
 import json, os, signal, sys
@@ -124,7 +123,8 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("step", [3, *slow(7)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 7])
 def test_two_ranks_stop_together_and_go_on_to_the_same_weights(
     data: Path, whole: Path, tmp_path: Path, step: int
 ) -> None:

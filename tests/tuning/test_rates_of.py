@@ -74,6 +74,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     return found
 
 
+@pytest.mark.slow
 def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     build_cache(jpeg_folder, root, (16, 32), workers=0)
@@ -90,6 +91,7 @@ def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: P
         assert said.fixed_px == 24
 
 
+@pytest.mark.slow
 def test_where_nothing_was_measured_nothing_is_predicted() -> None:
     pixels = np.zeros((64, 24, 24, 3), np.uint8)
     data = ImageArray(pixels, np.arange(64) % 10)

@@ -194,9 +194,7 @@ class _Reader:
         else:
             known = _OF_TENSORS
         if mode not in known:
-            raise NotRecognised(
-                f"{words(step)} resizes by {mode!r}, which the fast path has not."
-            )
+            raise NotRecognised(f"{words(step)} resizes by {mode!r}, which the fast path has not.")
         if self.lut.form != "pil" and mode != "nearest" and step.antialias is not True:
             raise NotRecognised(
                 f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
