@@ -241,7 +241,7 @@ def test_central_crops_want_larger_copies(photos: Path) -> None:
     plan = planned(photos, "28x1", sizes=None, transform=EvalCrop())
     assert plan.measured.wanted == {28: 32}
     assert {choice.sides for choice in plan.choices} == {(32,), (48,)}
-    assert plan.transform == "EvalCrop(fraction=0.875)"
+    assert plan.transform == "EvalCrop(fraction=0.875, filter='bilinear')"
 
 
 def test_a_plan_is_json_with_all_choices(photos: Path) -> None:

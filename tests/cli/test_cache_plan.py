@@ -87,7 +87,7 @@ def test_the_options_of_plan_arrive(
     assert ended.status == 0, ended.err
     plan = json.loads(target.read_text())
     assert plan["images_measured"] == 9
-    assert plan["transform"] == "EvalCrop(fraction=0.875)"
+    assert plan["transform"] == "EvalCrop(fraction=0.875, filter='bilinear')"
     assert {level["size_px"] for level in plan["levels"]} == {32, 40}
     assert plan["recommended"] is None
     assert "A budget of 1 byte holds no choice" in ended.out

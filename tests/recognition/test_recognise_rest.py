@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 import threading
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
 from feedline.recognition.pipeline import _STEPS
 from feedline.recognition.recognise import recognise
-from feedline.recognition.steps import well_behaved
+from feedline.recognition.steps import well_behaved, words
 from feedline.recognition.transform_tail import TransformTail
 from torchvision_folder import item_row, pixel_error, write_images
 
@@ -43,6 +44,11 @@ def recognised(root, *steps):
     recognition = recognise(dataset)
     assert recognition.pipeline is not None, recognition.refused
     return dataset, recognition
+
+
+TO_FLOATS = v1.ConvertImageDtype(torch.float32)
+V2_FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
+POINTWISE = {"ToTensor", "Normalize", "ToDtype", "PILToTensor", "ConvertImageDtype"}
 
 
 class Seen:
@@ -68,7 +74,7 @@ def numpys_random(image):
     return image + float(np.random.rand())
 
 
-# The steps, and how many of them are fast.
+# The steps, and how many of them are fast before the first that runs as it is.
 AS_THEY_ARE = {
     "v1 erasing": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0)]),
     "v1 erasing by noise": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value="random")]),
@@ -89,6 +95,9 @@ AS_THEY_ARE = {
         [*CROP, v1.RandomChoice([v1.ColorJitter(0.4), v1.GaussianBlur(3)]), *FLOATS],
     ),
     "v1 augmented": (2, [*CROP, v1.RandAugment(), *FLOATS]),
+    "v1 augmented bytes": (3, [v1.PILToTensor(), *CROP, v1.TrivialAugmentWide(), TO_FLOATS]),
+    "v2 augmented bytes": (3, [v2.ToImage(), *CROP, v2.RandAugment(), *V2_FLOATS]),
+    "v2 augmented, then bytes": (2, [*CROP, v2.TrivialAugmentWide(), v2.PILToTensor()]),
     "v1 bytes": (3, [*CROP, v1.PILToTensor(), v1.RandomInvert(0.5)]),
     "v2 noise": (
         4,
@@ -114,8 +123,15 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
     fast, steps = AS_THEY_ARE[case]
     _, recognition = recognised(root, *steps)
     pipeline = recognition.pipeline
-    assert (len(recognition.fast), len(recognition.as_is)) == (fast, len(steps) - fast)
-    unchanged = f"So {', '.join(recognition.as_is)} runs unchanged, after the fast steps."
+    between = tuple(
+        map(words, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
+    )
+    if len(between) == len(steps) - fast:
+        unchanged = f"So {', '.join(between)} runs unchanged, after the fast steps."
+    else:
+        unchanged = f"So {', '.join(between)} runs unchanged, between the fast steps."
+    assert recognition.as_is == between
+    assert len(recognition.fast) == len(steps) - len(between)
     assert unchanged in recognition.refused
     assert pipeline.writes_rows == ("function" not in case)
     assert pipeline.recognised.tail.well_behaved == (
@@ -376,15 +392,18 @@ def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
 def test_what_is_done_a_second_time_runs_as_it_is(root, second):
     steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
     _, recognition = recognised(root, *steps, second, v1.ToTensor())
-    assert len(recognition.fast) == 3
-    assert [step.partition("(")[0] for step in recognition.as_is] == [
-        *(type(second).__name__, "ToTensor")
+    assert [step.partition("(")[0] for step in recognition.fast] == [
+        *("Resize", "RandomHorizontalFlip", "CenterCrop", "ToTensor")
     ]
+    assert [step.partition("(")[0] for step in recognition.as_is] == [type(second).__name__]
 
 
 def test_a_view_of_the_row_is_copied_as_it_shows():
     table = np.tile(np.arange(256.0), (3, 1))
-    tail = TransformTail(table, "tensor", (lambda x: x.mT,), "float64", 3, well_behaved=True)
+    turned = (lambda x: x.mT,)
+    tail = TransformTail(
+        table=table, form="tensor", after=turned, dtype="float64", channels=3, well_behaved=True
+    )
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     row = np.zeros((3, 4, 4))
     tail.write(pixels, 1, row)
@@ -400,9 +419,65 @@ def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
         item_row(pipeline, 0, 48)
 
 
+def grey(image):
+    return image.convert("L")
+
+
+def with_alpha(image):
+    return image.convert("RGBA")
+
+
+def as_array(image):
+    return np.array(image)[:, ::2]
+
+
+class Special(Image.Image):
+    """An image that feedline knows nothing of."""
+
+
+def special(image):
+    other = Special()
+    other.im, other._mode, other._size = image.im, "RGB", image.size
+    return other
+
+
+def half(image):
+    return image.resize((16, 20))
+
+
+@pytest.mark.parametrize("step", [grey, with_alpha, as_array, special, half])
+def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(root, step):
+    steps = [*CROP, step, v1.ToTensor()]
+    if step in (special, half):
+        steps.append(v1.Normalize(MEAN, STD))
+    pipeline = recognised(root, *steps)[1].pipeline
+    before = recognised(root, *CROP)[1].pipeline
+    assert pipeline.recognised.tail.table is not None
+    for sample in range(3):
+        value = step(as_sample(before, sample))
+        for following in steps[3:]:
+            value = following(value)
+        assert torch.equal(as_sample(pipeline, sample), value)
+
+
+def test_steps_that_do_more_than_give_values_come_behind_the_unchanged_ones(root):
+    swapped = v1.Normalize([0.5], [0.5])
+    _, recognition = recognised(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
+    assert [step.partition("(")[0] for step in recognition.fast][2:] == ["ToTensor"]
+    assert [step.partition("(")[0] for step in recognition.as_is] == [
+        *("ColorJitter", "grow", "Normalize")
+    ]
+    ours = as_sample(recognition.pipeline, 1)
+    assert ours.shape == (3, 40, 32)
+
+
+def grow(image):
+    return torch.nn.functional.pad(image, (0, 0, 4, 4))
+
+
 def test_repr_tells_what_runs_as_it_is(root):
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
     assert repr(recognition.pipeline) == (
-        f"ImagePipeline('{root}/', Resize, CenterCrop; as they are: ColorJitter, ToTensor): "
+        f"ImagePipeline('{root}/', Resize, CenterCrop, ToTensor; as they are: ColorJitter): "
         "7 images to float32, 32 px"
     )

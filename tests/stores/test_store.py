@@ -161,7 +161,7 @@ def test_the_words_of_a_transform_tell_all_that_decides_the_pixels(folder):
     told = [data.transform_identity() for data in kinds]
     assert len(set(told)) == len(kinds)
     assert told[0] == (
-        "TrainCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), flip=0.5), "
+        "TrainCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), flip=0.5, filter='bilinear'), "
         "decode='exact', exif=False"
     )
     own = folder.with_transform(Own())

@@ -111,7 +111,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """
         pixels, label = self._pixels(item)
         tail = self.recognised.tail
-        if not tail.steps:
+        if not tail.as_is:
             return tail.run(pixels, 0), int(label)
         with Request(item.image_size, item.strength):
             return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
@@ -148,7 +148,8 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         if tail.table is not None:
             digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
-        digest.update("\n".join(map(in_full, tail.steps)).encode(errors="backslashreplace"))
+        as_is = "\n".join(map(in_full, (*tail.before, "", *tail.after)))
+        digest.update(as_is.encode(errors="backslashreplace"))
         steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
         form = self.store.form()
         return f"{steps} [{digest.hexdigest()}]" + (form and f", {form}")

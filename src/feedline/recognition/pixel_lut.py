@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ class PixelLut:
         self._steps: list[Step] = []
         self._image: Any = Image.fromarray(_all_levels())
 
+    def copy(self) -> PixelLut:
+        """Another one, that stands where this one does."""
+        other = PixelLut()
+        other._steps, other._image = [*self._steps], self._image
+        return other
+
     def take(self, step: Step) -> None:
         """Let a step change the image.
 
@@ -39,6 +46,15 @@ class PixelLut:
         """
         self._image = _ran(step, self._image, (3, _SIDE, _SIDE))
         self._steps.append(step)
+
+    def take_many(self, steps: Sequence[Step]) -> int:
+        """Take steps, as many as can be; how many that were."""
+        for taken, step in enumerate(steps):
+            try:
+                self.take(step)
+            except NotRecognised:
+                return taken
+        return len(steps)
 
     @property
     def form(self) -> Form:
@@ -52,8 +68,9 @@ class PixelLut:
         """Whether the values are the grey levels still."""
         if self.form == "pil":
             return True
-        values = _dense(self._image)
-        return values.dtype == np.uint8 and bool((values == _all_levels().transpose(2, 0, 1)).all())
+        if self._image.dtype is not torch.uint8:
+            return False
+        return bool((_dense(self._image) == _all_levels().transpose(2, 0, 1)).all())
 
     def table(self) -> np.ndarray[Any, Any]:
         """The value of each grey level in each channel, (3, 256).

@@ -10,6 +10,7 @@ torchvision's transforms.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -65,26 +66,19 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
     """
     steps = list(flattened(transform, originals))
     reader = _Reader(originals)
-    taken, notes = 0, []
-    for step in steps:
-        try:
-            reader.take(step)
-        except NotRecognised as why:
-            notes = [str(why)]
-            break
-        taken += 1
-    rest = tuple(steps[taken:])
-    crop, side = reader.crop(notes[0] if notes else "")
+    taken, why = reader.take_many(steps)
+    rest = steps[taken:]
+    crop, side = reader.crop(why)
+    if rest and torch.get_default_dtype() is not torch.float32:
+        raise NotRecognised(
+            f"{words(rest[0])} has to run as it is, and torch's default dtype is "
+            f"{torch.get_default_dtype()}, which worker processes would not know of."
+        )
+    tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
+    tail, no_rows = tail_of(tail, side, originals)
+    notes = [why] if rest else []
     if rest:
-        notes.append(f"So {', '.join(map(words, rest))} runs unchanged, after the fast steps.")
-        if torch.get_default_dtype() is not torch.float32:
-            raise NotRecognised(
-                f"{words(rest[0])} has to run as it is, and torch's default dtype is "
-                f"{torch.get_default_dtype()}, which worker processes would not know of."
-            )
-    lut = reader.lut
-    untouched = (rest or lut.form == "pil") and lut.untouched
-    tail, no_rows = tail_of(None if untouched else lut.table(), lut.form, rest, side, originals)
+        notes.append(_said_of(tail))
     if no_rows:
         notes.append(f"{no_rows} So samples are made, and collated afterwards.")
     return RecognisedTransform(
@@ -92,10 +86,54 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         resize_mode=reader.resize_mode,
         image_size=side,
         tail=tail,
-        fast=tuple(map(words, steps[:taken])),
-        as_is=tuple(map(words, rest)),
+        fast=tuple(map(words, (*steps[:taken], *tail.tabled))),
+        as_is=tuple(map(words, tail.as_is)),
         notes=tuple(notes),
     )
+
+
+def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
+    """The tail whose unchanged steps come behind the table.
+
+    Raises:
+        NotRecognised: there is no table.
+    """
+    untouched = (rest or lut.form == "pil") and lut.untouched
+    table = None if untouched else lut.table()
+    return TransformTail(table=table, form=lut.form, after=tuple(rest))
+
+
+def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> TransformTail | None:
+    """The tail whose unchanged steps come before a table; None where that cannot be."""
+    known = [origin(step, originals) in _POINTWISE for step in rest]
+    if not any(known) or not lut.untouched:
+        return None
+    start = known.index(True)
+    stop = next((k for k in range(start, len(rest)) if not known[k]), len(rest))
+    longer = lut.copy()
+    stop = start + longer.take_many(rest[start:stop])
+    try:
+        values = None if longer.untouched and stop < len(rest) else longer.table()
+    except NotRecognised:
+        return None
+    return TransformTail(
+        held=lut.form,
+        before=tuple(rest[:start]),
+        table=values,
+        tabled=tuple(rest[start:stop]),
+        form=longer.form,
+        after=tuple(rest[stop:]),
+    )
+
+
+def _said_of(tail: TransformTail) -> str:
+    """Which steps run unchanged, and where: a sentence."""
+    before, after = (", ".join(map(words, steps)) for steps in (tail.before, tail.after))
+    if not before:
+        return f"So {after} runs unchanged, after the fast steps."
+    if not after:
+        return f"So {before} runs unchanged, between the fast steps."
+    return f"So {before} runs unchanged, between the fast steps, and {after} after them."
 
 
 class _Reader:
@@ -114,6 +152,15 @@ class _Reader:
         self._filter: Filter = "bilinear"
         self._flip: float | None = None
         self._flip_first = False
+
+    def take_many(self, steps: Sequence[Step]) -> tuple[int, str]:
+        """Take steps, as many as can be: their number, and why no more, a sentence."""
+        for taken, step in enumerate(steps):
+            try:
+                self.take(step)
+            except NotRecognised as why:
+                return taken, str(why)
+        return len(steps), ""
 
     def take(self, step: Step) -> None:
         """Take a step, or raise NotRecognised and be as before."""

@@ -1,4 +1,4 @@
-"""From the uint8 pixels of a square image to its row or sample: a table, then unchanged steps.
+"""From the uint8 pixels of a square image to its row or sample: unchanged steps, and a table.
 
 Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
 not changed; a row follows from the pixels and the seed alone, if the steps follow from their input
@@ -9,6 +9,7 @@ Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,26 +35,38 @@ Form: TypeAlias = Literal["pil", "tensor", "image"]
 """What holds the pixels: a PIL image, a torch.Tensor, a torchvision.tv_tensors.Image."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TransformTail:
-    """What becomes of the pixels.
+    """What becomes of the pixels: steps that run as they are, a table, more of such steps.
 
     Args:
-        table: (3, 256), the value of each grey level, for each channel; None: the first of the
-            steps, or the user, gets the pixels themselves.
-        form: what holds them, or the values.
-        steps: the steps that run as they are, one after another.
+        held: what holds the pixels for the first steps.
+        before: the steps that run as they are on the pixels, one after another.
+        table: (3, 256), the value of each grey level, for each channel; None: whatever comes first
+            of the steps behind it, or the user, gets the pixels themselves.
+        tabled: the steps that the table stands for. They run themselves where those before them
+            leave something else than RGB pixels in the same form.
+        form: what holds the values, or the pixels where there is no table.
+        after: the steps that run as they are behind that.
         dtype: a numpy dtype string, of a row; "" where it makes no rows.
         channels: of a row.
         well_behaved: the steps draw from torch's generator only, and keep no input.
     """
 
-    table: np.ndarray[Any, Any] | None
-    form: Form
-    steps: tuple[Step, ...] = ()
+    held: Form = "pil"
+    before: tuple[Step, ...] = ()
+    table: np.ndarray[Any, Any] | None = None
+    tabled: tuple[Step, ...] = ()
+    form: Form = "pil"
+    after: tuple[Step, ...] = ()
     dtype: str = ""
     channels: int = 0
     well_behaved: bool = False
+
+    @property
+    def as_is(self) -> tuple[Step, ...]:
+        """The steps that run as they are."""
+        return self.before + self.after
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
         """Write the row.
@@ -67,14 +80,14 @@ class TransformTail:
             SampleError: the steps made something else than such a row.
             Exception: whatever a step raises.
         """
-        if self.table is not None and not self.steps:
+        if self.table is not None and not self.as_is:
             apply_lut(pixels, self.table, row)
             lap("to values")
             return
         output = self.run(pixels, seed, row)
         if wrong := unfit(output) or _differs(output, row):
             raise SampleError(
-                f"the steps that run as they are, {', '.join(map(words, self.steps))}, gave {wrong}"
+                f"the steps that run as they are, {', '.join(map(words, self.as_is))}, gave {wrong}"
             )
         values = output.numpy()
         # What was changed in place is where it belongs.
@@ -86,55 +99,86 @@ class TransformTail:
 
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the pipeline gives: in memory of its own, or in `row` if that is possible."""
-        value = self._begun(pixels, row)
-        lap("to values")
-        if not self.steps:
-            return value
+        if not self.as_is:
+            return self._values(pixels, row)
         with seeded(seed, torch_only=self.well_behaved):
-            for step in self.steps:
-                value = step(value)
-                if timing():
-                    lap(f"transform: {type(step).__name__}")
-        return value
+            if not self.before:
+                value = self._values(pixels, row)
+            else:
+                value = _done(self.before, _held(pixels, self.held))
+                left = None if self.table is None else _pixels_of(value, self.held)
+                value = _done(self.tabled, value) if left is None else self._values(left, row)
+            return _done(self.after, value)
 
-    def _begun(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
-        if self.form == "pil":
-            return Image.fromarray(pixels)
+    def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
+        """The values of pixels (height, width, 3), held as the steps would leave them."""
         if self.table is None:
-            tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+            value = _held(pixels, self.form)
         else:
             shape = (3, *pixels.shape[:2])
             dtype = self.table.dtype
             if row is None or not self.well_behaved or (row.shape, row.dtype) != (shape, dtype):
                 row = np.empty(shape, dtype)
             apply_lut(pixels, self.table, row)
-            tensor = torch.from_numpy(row)
-        if self.form == "image":
-            from torchvision import tv_tensors
+            value = _as(torch.from_numpy(row), self.form)
+        lap("to values")
+        return value
 
-            return tv_tensors.Image(tensor)
+
+def _done(steps: tuple[Step, ...], value: Any) -> Any:
+    """What steps make of a value, one after another."""
+    for step in steps:
+        value = step(value)
+        if timing():
+            lap(f"transform: {type(step).__name__}")
+    return value
+
+
+def _held(pixels: Pixels, form: Form) -> Any:
+    """Pixels (height, width, 3) in a form."""
+    if form == "pil":
+        return Image.fromarray(pixels)
+    return _as(torch.from_numpy(pixels).permute(2, 0, 1), form)
+
+
+def _as(tensor: torch.Tensor, form: Form) -> torch.Tensor:
+    if form != "image":
         return tensor
+    from torchvision import tv_tensors
+
+    image: torch.Tensor = tv_tensors.Image(tensor)
+    return image
 
 
-def tail_of(
-    table: np.ndarray[Any, Any] | None,
-    form: Form,
-    steps: tuple[Step, ...],
-    side: int,
-    originals: Originals,
-) -> tuple[TransformTail, str]:
-    """The tail of a pipeline, which makes rows where their layout can be found out.
+def _pixels_of(value: object, form: Form) -> Pixels | None:
+    """The RGB pixels (height, width, 3) that a form holds; None where it holds anything else."""
+    if form == "pil":
+        if type(value) is not Image.Image or value.mode != "RGB":
+            return None
+        return np.asarray(value)
+    kinds: Any = sys.modules.get("torchvision.tv_tensors")
+    kind = torch.Tensor if form == "tensor" else kinds.Image
+    if type(value) is not kind or value.dtype is not torch.uint8 or value.shape[:-2] != (3,):
+        return None
+    if unfit(value):
+        return None
+    return np.ascontiguousarray(value.as_subclass(torch.Tensor).permute(1, 2, 0).numpy())
+
+
+def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[TransformTail, str]:
+    """A tail that makes rows, where their layout can be found out.
 
     It is found out on a made-up image of `side` pixels, but only by steps of torchvision's own.
 
     Returns:
         the tail; and why it makes no rows, a sentence, "" where it does.
     """
+    steps, table = tail.as_is, tail.table
     if not steps:
         if table is None:
-            return TransformTail(None, form), "The pipeline gives PIL images, which are no rows."
-        return TransformTail(table, form, dtype=table.dtype.name, channels=3), ""
-    tail = TransformTail(table, form, steps, well_behaved=well_behaved(steps, originals))
+            return tail, "The pipeline gives PIL images, which are no rows."
+        return replace(tail, dtype=table.dtype.name, channels=3), ""
+    tail = replace(tail, well_behaved=well_behaved(steps, originals))
     foreign = [words(step) for step in steps if not is_torchvisions(step, originals)]
     if foreign:
         return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
