@@ -376,5 +376,6 @@ def test_extensions_widen_what_is_an_image(root):
 
 def test_it_says_what_it_is(root):
     assert repr(ImageFolder(root, EvalCrop())) == (
-        f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875, filter='bilinear'), decode='exact'): 5 images, 3 classes"
+        f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875, filter='bilinear'), "
+        "decode='exact'): 5 images, 3 classes"
     )
