@@ -191,7 +191,8 @@ def test_whatever_is_wrong_with_a_file_is_an_image_error_that_names_it(
     assert path in str(caught.value)
     assert "sample 0" in str(caught.value)
     assert isinstance(caught.value, SampleError)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    # What earlier tests left behind may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert loaded(data, 1)[1] == 0
 
 
