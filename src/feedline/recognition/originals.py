@@ -1,6 +1,6 @@
-"""Whether code of torchvision's is the code that torchvision came with, or was replaced.
+"""Whether code of torchvision's or timm's is the code that they came with, or was replaced.
 
-Guarantees: a function counts as torchvision's own only if its code is that of a torchvision file,
+Guarantees: a function counts as a library's own only if its code is that of a file of it,
 under the name that it has there, and nothing is wrapped around it; what it calls by a global name
 is looked at as well, down to Pillow's functions. Nothing is called. Nothing is kept from one
 `Originals` to the next, so a replacement is seen whenever it is made.
@@ -19,8 +19,8 @@ from PIL import Image
 
 __all__ = ["Originals", "named"]
 
-_OWN = "torchvision"
-_FOLLOWED = ("torchvision", "PIL.Image")  # modules whose attributes are looked at
+_OWN = ("torchvision", "timm")
+_FOLLOWED = (*_OWN, "PIL.Image")  # modules whose attributes are looked at
 _PLAIN = frozenset((bool, dict, float, int, list, str, tuple, type(None)))
 _PLAIN_OR_MODULE = _PLAIN | {ModuleType}
 _TYPING = ("typing", "types", "collections.abc")
@@ -59,7 +59,7 @@ class Originals:
         methods: list[FunctionType] = []
         for base in kind.__mro__:
             top = base.__module__.partition(".")[0]
-            if base in self._own or top not in ("torch", "torchvision"):
+            if base in self._own or top not in ("torch", *_OWN):
                 continue
             for name, member in vars(base).items():
                 function = getattr(member, "__func__", member)
@@ -67,7 +67,7 @@ class Originals:
                     function = function.fget
                 where = f"{base.__qualname__}.{name}"
                 if type(function) is FunctionType:
-                    theirs = top == "torchvision"
+                    theirs = top in _OWN
                     if not _is_own(function) or (theirs and function.__qualname__ != where):
                         return _replaced(f"{base.__module__}.{where}", function)
                     if theirs and (called is None or name in called):
@@ -78,6 +78,13 @@ class Originals:
         if not why:
             self._own.update(kind.__mro__)
         return why
+
+    def is_own(self, function: object) -> bool:
+        """Whether this is a function of torchvision's or timm's, with all that it calls."""
+        if not _is_own(function) or type(function) is not FunctionType:
+            return False
+        theirs = function.__globals__["__name__"].partition(".")[0] in _OWN
+        return theirs and not self.replaced_below([function])
 
     def replaced_below(self, functions: list[FunctionType]) -> str:
         """What functions of torchvision's no longer call as it came; said as above."""
@@ -167,7 +174,7 @@ def _is_own(function: Any, name: str | None = None) -> bool:
         inner = vars(function)["__wrapped__"]
         return name == "wrap" and type(inner) is FunctionType and _is_own(inner, name)
     top = own["__name__"].partition(".")[0]
-    return top in ("torchvision", "torch", "PIL", "numpy") or top in sys.stdlib_module_names
+    return top in (*_OWN, "torch", "PIL", "numpy") or top in sys.stdlib_module_names
 
 
 def _called(function: FunctionType, module: dict[str, Any]) -> list[tuple[str, str, Any]]:

@@ -1,10 +1,10 @@
-"""What a step of a torchvision pipeline is: one of torchvision's own, unaltered, or anything.
+"""What a step of a pipeline is: one of torchvision's or timm's own, unaltered, or anything.
 
-Guarantees: torchvision is never imported: a step of it can only come from where it was. A subclass
-is not torchvision's own, as it may do anything; nor is a step with hooks or a replaced method, or
+Guarantees: neither is ever imported: a step of it can only come from where it was. A subclass
+is not a library's own, as it may do anything; nor is a step with hooks or a replaced method, or
 one that calls a replaced function.
 
-Relies on the names and modules of torchvision's transforms, both versions of them.
+Relies on the names and modules of torchvision's transforms, both versions of them, and of timm's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "altered",
     "flattened",
     "in_full",
-    "is_torchvisions",
+    "is_librarys",
     "no_fast_step",
     "origin",
     "said",
@@ -32,12 +32,15 @@ __all__ = [
 ]
 
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
+_TIMMS = ("timm.data.transforms", "timm.data.random_erasing", "timm.data.auto_augment")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _LONGEST = 120
 
 _HOLDERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
 # They call a function that they are given.
 _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
+# Where they hold their operations.
+_POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
 _HOLDING = (list, tuple, nn.ModuleList, nn.Sequential)
 
 
@@ -46,16 +49,25 @@ class NotRecognised(Exception):
 
 
 def origin(step: object, originals: Originals) -> str | None:
-    """The name of the class that a step is exactly one of; None where it is not torchvision's."""
-    kind = type(step)
-    return kind.__name__ if _is_known(kind) and not altered(step, originals) else None
+    """The name of the class that a step is exactly one of; None where it is of no library's.
+
+    Those of timm's have "timm." before their names.
+    """
+    name = _known_as(type(step))
+    return name if name and not altered(step, originals) else None
 
 
-def _is_known(kind: type) -> bool:
-    modules = (sys.modules.get(module) for module in _MODULES)
-    return kind is nn.Identity or any(
-        getattr(module, kind.__name__, None) is kind for module in modules
-    )
+def _known_as(kind: type) -> str:
+    """What a class of torchvision's or timm's is called here; "" for any other."""
+    name = kind.__name__
+    if kind is nn.Identity or _is_in(_MODULES, kind):
+        return name
+    return f"timm.{name}" if kind.__module__ in _TIMMS and _is_in(_TIMMS, kind) else ""
+
+
+def _is_in(modules: tuple[str, ...], kind: type) -> bool:
+    found = (sys.modules.get(module) for module in modules)
+    return any(getattr(module, kind.__name__, None) is kind for module in found)
 
 
 def altered(thing: object, originals: Originals, called: tuple[str, ...] | None = None) -> str:
@@ -77,7 +89,7 @@ def altered(thing: object, originals: Originals, called: tuple[str, ...] | None 
 
 def no_fast_step(step: object, originals: Originals) -> str:
     """Why a step is none that feedline's own code may stand for: a sentence."""
-    why = altered(step, originals) if _is_known(type(step)) else ""
+    why = altered(step, originals) if _known_as(type(step)) else ""
     return f"{words(step)} is no step of the fast path{': ' * bool(why)}{why}."
 
 
@@ -87,16 +99,32 @@ def well_behaved(steps: Sequence[Callable[[Any], Any]], originals: Originals) ->
     torchvision's own transforms do, but for RandomOrder and RandomChoice, which draw from Python's.
     """
     names = [origin(step, originals) for step in steps]
-    return all(name is not None and name not in _HOLDERS | _CALLERS for name in names)
+    return all(
+        name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
+        for name in names
+    )
 
 
-def is_torchvisions(step: object, originals: Originals) -> bool:
-    """Whether no other code than torchvision's own runs where a step is called."""
+def is_librarys(step: object, originals: Originals) -> bool:
+    """Whether no other code than torchvision's and timm's runs where a step is called."""
     name = origin(step, originals)
     if name in _HOLDERS:
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and all(is_torchvisions(each, originals) for each in held)
-    return name is not None and name not in _CALLERS
+        return type(held) in _HOLDING and all(is_librarys(each, originals) for each in held)
+    if name in _POLICIES:
+        return _are_timms(getattr(step, _POLICIES[name], None), originals)
+    return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
+
+
+def _are_timms(operations: Any, originals: Originals) -> bool:
+    """Whether a policy's operations, in lists of any depth, call functions of timm's alone."""
+    if type(operations) is list:
+        return all(_are_timms(each, originals) for each in operations)
+    return (
+        origin(operations, originals) == "timm.AugmentOp"
+        and originals.is_own(operations.aug_fn)
+        and (operations.level_fn is None or originals.is_own(operations.level_fn))
+    )
 
 
 def flattened(transform: Any, originals: Originals) -> Iterator[Callable[[Any], Any]]:

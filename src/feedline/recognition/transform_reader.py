@@ -32,7 +32,8 @@ __all__ = ["RecognisedTransform", "read"]
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
 _OF_TENSORS = ("bilinear", "bicubic", "nearest")
-_POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2
+_OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
+_POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class _Reader:
         self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
         self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
         self.resize_mode: ResizeMode = "pillow"
-        self._filter: Filter = "bilinear"
+        self._filter: Filter | tuple[Filter, ...] = "bilinear"
         self._flip: float | None = None
         self._flip_first = False
 
@@ -167,7 +168,7 @@ class _Reader:
         name = origin(step, self._originals)
         if name in _POINTWISE:
             self.lut.take(step)
-        elif name == "RandomResizedCrop":
+        elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
             self._take_random_resized_crop(step)
         elif name == "Resize":
             self._take_resize(step)
@@ -204,6 +205,7 @@ class _Reader:
             raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}) has no probability from 0 to 1.")
         short, square = self._resized
         side, at_random = self._cut or (short, False)
+        assert isinstance(self._filter, str), "only a random crop draws it"
         crop = WindowCrop(short, side, square, at_random, flip, self._flip_first, self._filter)
         return crop, side
 
@@ -226,12 +228,18 @@ class _Reader:
                 f"{words(step)} resizes floats, and the fast path whole grey levels: put it before "
                 "the conversion to floats."
             )
-        self._filter = self._filter_of(step)
+        self._filter = self._filters_of(step)
         if self.lut.form != "pil":
             self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
 
-    def _filter_of(self, step: Any) -> Filter:
-        mode = getattr(step.interpolation, "value", step.interpolation)
+    def _filters_of(self, step: Any) -> Filter | tuple[Filter, ...]:
+        """The filter of a step's resize; of timm's several, of which one is drawn."""
+        if not isinstance(step.interpolation, (tuple, list)):
+            return self._filter_of(step, step.interpolation)
+        return tuple(self._filter_of(step, each) for each in step.interpolation)
+
+    def _filter_of(self, step: Any, interpolation: Any) -> Filter:
+        mode = getattr(interpolation, "value", interpolation)
         if isinstance(mode, int):
             mode = Image.Resampling(mode).name.lower()
         if self.lut.form == "pil":
@@ -242,7 +250,8 @@ class _Reader:
             known = _OF_TENSORS
         if mode not in known:
             raise NotRecognised(f"{words(step)} resizes by {mode!r}, which the fast path has not.")
-        if self.lut.form != "pil" and mode != "nearest" and step.antialias is not True:
+        tensors = self.lut.form != "pil" and mode != "nearest"
+        if tensors and getattr(step, "antialias", True) is not True:
             raise NotRecognised(
                 f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
             )

@@ -23,7 +23,7 @@ from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
-from feedline.recognition.steps import is_torchvisions, said, well_behaved, words
+from feedline.recognition.steps import is_librarys, said, well_behaved, words
 from feedline.stores.store import Pixels
 from feedline.trace.laps import lap, timing
 
@@ -168,7 +168,7 @@ def _pixels_of(value: object, form: Form) -> Pixels | None:
 def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[TransformTail, str]:
     """A tail that makes rows, where their layout can be found out.
 
-    It is found out on a made-up image of `side` pixels, but only by steps of torchvision's own.
+    It is found out on a made-up image of `side` pixels, but only by libraries' own steps.
 
     Returns:
         the tail; and why it makes no rows, a sentence, "" where it does.
@@ -179,7 +179,7 @@ def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[Trans
             return tail, "The pipeline gives PIL images, which are no rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
     tail = replace(tail, well_behaved=well_behaved(steps, originals))
-    foreign = [words(step) for step in steps if not is_torchvisions(step, originals)]
+    foreign = [words(step) for step in steps if not is_librarys(step, originals)]
     if foreign:
         return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
     all_words = ", ".join(map(words, steps))
