@@ -11,6 +11,7 @@ import pytest
 from runs import named, recorded, verdict
 
 from feedline.report.facts import facts_of
+from feedline.report.learned import LearnedEpoch
 from feedline.report.page import page, verdict_html
 from slow import slow
 
@@ -20,6 +21,20 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is install
 
 NASTY = "</title><script>document.body.dataset.run = 'yes'</script><img src=x onerror=alert(1)>"
 LONG = "/data/" + "a-very-long-folder-name/" * 12 + "image.jpg"
+
+LEARNED = [
+    LearnedEpoch(
+        epoch=k,
+        image_size=64 if k < 4 else 96,
+        ended_s=3600.0 * k,
+        loss=1 / k,
+        val_loss=2 / k,
+        top1=k / 10,
+        top5=k / 8,
+        lr=0.1,
+    )
+    for k in range(1, 9)
+]
 
 Opened = Callable[..., Any]
 
@@ -39,7 +54,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages, by what they are for."""
     folder = tmp_path_factory.mktemp("pages")
     texts = {
-        "usual": page(facts_of(recorded(steps=30, sizes=(64, 96)), verdict()), "runs/1"),
+        "usual": page(facts_of(recorded(steps=30, sizes=(64, 96)), verdict(), LEARNED), "runs/1"),
         "nasty": page(facts_of(named(NASTY), verdict()), NASTY),
         "long": page(facts_of(named(LONG), verdict()), LONG),
         "notebook": "<!DOCTYPE html><title>n</title><body>" + verdict_html(verdict()),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import simplejpeg
 
 from feedline.train.journal import EpochRecord
+from feedline.train.recipe import Recipe
+from feedline.train.standing import Standing
 
 
 def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int = 6) -> Path:
@@ -32,6 +34,9 @@ class Recorder:
 
     def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
         self.notes: list[str] = []
+        self.plans: list[tuple[int, int, int, int]] = []
+        self.standings: list[Standing] = []
+        self.stops = 0
         self.begun: list[tuple[int, int, int]] = []
         self.steps: list[int] = []
         self.validated = 0
@@ -41,12 +46,18 @@ class Recorder:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
-        self.begun.append((epoch, size_px, done))
+    def planned(
+        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
+    ) -> None:
+        self.plans.append((recipe.epochs, images, val_images, len(records)))
 
-    def stepped(self, *, done: int, loss: float | None) -> None:
-        self.steps.append(done)
-        if done == self._after:
+    def begin(self, now: Standing) -> None:
+        self.begun.append((now.epoch, now.size_px, now.done))
+
+    def stepped(self, now: Standing) -> None:
+        self.steps.append(now.done)
+        self.standings.append(now)
+        if now.done == self._after:
             self._do()
 
     def validating(self, *, rows: int) -> None:
@@ -54,3 +65,6 @@ class Recorder:
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         self.records.append(record)
+
+    def stopping(self) -> None:
+        self.stops += 1

@@ -15,6 +15,7 @@ from feedline.diagnose.finding import Bound, Ceiling, Finding, PhaseSplit, Verdi
 from feedline.report.course import Course, course_of
 from feedline.report.figures import encodable, finite
 from feedline.report.lanes import Timeline
+from feedline.report.learned import LearnedEpoch
 from feedline.report.timeline import timeline_of, too_large, worst_step
 from feedline.trace.run import Excerpt, Loader, Machine, Run, SlowSample, StageTime, Use
 
@@ -64,6 +65,9 @@ class Facts:
         epochs: likewise, pass by pass.
         timelines: the latest steps, and the one that waited longest, lane by lane.
         course: throughput over time.
+        learned: loss, accuracy and rate of each finished epoch; empty where nothing is known.
+        went_on_at: the epoch, from 0, that the latest start of a training went on with, where it
+            went on; else None.
         stages: of making samples, most expensive first.
         slowest: samples, slowest first.
         loaders: what made the batches, each sort once.
@@ -90,6 +94,8 @@ class Facts:
     epochs: list[PhaseSplit]
     timelines: list[Timeline]
     course: Course
+    learned: list[LearnedEpoch]
+    went_on_at: int | None
     stages: list[Stage]
     slowest: list[SlowSample]
     loaders: list[Loader]
@@ -103,12 +109,21 @@ class Facts:
     notes: list[str]
 
 
-def facts_of(run: Run, verdict: Verdict) -> Facts:
-    """The facts of a run, with what was found in it."""
+def facts_of(
+    run: Run, verdict: Verdict, learned: Sequence[LearnedEpoch] = (), note: str = ""
+) -> Facts:
+    """The facts of a run, with what was found in it.
+
+    Args:
+        run: as it was recorded.
+        verdict: what was found.
+        learned: its finished epochs, those of earlier starts included.
+        note: what could not be read of these, "" for nothing.
+    """
     drawn = [each for each in run.excerpts[:_EXCERPTS] if not too_large(each)]
     timelines = [found for each in drawn if (found := _timeline(each)) is not None]
     outside = sum(timeline.left_out for timeline in timelines)
-    notes = list(run.notes[:_NOTES])
+    notes = [*run.notes[:_NOTES], *([note] if note else [])]
     if len(drawn) < len(run.excerpts):
         notes.append("excerpts of the run with more events than can be drawn are left out")
     if outside:
@@ -130,6 +145,8 @@ def facts_of(run: Run, verdict: Verdict) -> Facts:
         epochs=verdict.epochs,
         timelines=timelines,
         course=course_of(run.course),
+        learned=list(learned),
+        went_on_at=_went_on_at(run) if learned else None,
         stages=_stages(run.stages),
         slowest=_slowest(run.slowest),
         loaders=list(dict.fromkeys(run.loaders)),
@@ -142,6 +159,12 @@ def facts_of(run: Run, verdict: Verdict) -> Facts:
         world_size=run.world_size,
         notes=notes,
     )
+
+
+def _went_on_at(run: Run) -> int | None:
+    """The epoch, from 0, that this start began with, where others came before it."""
+    epoch = min((each.epoch for each in run.passes), default=0)
+    return epoch if epoch > 0 else None
 
 
 def _timeline(excerpt: Excerpt) -> Timeline | None:

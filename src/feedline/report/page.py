@@ -25,6 +25,7 @@ from feedline.report.course import reduced
 from feedline.report.facts import Facts
 from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
 from feedline.report.lanes import CAUSES, Timeline, shown_lanes
+from feedline.report.learned_chart import learned_chart
 from feedline.report.sentences import Judged, about, ceiling, headline, parts
 from feedline.report.tables import tables
 
@@ -70,6 +71,8 @@ def page(facts: Facts, name: str) -> str:
         pictures=[picture(timeline) for timeline in facts.timelines],
         legend=used(facts.timelines),
         course=course_chart(facts.course, reduced(facts.course.stretches, _MOST_BARS)),
+        learned=learned_chart(facts.learned, facts.went_on_at),
+        trains=bool(facts.settings),
         tables=tables(facts),
         notes=[printable(note) for note in facts.notes],
         version=facts.feedline,

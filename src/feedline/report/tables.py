@@ -19,7 +19,7 @@ from feedline.report.figures import (
 )
 from feedline.trace.run import Process
 
-__all__ = ["Table", "loader_table", "machine_table", "tables"]
+__all__ = ["Table", "learned_table", "loader_table", "machine_table", "tables"]
 
 _SLOWEST, _LOADERS, _EPOCHS, _MOST_ROWS = 12, 8, 20, 100
 _SPLIT_HEADS = ["px @batch", "epochs", "steps", "images/s", "wait"]
@@ -48,6 +48,7 @@ def tables(facts: Facts) -> list[Table]:
     made = [
         phase_table(facts),
         epoch_table(facts),
+        learned_table(facts),
         stage_table(facts),
         process_table(facts),
         slowest_table(facts),
@@ -109,6 +110,34 @@ def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
         ]
         for each in phases
     ]
+
+
+def learned_table(facts: Facts) -> Table:
+    """What the latest epochs have learnt."""
+    latest = facts.learned[-_EPOCHS:]
+    more = len(facts.learned) - len(latest)
+
+    def cell(value: float | None, form: str = ".4g") -> str:
+        return "-" if value is None else f"{value:{form}}"
+
+    return Table(
+        title="Learning",
+        heads=["epoch", "px", "loss", "val loss", "top-1", "top-5", "rate", "trained for"],
+        rows=[
+            [
+                str(each.epoch),
+                cell(each.image_size, "d"),
+                cell(each.loss),
+                cell(each.val_loss),
+                cell(each.top1, ".1%"),
+                cell(each.top5, ".1%"),
+                cell(each.lr, ".3g"),
+                as_seconds(each.ended_s),
+            ]
+            for each in latest
+        ],
+        note=f"The latest {_EPOCHS}; the JSON has {more} more." if more else "",
+    )
 
 
 def stage_table(facts: Facts) -> Table:

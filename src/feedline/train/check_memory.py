@@ -13,9 +13,9 @@ from feedline.errors import UsageError
 from feedline.system import available_memory_bytes
 from feedline.train.recipe import Recipe
 from feedline.train.warm_up import shapes_of
-from feedline.tuning.step_bytes import count_step_bytes
+from feedline.tuning.step_bytes import StepBytes, count_step_bytes
 
-__all__ = ["check_memory"]
+__all__ = ["check_memory", "free_bytes", "step_bytes"]
 
 _SURELY = 4000
 """Bytes that no usual network takes for a pixel in a training step; in float32 ResNet-50 takes
@@ -39,16 +39,12 @@ def check_memory(
         UsageError: it takes more memory than is free; says how large a batch may be.
     """
     rows, size = shapes_of(recipe)[0]
-    free = available_memory_bytes()
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+    free = free_bytes(device)
     if rows * size**2 * _SURELY <= free:
         return
-    loss = partial(functional.cross_entropy, label_smoothing=recipe.label_smoothing)
-    try:
-        counted = count_step_bytes(model, size, loss=loss, precision=precision, rows=(2, 32))
-    except UsageError:
-        return  # a step that cannot be done without values is not counted: its own error tells
+    counted = step_bytes(model, recipe, size, precision)
+    if counted is None:
+        return  # its own error tells
     room = _SHARE * free
     if counted.at(rows) > room:
         most = counted.largest(room, rows)
@@ -59,3 +55,28 @@ def check_memory(
             f"{device.type}: {fits}. Use a smaller batch (--batch-size, or @{max(most, 1)} in the "
             "schedule) with --accumulate, or smaller images"
         )
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory that is free where steps compute."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory_bytes()
+
+
+def step_bytes(
+    model: nn.Module, recipe: Recipe, size: int, precision: torch.dtype
+) -> StepBytes | None:
+    """What a training step at a size takes; None where it cannot be done without values.
+
+    Args:
+        model: as it is trained.
+        recipe: says the loss.
+        size: side of the images, in pixels.
+        precision: what it computes in.
+    """
+    loss = partial(functional.cross_entropy, label_smoothing=recipe.label_smoothing)
+    try:
+        return count_step_bytes(model, size, loss=loss, precision=precision, rows=(2, 32))
+    except UsageError:
+        return None

@@ -160,16 +160,24 @@ class Recipe:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Every image size that the model will see, in pixels, ascending."""
-        val = {phase.val_size or self.val_px for phase in self.phases}
+        val = {self.val_size_of(phase) for phase in self.phases}
         return tuple(sorted({phase.size for phase in self.phases} | val))
+
+    def val_size_of(self, phase: TrainPhase) -> int:
+        """Side of the validation images of a phase, in pixels."""
+        return phase.val_size or self.val_px
 
     def phase_at(self, epoch: int) -> TrainPhase:
         """The phase of an epoch, which says everything; beyond the end, the last."""
-        for phase in self.phases:
+        return self.phases[self.phase_number(epoch)]
+
+    def phase_number(self, epoch: int) -> int:
+        """Which phase an epoch is in, both from 0; beyond the end, the last."""
+        for number, phase in enumerate(self.phases):
             if epoch < phase.epochs:
-                return phase
+                return number
             epoch -= phase.epochs
-        return self.phases[-1]
+        return len(self.phases) - 1
 
     @property
     def largest_batch(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from feedline.train.journal import EpochRecord
+from feedline.train.recipe import Recipe
+from feedline.train.standing import Standing
 
 __all__ = ["Report", "Silent"]
 
@@ -15,17 +18,25 @@ class Report(Protocol):
     def note(self, text: str) -> None:
         """Something the user should know."""
 
-    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
-        """An epoch (from 1) begins, or goes on, after `done` of the run's `total` steps."""
+    def planned(
+        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
+    ) -> None:
+        """The training begins, or goes on after these epochs; images are those of an epoch."""
 
-    def stepped(self, *, done: int, loss: float | None) -> None:
-        """A step is done; `loss` is the epoch's mean so far, None where it was not read."""
+    def begin(self, now: Standing) -> None:
+        """An epoch begins, or goes on."""
+
+    def stepped(self, now: Standing) -> None:
+        """A step is done."""
 
     def validating(self, *, rows: int) -> None:
         """`rows` more images are validated."""
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """An epoch of `epochs` is finished."""
+
+    def stopping(self) -> None:
+        """A stop was asked for; from a thread of its own, while a step may still be under way."""
 
 
 class Silent:
@@ -34,14 +45,22 @@ class Silent:
     def note(self, text: str) -> None:
         """Nothing."""
 
-    def begin(self, *, epoch: int, size_px: int, done: int, total: int) -> None:
+    def planned(
+        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
+    ) -> None:
         """Nothing."""
 
-    def stepped(self, *, done: int, loss: float | None) -> None:
+    def begin(self, now: Standing) -> None:
+        """Nothing."""
+
+    def stepped(self, now: Standing) -> None:
         """Nothing."""
 
     def validating(self, *, rows: int) -> None:
         """Nothing."""
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
+        """Nothing."""
+
+    def stopping(self) -> None:
         """Nothing."""

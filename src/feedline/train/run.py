@@ -8,7 +8,6 @@ to the same weights, bit for bit on a CPU with the same number of torch threads.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,30 +15,21 @@ import torch
 from feedline.bench.machine import versions
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.train.check_memory import check_memory
-from feedline.train.checkpoint import load_or_before
-from feedline.train.data import TrainData
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
-from feedline.train.model import create_model, freeze
+from feedline.train.loaders import train_loader, val_loader
+from feedline.train.prepared import prepared
 from feedline.train.ranks import Ranks, joined
 from feedline.train.recipe import Recipe
 from feedline.train.report import Report, Silent
 from feedline.train.result import Result
 from feedline.train.run_files import RunFiles
-from feedline.train.run_folder import find_checkpoint, make_run_folder, occupied
+from feedline.train.run_folder import make_run_folder, occupied
 from feedline.train.run_settings import RunSettings
-from feedline.train.runtime import (
-    choose_device,
-    choose_precision,
-    machine,
-    prepare_process,
-    reseed,
-)
+from feedline.train.runtime import machine, reseed
 from feedline.train.stop import StopRequest
 from feedline.train.training import Training
-from feedline.train.transforms import RecipeTransforms
 from feedline.train.warm_up import shapes_of, warm_up
 from feedline.watching.watched import forget, watch
 
@@ -68,25 +58,9 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
 
 def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -> Result:
     """A run, or one rank's part of it."""
-    device = choose_device(asked.device)
-    precision = choose_precision(recipe.amp, device)
-    checkpoint = find_checkpoint(asked.resume, out=asked.out, model=recipe.model)
-    if asked.resume == "auto" and checkpoint is None:
-        report.note("there is no run to go on from: this one starts anew")
-    saved = None if checkpoint is None else load_or_before(checkpoint, report.note)
-    extended = False
-    if saved is not None:
-        journal = saved["journal"]
-        between = None if journal["running"]["steps"] else len(journal["records"])
-        extended = recipe.check_resumable(saved["recipe"], done=between)
-        recipe = recipe.for_ranks(saved["ranks"], ranks.world)
-    data = TrainData.found(asked.root, asked.val)
-    if saved is not None:
-        data.check_resumable(saved["dataset"])
-
-    prepare_process(seed=recipe.seed, device=device)
-    model = _model(recipe, data, report)
-    check_memory(model, recipe, device=device, precision=precision)
+    ready = prepared(recipe, report.note, asked, world=ranks.world)
+    recipe, data, device = ready.recipe, ready.data, ready.device
+    checkpoint, extended = ready.checkpoint, ready.extended
     out = ranks.from_first(
         lambda: make_run_folder(asked.out, checkpoint=checkpoint, model=recipe.model)
     )
@@ -95,7 +69,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
         + (f", {len(data.val)} to validate on" if data.val else "")
-        + f"; {recipe.model} in {str(precision).removeprefix('torch.')} on {device.type}; "
+        + f"; {recipe.model} in {str(ready.precision).removeprefix('torch.')} on {device.type}; "
         f"writing to {out}/"
     )
     if data.note:
@@ -104,15 +78,10 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
     with ExitStack() as stack:
         if ranks.leads:
             stack.enter_context(occupied(out))
-        stop = stack.enter_context(StopRequest())
-        loader, val_loader = _loaders(recipe, data, asked, device, stack)
-        learner = Learner(
-            model,
-            recipe,
-            device=device,
-            precision=precision,
-            class_weights=data.class_weights(recipe),
-        )
+        stop = stack.enter_context(StopRequest(report.stopping))
+        loader = train_loader(recipe, data.train, asked, device, stack)
+        validating = val_loader(recipe, data, asked, device, stack)
+        learner = ready.learner()
         learner.forward = ranks.parallel(learner.model, device)
         if recipe.compile:
             learner.forward = torch.compile(learner.forward)
@@ -121,7 +90,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             dataset=data.facts,
             loader=loader,
             batches=_watched(loader, asked, out),
-            val_loader=val_loader,
+            val_loader=validating,
             labels_as=data.labels_as,
             learner=learner,
             journal=Journal(running=Running.begin(0, device)),
@@ -132,9 +101,9 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             stop=stop,
             report=report,
         )
-        if saved is not None:
-            training.restore(saved, extended=extended)
-            del saved
+        if ready.saved is not None:
+            training.restore(ready.saved, extended=extended)
+            ready.saved = None
             done = f"step {learner.step}"
             if extended:
                 done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
@@ -146,7 +115,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
         if helps if asked.warm is None else asked.warm:
             _warm_up(learner, recipe, len(data.train.classes), report)
         finished = training.fit()
-        skipped = [*loader.skipped, *([] if val_loader is None else val_loader.skipped)]
+        skipped = [*loader.skipped, *([] if validating is None else validating.skipped)]
 
     return Result(
         recipe=recipe,
@@ -159,58 +128,6 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
         machine=machine(device),
         versions=versions("timm"),
     )
-
-
-def _model(recipe: Recipe, data: TrainData, report: Report) -> torch.nn.Module:
-    model = create_model(
-        recipe.model,
-        classes=len(data.train.classes),
-        sizes=recipe.sizes,
-        pretrained=recipe.pretrained,
-        dropout=max(phase.dropout or 0.0 for phase in recipe.phases),
-        drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
-    )
-    if frozen := freeze(model, recipe.freeze):
-        report.note(f"{frozen} values of the model stay as they are")
-    return model
-
-
-def _loaders(
-    recipe: Recipe, data: TrainData, asked: RunSettings, device: torch.device, stack: ExitStack
-) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
-    """Of the training images, and of those of validation; they close with the stack."""
-    transforms = RecipeTransforms(recipe, len(data.train.classes))
-    make: partial[DataLoader[Any]] = partial(
-        DataLoader,
-        seed=recipe.seed,
-        num_workers="auto" if asked.workers is None and asked.settings is None else asked.workers,
-        settings=asked.settings,
-        device=str(device),
-        on_error=recipe.on_error,
-    )
-    loader = stack.enter_context(
-        make(
-            data.train,
-            recipe.batch_size,
-            schedule=recipe.loads,
-            pixel_transform=transforms.pixels,
-            batch_transform=transforms.whole,
-            cache=asked.cache,
-            # A last batch of a row or two upsets batch normalisation; a set smaller than a batch
-            # has no other.
-            drop_last=len(data.train) >= recipe.largest_batch,
-        )
-    )
-    if data.val is None:
-        return loader, None
-    val_loader = make(
-        data.val,
-        recipe.largest_batch,
-        image_size=recipe.val_px,
-        max_image_size=max(phase.val_size or 0 for phase in recipe.phases),
-        shuffle=False,
-    )
-    return loader, stack.enter_context(val_loader)
 
 
 def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any) -> Any:

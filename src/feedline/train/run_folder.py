@@ -19,7 +19,7 @@ from feedline.train.checkpoint import CHECKPOINT_NAME
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["BEST_NAME", "find_checkpoint", "make_run_folder", "occupied"]
+__all__ = ["BEST_NAME", "check_run_folder", "find_checkpoint", "make_run_folder", "occupied"]
 
 BEST_NAME = "best.pt"
 _RUNS = Path("runs")
@@ -75,6 +75,33 @@ def find_checkpoint(
     return None
 
 
+def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
+    """See whether a run can be written to where it is asked for; makes nothing.
+
+    Args:
+        out: as the user named it, or None.
+        checkpoint: what the run goes on from, or None.
+
+    Raises:
+        UsageError: it cannot be written to, or holds another run's checkpoint.
+    """
+    if out is None:
+        out = _RUNS if checkpoint is None else checkpoint.parent
+    there = out
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise UsageError(f"cannot write a run to {out}: {there} is a file; name another --out")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"cannot write a run to {out}: permission denied; name another --out")
+    last = out / CHECKPOINT_NAME
+    if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
+        raise UsageError(
+            f"{out} holds the checkpoint of an earlier run; go on from it with --resume auto, or "
+            "name another --out"
+        )
+
+
 def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) -> Path:
     """Make the folder that a run writes to.
 
@@ -98,19 +125,12 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
                     out.mkdir(parents=True)
                     return out
         assert out is not None
+        check_run_folder(out, checkpoint=checkpoint)
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot write a run to {out}: {error.strerror}; name another --out"
         ) from None
-    if not os.access(out, os.W_OK):
-        raise UsageError(f"cannot write a run to {out}: permission denied; name another --out")
-    last = out / CHECKPOINT_NAME
-    if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
-        raise UsageError(
-            f"{out} holds the checkpoint of an earlier run; go on from it with --resume auto, or "
-            "name another --out"
-        )
     return out
 
 

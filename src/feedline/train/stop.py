@@ -1,13 +1,16 @@
 """Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, which a loop looks at between two steps.
 
-Guarantees: the first signal is only noted; a second one acts as it did before (so that a stuck step
-can be left). The earlier handlers are back when the context ends.
+Guarantees: the first signal is only noted, and told at once, also while a step computes in C code
+that runs no Python; a second one acts as it did before (so that a stuck step can be left). The
+earlier handlers are back when the context ends.
 """
 
 from __future__ import annotations
 
 import signal
+import socket
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,11 +25,20 @@ _SIGNALS = [
 
 
 class StopRequest:
-    """Notes these signals while it is entered; outside the main thread it notes nothing."""
+    """Notes these signals while it is entered; outside the main thread it notes nothing.
 
-    def __init__(self) -> None:
+    Args:
+        told: is called with the first of them, from a thread of its own: Python's handlers run
+            in the main thread alone, which may be in a backward pass for seconds.
+    """
+
+    def __init__(self, told: Callable[[], object] = lambda: None) -> None:
         self.signum: int | None = None
+        self._told = told
         self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+        self._waker: socket.socket | None = None
+        self._watcher: threading.Thread | None = None
 
     def __bool__(self) -> bool:
         return self.signum is not None
@@ -41,8 +53,26 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
+            listening, self._waker = socket.socketpair()
+            self._waker.setblocking(False)
+            self._watcher = threading.Thread(target=self._watch, args=(listening,), daemon=True)
+            self._watcher.start()
+            self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno())
             self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._restore()
+        if self._waker is not None and self._watcher is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._waker.close()
+            self._watcher.join()
+
+    def _watch(self, listening: socket.socket) -> None:
+        """Tell of the first signal that C code writes down, until the other end is closed."""
+        told = False
+        with listening:
+            while numbers := listening.recv(64):
+                if not told and any(number in _SIGNALS for number in numbers):
+                    told = True
+                    self._told()

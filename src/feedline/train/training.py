@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,15 @@ from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.journal import EpochRecord, Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
+from feedline.train.loaders import without_padding
 from feedline.train.ranks import Ranks
 from feedline.train.recipe import Recipe
 from feedline.train.report import Report
 from feedline.train.run_files import RunFiles
 from feedline.train.runtime import random_state, restore_random_state
+from feedline.train.standing import Standing
 from feedline.train.step import train_step
+from feedline.train.steps import Steps
 from feedline.train.stop import StopRequest
 
 __all__ = ["Training"]
@@ -74,6 +77,10 @@ class Training:
     ranks: Ranks
     stop: StopRequest
     report: Report
+
+    def __post_init__(self) -> None:
+        self._steps = Steps(recipe=self.recipe, batches_in=self.loader.steps_in)
+        self._total = self._steps.total
 
     def save(self, *, must: bool = False) -> None:
         """Write a checkpoint; where that cannot be, say so and go on, unless it must be.
@@ -132,21 +139,22 @@ class Training:
             FeedlineError: the loss is not finite.
         """
         learner, journal, epochs = self.learner, self.journal, self.recipe.epochs
+        self.report.planned(
+            self.recipe,
+            images=self.dataset["images"],
+            val_images=0 if self.val_loader is None else len(self.val_loader.dataset),
+            records=journal.records,
+        )
         while len(journal.records) < epochs and not self._has_ended():
             running = journal.running
             phase = self.recipe.phase_at(running.epoch)
             size_px = phase.size
             learner.set_phase(phase)
-            self.report.begin(
-                epoch=running.epoch + 1,
-                size_px=size_px,
-                done=learner.step,
-                total=self._total_steps(),
-            )
+            self.report.begin(self._standing())
             if self.loader.epoch == running.epoch and not self._run_epoch(size_px):
                 return False
             began = time.monotonic()
-            result = self._validate(phase.val_size or self.recipe.val_px)
+            result = self._validate(self.recipe.val_size_of(phase))
             stopping = self._stopping()
             if stopping and self.val_loader is not None and result is None:
                 self.save(must=True)
@@ -182,31 +190,28 @@ class Training:
             return False
         return max(tops[-patience:]) <= max(tops[:-patience])
 
-    def _parts(self, epoch: int, step: int) -> tuple[int, int]:
-        """Which of the batches a step's is that make one step of the optimizer, and of how many."""
-        steps, most = self.loader.steps_in(epoch), self.recipe.accumulate
-        part = step % most
-        return part, min(most, steps - (step - part))
-
-    def _total_steps(self) -> int:
-        """Of the optimizer, over all epochs."""
-        most, loader = self.recipe.accumulate, self.loader
-        return sum(-(-loader.steps_in(epoch) // most) for epoch in range(self.recipe.epochs))
-
-    def _progress(self, epoch: int, step: int) -> float:
-        """The share of all samples seen before a step, so that the last step's is 1.
-
-        Each epoch has the same samples, so they count by epochs, whatever the batches' sizes are.
-        """
-        last = self.recipe.epochs - 1
-        steps = self.loader.steps_in(last)
-        _, parts = self._parts(last, steps - 1)
-        whole = last + (steps - parts) / steps
-        return (epoch + step / self.loader.steps_in(epoch)) / whole if whole else 0.0
+    def _standing(self, loss: float | None = None) -> Standing:
+        """Where the run stands."""
+        running, recipe = self.journal.running, self.recipe
+        share = running.steps / self.loader.steps_in(running.epoch)
+        return Standing(
+            epoch=running.epoch + 1,
+            epochs=recipe.epochs,
+            phase=recipe.phase_number(running.epoch) + 1,
+            phases=len(recipe.phases),
+            size_px=recipe.phase_at(running.epoch).size,
+            done=self.learner.step,
+            total=self._total,
+            images=round(self.dataset["images"] * min(1.0, share)),
+            lr=self.learner.lr,
+            loss=loss,
+            split=self.loader.timing.totals(),
+        )
 
     def _run_epoch(self, size_px: int) -> bool:
         """Take the rest of the epoch's steps; False where a stop was asked for and saved."""
         learner, loader, running = self.learner, self.loader, self.journal.running
+        steps = self._steps
         check_every = _CPU_CHECK_STEPS if learner.device.type == "cpu" else _GPU_CHECK_STEPS
         learner.model.train()
         before_s, before, began = running.seconds, running.split, time.monotonic()
@@ -226,17 +231,16 @@ class Training:
                 arrived = time.monotonic()
                 running.first_wait_s += arrived - began
                 first, began = False, arrived
-            part, parts = self._parts(running.epoch, loader.batch.step)
+            part, parts = steps.parts(running.epoch, loader.batch.step)
             if part == 0:
-                learner.set_progress(self._progress(running.epoch, loader.batch.step))
+                learner.set_progress(steps.progress(running.epoch, loader.batch.step))
             loss = train_step(learner, images, labels, part=part, parts=parts)
             running.add(loss, len(labels))
             if part + 1 < parts:  # the gradients under way are in no checkpoint
                 continue
             reading = running.steps % check_every == 0
-            self.report.stepped(
-                done=learner.step, loss=self._finite_loss(size_px) if reading else None
-            )
+            loss_read = self._finite_loss(size_px) if reading else None
+            self.report.stepped(self._standing(loss_read))
             if self._stopping():
                 settle()
                 self.save(must=True)
@@ -269,7 +273,7 @@ class Training:
         self.ranks.share_buffers(self.learner.judged)
         return evaluate(
             self.learner.judged,
-            _without_padding(self.val_loader),
+            without_padding(self.val_loader),
             device=self.learner.device,
             precision=self.learner.precision,
             labels_as=self.labels_as,
@@ -289,10 +293,3 @@ class Training:
             "top1": last.val_top1,
         }
         self.keeper.keep_best(content)
-
-
-def _without_padding(loader: DataLoader[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Batches without the rows that are there for equal shares alone."""
-    for tensors in loader:
-        padding = 0 if loader.batch is None else loader.batch.padding
-        yield tuple(tensor[: len(tensor) - padding] for tensor in tensors)

@@ -35,13 +35,14 @@ class OwnLoader:
 
     Args:
         loader: with nothing under way.
+        least: workers that it must have; 0 where their number is not to change.
 
     Raises:
         UsageError: its number of workers cannot change.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        if loader.num_workers == 0:
+    def __init__(self, loader: DataLoader[Any], *, least: int = 1) -> None:
+        if loader.num_workers < least:
             raise UsageError("the loader has no workers: build it with num_workers='auto'")
         if loader._asked.iterable:
             raise UsageError(

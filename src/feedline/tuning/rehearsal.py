@@ -27,6 +27,7 @@ _SURE = 0.01  # an error that is small enough
 _BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
 _KEPT = 3
 _WARM_STEPS = 2
+_FEW = 1  # in the place of both, where a step takes long
 _STARTED_WITHIN_S = 60.0
 
 
@@ -45,12 +46,16 @@ class Rehearsal:
         loader: whose batches are taken.
         step: is done with each. It really trains.
         phase: what all trials have in common, for their windows.
+        few: as few steps as can be are done before others are timed, and kept batches are as few.
     """
 
-    def __init__(self, loader: Tunable, step: Step, phase: object = None) -> None:
+    def __init__(
+        self, loader: Tunable, step: Step, phase: object = None, *, few: bool = False
+    ) -> None:
         self._loader = loader
         self._step = step
         self._phase = phase
+        self._kept, self._warm_steps = (_FEW, _FEW) if few else (_KEPT, _WARM_STEPS)
 
     def warm(self, batches: int) -> None:
         """Take batches and do nothing with them: their files are in the page cache then.
@@ -68,13 +73,13 @@ class Rehearsal:
             Exception: whatever the step or the dataset raises.
         """
         kept = []
-        for _ in range(_KEPT):
+        for _ in range(self._kept):
             batch = _copied(self._loader.next())
             self._step(batch)
             kept.append(batch)
         begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds or steps < _KEPT:
-            self._step(kept[steps % _KEPT])
+        while time.perf_counter() - begun < seconds or steps < self._kept:
+            self._step(kept[steps % self._kept])
             steps += 1
         return steps / (time.perf_counter() - begun)
 
@@ -96,7 +101,7 @@ class Rehearsal:
         deadline = time.monotonic() + _STARTED_WITHIN_S
         while not loader.whole and time.monotonic() < deadline:
             self._once()
-        for _ in range(_WARM_STEPS):
+        for _ in range(self._warm_steps):
             self._once()
         before, begun, times = loader.spent(), time.perf_counter(), list[_Times]()
         while True:

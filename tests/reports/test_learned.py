@@ -1,0 +1,220 @@
+"""What was learnt, read from a run's figures and drawn: whatever the figures are."""
+
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import MACHINE, UNKNOWN, recorded, verdict
+
+from feedline.report.facts import facts_of
+from feedline.report.learned import LearnedEpoch, read_learned
+from feedline.report.learned_chart import learned_chart
+from feedline.report.page import page
+from feedline.report.tables import learned_table
+from feedline.trace.run import Run
+
+
+def line(epoch: int, size: int = 64, **changes: Any) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "size_px": size,
+        "seconds": 10.0,
+        "first_wait_s": 1.0,
+        "val_seconds": 2.0,
+        "train_loss": 2.0 / epoch,
+        "val_loss": 2.5 / epoch,
+        "val_top1": 1 - 1 / (epoch + 1),
+        "val_top5": None,
+        "lr": 0.1 * epoch,
+        **changes,
+    }
+
+
+def write(folder: Path, lines: list[Any]) -> Path:
+    text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def learned(folder: Path, *lines: Any) -> list[LearnedEpoch]:
+    found, note = read_learned(write(folder, list(lines)))
+    assert note == ""
+    return found
+
+
+def texts(html: str) -> str:
+    said: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = said.append  # type: ignore[method-assign]
+    parser.feed(html)
+    return " ".join(said)
+
+
+def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
+    found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
+    assert [each.ended_s for each in found] == [13.0, 24.0]
+    assert found[1].image_size == 96
+    assert found[0].top5 is None
+    assert found[0].top1 == 0.5
+
+
+def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
+    assert read_learned(tmp_path) == ([], "")
+    write(tmp_path, [])
+    assert read_learned(tmp_path) == ([], "")
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert read_learned(tmp_path) == ([], "")
+
+
+def test_what_is_no_epoch_is_left_out_and_counted(tmp_path: Path) -> None:
+    torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
+    found, note = read_learned(write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)]))
+    assert [each.epoch for each in found] == [1, 5]
+    assert note == "6 lines of metrics.jsonl are no epochs in order, and are left out"
+
+
+def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
+    (found,) = learned(
+        tmp_path,
+        line(1, train_loss=math.nan, val_loss=math.inf, val_top1=7.0, lr="x", size_px=True),
+    )
+    assert found == LearnedEpoch(epoch=1, ended_s=13.0)
+    big = '{"epoch": 1, "train_loss": 1' + "0" * 400 + "}\n"
+    (found,) = learned(tmp_path, big)
+    assert (found.loss, found.ended_s) == (None, None)
+
+
+def test_a_chart_has_what_is_known_and_marks_its_phases(tmp_path: Path) -> None:
+    found = learned(tmp_path, line(1), line(2), line(3, 96), line(4, 96))
+    chart = learned_chart(found)
+    assert chart is not None
+    assert [plot.title for plot in chart.plots] == [
+        "Loss",
+        "Accuracy in validation",
+        "Learning rate",
+        "Image size in pixels",
+    ]
+    loss, accuracy, rate, size = chart.plots
+    assert [each.name for each in loss.lines] == ["training", "validation"]
+    assert [each.name for each in accuracy.lines] == ["top-1"]
+    assert loss.words == (
+        "Loss: training 2 in epoch 1, 0.5 in 4, best 0.5 in 4; "
+        "validation 2.5 in epoch 1, 0.625 in 4, best 0.625 in 4."
+    )
+    assert [(mark.at, mark.label) for mark in chart.phases] == [(0, "64 px"), (50, "96 px")]
+    assert [each.at for each in chart.epochs] == [12.5, 37.5, 62.5, 87.5]
+    assert [each.label for each in chart.times] == ["13.0 s", "26.0 s", "39.0 s", "52.0 s"]
+    assert [(each.x, each.width) for each in size.bars] == [(0, 50), (50, 50)]
+    assert rate.words == "Learning rate: 0.1 in epoch 1, 0.4 in 4."
+    assert len(rate.lines[0].pieces) == 3
+    assert chart.went_on is None
+    ys = [y for _, y, _ in loss.lines[0].dots]
+    assert ys == sorted(ys), "a loss that falls goes down"
+
+
+def test_one_epoch_is_a_dot(tmp_path: Path) -> None:
+    chart = learned_chart(learned(tmp_path, line(1, val_loss=None, val_top1=None)))
+    assert chart is not None
+    assert [plot.title for plot in chart.plots] == [
+        "Loss",
+        "Learning rate",
+        "Image size in pixels",
+    ]
+    assert chart.plots[0].lines[0].pieces == []
+    ((x, y, _),) = chart.plots[0].lines[0].dots
+    assert (x, y) == pytest.approx((50, 50))
+
+
+def test_a_figure_that_lacks_leaves_a_gap(tmp_path: Path) -> None:
+    lines = [line(k, train_loss=math.nan) if k == 3 else line(k) for k in range(1, 6)]
+    chart = learned_chart(learned(tmp_path, *lines))
+    assert chart is not None
+    training = chart.plots[0].lines[0]
+    assert len(training.pieces) == 2
+    assert len(training.dots) == 4
+
+
+def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
+    chart = learned_chart(learned(tmp_path, *(line(k) for k in range(1, 3001))))
+    assert chart is not None
+    drawn = chart.plots[0].lines[0]
+    assert 100 < len(drawn.pieces) < 200
+    assert drawn.dots == []
+    assert "are drawn, evenly spaced" in chart.note
+    assert len(chart.epochs) <= 9
+
+
+def test_a_start_that_went_on_is_marked(tmp_path: Path) -> None:
+    found = learned(tmp_path, line(1), line(2), line(3), line(4))
+    run = recorded()
+    assert facts_of(run, verdict(), found).went_on_at is None
+    for each in run.passes:
+        each.epoch += 2
+    facts = facts_of(run, verdict(), found)
+    assert facts.went_on_at == 2
+    chart = learned_chart(facts.learned, facts.went_on_at)
+    assert chart is not None
+    assert chart.went_on == 50
+    assert "Dotted: the latest start went on here." in texts(page(facts, "x"))
+
+
+def test_a_page_shows_it_in_pictures_words_and_a_table(tmp_path: Path) -> None:
+    found = learned(tmp_path, line(1, val_top5=0.75), line(2, 96))
+    facts = facts_of(recorded(sizes=(64, 96)), verdict(), found)
+    html = page(facts, "runs/1")
+    said = texts(html)
+    assert "What was learnt" in said
+    assert "Accuracy in validation: top-1 50% in epoch 1, 67% in 2, best 67% in 2" in said
+    for kind in ("train", "val", "top1", "top5", "lr"):
+        assert f'<g class="line-{kind}">' in html
+    assert learned_table(facts).rows[0] == [
+        *("1", "64", "2", "2.5", "50.0%", "75.0%", "0.1", "13.0 s")
+    ]
+    assert facts_of(recorded(), verdict(), [], "figures lack").notes[-1] == "figures lack"
+
+
+def test_a_page_of_a_loop_of_ones_own_says_nothing_of_it() -> None:
+    assert "What was learnt" not in page(facts_of(Run(machine=MACHINE), UNKNOWN), "x")
+
+
+def test_a_training_without_a_finished_epoch_says_so() -> None:
+    run = Run(machine=MACHINE, settings={"model": "x"})
+    assert "No epoch was finished." in page(facts_of(run, UNKNOWN), "x")
+
+
+_figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(_figure, _figure, st.none() | st.integers(1, 1 << 30)), max_size=30))
+def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any, Any]]) -> None:
+    found = [
+        LearnedEpoch(epoch=k, loss=loss, lr=lr, image_size=size)
+        for k, (loss, lr, size) in enumerate(figures, 1)
+    ]
+    chart = learned_chart(found)
+    assert (chart is None) == (not figures)
+    if chart is not None:
+        places = [
+            value
+            for plot in chart.plots
+            for each in plot.lines
+            for piece in (*each.pieces, *(dot[:2] for dot in each.dots))
+            for value in piece
+        ]
+        assert all(0 <= value <= 100 for value in places)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
+def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
+    chart = learned_chart([LearnedEpoch(epoch=k, loss=value) for k in (1, 2)])
+    assert chart is not None
+    (_, y, _), _ = chart.plots[0].lines[0].dots
+    assert y == pytest.approx(50)

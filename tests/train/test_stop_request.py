@@ -1,0 +1,79 @@
+"""A stop that is heard at once, also while C code computes, and obeyed between two steps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from feedline.train.stop import StopRequest
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+
+
+@needs_signals
+def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
+    """A lock of the C library, which no signal interrupts, stands for a long backward pass."""
+    libc = ctypes.CDLL(None)
+    lock = ctypes.create_string_buffer(64)
+    assert libc.pthread_mutex_init(lock, None) == 0
+    assert libc.pthread_mutex_lock(lock) == 0
+    told = threading.Event()
+    in_time: list[bool] = []
+
+    def end_the_step() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        in_time.append(told.wait(60))
+        libc.pthread_mutex_unlock(lock)
+
+    with StopRequest(told.set) as stop:
+        thread = threading.Thread(target=end_the_step)
+        thread.start()
+        libc.pthread_mutex_lock(lock)  # returns only once the other thread gives it free
+        thread.join()
+        assert in_time == [True]
+        assert stop.signum == signal.SIGINT
+
+
+@needs_signals
+def test_it_is_told_once_and_all_is_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    told: list[str] = []
+    heard = threading.Event()
+
+    def tell() -> None:
+        told.append("stop")
+        heard.set()
+
+    caught: list[int] = []
+    previous = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+    try:
+        with StopRequest(tell) as stop:
+            assert not stop
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert heard.wait(60)
+            assert stop.signum == signal.SIGUSR1
+            os.kill(os.getpid(), signal.SIGUSR1)  # a second one acts as it did before
+        assert caught == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert told == ["stop"]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_outside_the_main_thread_nothing_is_noted() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            seen.append(bool(stop))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
