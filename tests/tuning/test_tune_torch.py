@@ -68,7 +68,7 @@ def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     assert all(trial.start_s is not None for trial in phase.trials)
     assert found.loader == "torch"
     assert "persistent_workers=True, pin_memory=False" in found.snippet
-    assert "to start, which persistent_workers=True saves" in str(found)
+    assert "to start and give a batch; with persistent_workers=True" in str(found)
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
-from feedline.cli.what_if import WhatIfs, parsed, predictions
+from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
@@ -62,7 +62,9 @@ def tune(
             "batch.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where it trains: auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where a timm model trains: auto, cpu or cuda.")
+    ] = "auto",
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A cache with smaller copies of the images.")
     ] = None,
@@ -95,6 +97,7 @@ def tune(
             "how many workers keep up depends on it"
         )
 
+    changes = parsed(what_if)
     from feedline.cli.tune_search import of_folder, of_function
     from feedline.tuning.user_code import is_function_name
 
@@ -106,6 +109,7 @@ def tune(
             "--files": files is not Files.warm,
             "--batch-size auto": batch_size == "auto",
             "--gpu-memory": gpu_memory is not None,
+            "--device": device != "auto",
             "--what-if": bool(what_if),
         }
         if useless := [name for name, given in asked.items() if given]:
@@ -129,7 +133,7 @@ def tune(
         )
         assert search.folder is not None, "it is over one"
         images, batches = search.folder
-        changes = parsed(what_if, images)
+        need_originals(changes, images)
         if batches.estimated and step_ms is None:
             write_json(json, batches.as_dict())
             complain(
@@ -154,18 +158,23 @@ def tune(
             bar.update(task, description=f"{at}{crew}, {trial.steps_per_s:.1f} steps/s")
 
         found = search.run(step_ms, budget, told)
-    typer.echo(str(found))
     if svg is not None:
         write_text(svg, curve_svg(found))
     if save is not None and found.saved is not None:
         write_text(save, found.saved.as_text())
-        typer.echo(f'feedline.DataLoader(..., settings="{save}")')
     said = found.as_dict()
-    if search.folder is not None:
-        images, batches = search.folder
-        said |= batches.as_dict()
-        said |= predictions(found, changes, images, batches.schedule)
-    write_json(json, said)
+    try:
+        typer.echo(str(found))
+        if save is not None and found.saved is not None:
+            typer.echo(f"feedline.DataLoader(..., settings={str(save)!r})")
+        elif save is not None:
+            complain(f"{save} was not written, as nothing was measured", label="")
+        if search.folder is not None:
+            images, batches = search.folder
+            said |= batches.as_dict()
+            said |= predictions(found, changes, images, batches.schedule)
+    finally:  # also after Ctrl-C, and where nobody reads what is printed
+        write_json(json, said)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)
