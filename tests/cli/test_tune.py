@@ -130,6 +130,19 @@ def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_
     assert not saved.exists()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_what_was_found_is_said_and_written_where_one_file_cannot_be(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tuned.json"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
+    arguments += ["--step-ms", "2100", "--budget", "2", "--json", str(file), "--svg", "/dev/full"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1, done.output
+    assert "with data for free" in done.output
+    assert json.loads(file.read_text())["phases"]
+
+
 @pytest.mark.usefixtures("quick_trials")
 def test_settings_that_were_not_found_are_not_written(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "settings.json"
@@ -184,6 +197,8 @@ def test_a_models_steps_are_done(folder: Path) -> None:
         (["--step-ms", "3", "--batch-size", "4096"], "4096"),
         (["--step-ms", "3", "--budget", "0.1"], "at least 2 seconds"),
         (["--step-ms", "3", "--schedule", "16"], "16"),
+        (["--step-ms", "3", "--schedule", ""], "schedule"),
+        (["--step-ms", "3", "--batch-size", ""], "--batch-size"),
         (["--model", "feedline_no_module:step"], "cannot be found"),
         (["--step-ms", "3", "--cache", "no-such-cache"], "no-such-cache"),
         (["--step-ms", "3", "--save", "no-such-folder/file"], "no-such-folder"),

@@ -44,7 +44,8 @@ def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
 
 
 def test_a_crew_that_keeps_up_is_said_to() -> None:
-    found = forecast([LARGE], "224x1", workers=4)
+    found = forecast([LARGE], "224x1", workers=4, images=3200)
+    assert "1 epoch of 3200 images takes 4.0 s" in str(found)
     assert found.phases[0].limit == "step"
     assert "and 4 workers keep up" in str(found)
     assert found.fixed_px is None

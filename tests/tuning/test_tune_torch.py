@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +54,21 @@ class Named(DataLoader[Any]):
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
+def test_workers_do_not_hear_of_ctrl_c_and_this_process_does() -> None:
+    before = children()
+    tried = TorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
+    tried.change(Setting(workers=2, prefetch=2))
+    for pid in children() - before:
+        os.kill(pid, signal.SIGINT)
+    for _ in range(40):
+        tried.next()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    tried.close()
+    assert children() == before
 
 
 @pytest.mark.usefixtures("quick_trials")

@@ -5,6 +5,7 @@ Imports torch only when it runs.
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -121,8 +122,8 @@ def tune(
     else:
         search = of_folder(
             folder,
-            schedule=schedule or "224x1",
-            batch_size=batch_size or "64",
+            schedule="224x1" if schedule is None else schedule,
+            batch_size="64" if batch_size is None else batch_size,
             gpu_memory=gpu_memory,
             model=model,
             step_ms=step_ms,
@@ -158,12 +159,13 @@ def tune(
             bar.update(task, description=f"{at}{crew}, {trial.steps_per_s:.1f} steps/s")
 
         found = search.run(step_ms, budget, told)
-    if svg is not None:
-        write_text(svg, curve_svg(found))
-    if save is not None and found.saved is not None:
-        write_text(save, found.saved.as_text())
     said = found.as_dict()
-    try:
+    with contextlib.ExitStack() as written:  # each of them, whatever becomes of the others
+        written.callback(write_json, json, said)
+        if svg is not None:
+            written.callback(write_text, svg, curve_svg(found))
+        if save is not None and found.saved is not None:
+            written.callback(write_text, save, found.saved.as_text())
         typer.echo(str(found))
         if save is not None and found.saved is not None:
             typer.echo(f"feedline.DataLoader(..., settings={str(save)!r})")
@@ -173,8 +175,6 @@ def tune(
             images, batches = search.folder
             said |= batches.as_dict()
             said |= predictions(found, changes, images, batches.schedule)
-    finally:  # also after Ctrl-C, and where nobody reads what is printed
-        write_json(json, said)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)

@@ -72,8 +72,11 @@ class Forecast:
         seconds = self.seconds
         if seconds is None:
             return []
-        epochs = counted(sum(phase.epochs for phase in self.phases), "epoch")
-        said = f"{epochs} of {self.images} images take {duration(seconds)}"
+        epochs = sum(phase.epochs for phase in self.phases)
+        said = (
+            f"{counted(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
+            f"{duration(seconds)}"
+        )
         if self.fixed_s is not None:
             said += (
                 f"; at {self.fixed_px} px throughout {duration(self.fixed_s)}, "

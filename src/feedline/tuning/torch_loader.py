@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from feedline.dataset.torch_workers import TorchWorkers
 from feedline.engine.defaults import auto_workers
+from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
@@ -115,7 +116,10 @@ class TorchLoader:
             # More than there are cores are tried only where they wait.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             try:
-                self._batches = iter(loader)
+                # In the middle of a fork Ctrl-C is lost, or raised in the child, which then goes on
+                # as a copy of this program. Workers never hear of it: `_end` is theirs.
+                with interrupt_held():
+                    self._batches = iter(loader)
             except OSError as error:  # of fork, or of the pipes to it
                 raise ResourceError(
                     f"{setting.workers} workers cannot be started: {error}; look at the memory "
