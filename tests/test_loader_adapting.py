@@ -189,6 +189,34 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_what_was_done_while_it_was_off_is_in_no_window() -> None:
+    with DataLoader(Numbers(256), 8, num_workers=1, shuffle=True, seed=3) as loader:
+        script = scripted(loader)
+        assert sum(1 for _ in read(loader)) == 32
+        loader.adapts = False
+        assert sum(1 for _ in read(loader, 2)) == 64
+        before = len(script.windows)
+        loader.adapts = True
+        assert sum(1 for _ in read(loader)) == 32
+        # One of a few steps cannot have more batches than these and those made ahead.
+        assert script.windows[before].tasks < 32
+
+
+@pytest.mark.usefixtures("often")
+def test_there_is_memory_for_the_batches_of_each_worker_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapting, "available_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(adapting, "WORKER_BYTES", 0)
+    with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
+        script = scripted(loader)
+        for _ in read(loader):
+            if script.limits is not None:
+                break
+        assert script.limits.more == script.limits.batches // 4
+
+
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
 def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
     data: Any = images() if kind == "rows" else Numbers(256)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.app import app
 from feedline.train.demo_set import DemoSet, write_demo_set
+from feedline.tuning import folder as tuning_folder
+from feedline.tuning.rehearsal import Rehearsal
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> Non
     assert done.exit_code in {0, 3}, done.output
     chosen = re.search(r"num_workers=(\d+)", done.output)
     assert chosen is not None
-    assert f'settings="{saved}"' in done.output
+    assert f"settings={str(saved)!r}" in done.output
     with DataLoader(ImageFolder(folder / "train"), 8, image_size=16, settings=saved) as loader:
         assert loader.num_workers == int(chosen[1])
     picture = ElementTree.fromstring(drawn.read_text())
@@ -100,6 +104,81 @@ def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     del sys.modules["feedline_tuned_code"]
 
 
+def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_path: Path) -> None:
+    file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
+    arguments = [
+        sys.executable,
+        "-m",
+        "feedline.cli.app",
+        "tune",
+        str(folder),
+        "--schedule",
+        "16x1",
+    ]
+    arguments += ["--batch-size", "8", "--step-ms", "2100", "--budget", "2"]
+    arguments += ["--json", str(file), "--save", str(saved)]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            arguments, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write)
+    assert "Traceback" not in done.stderr
+    (phase,) = json.loads(file.read_text())["phases"]
+    assert (phase["ended"], phase["num_workers"]) == ("budget", None)
+    assert not saved.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_what_was_found_is_said_and_written_where_one_file_cannot_be(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tuned.json"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
+    arguments += ["--step-ms", "2100", "--budget", "2", "--json", str(file), "--svg", "/dev/full"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1, done.output
+    assert "with data for free" in done.output
+    assert json.loads(file.read_text())["phases"]
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_settings_that_were_not_found_are_not_written(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "settings.json"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
+    arguments += ["--step-ms", "500", "--budget", "0.5", "--save", str(saved)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 3, done.output
+    assert f"{saved} was not written" in done.output
+    assert not saved.exists()
+
+
+class _Interrupted(Rehearsal):
+    """Ctrl-C comes when batches are to be taken."""
+
+    def warm(self, batches: int, until: float = 0.0) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_ctrl_c_in_another_way_gives_what_is_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_folder, "Rehearsal", _Interrupted)
+    asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1,32x1", batch_size=8)
+    found = tuning_folder.tune_folder(asked, step_ms=0)
+    assert [phase.ended for phase in found.phases] == ["interrupted", "interrupted"]
+    assert found.num_workers is not None
+
+
+def test_the_images_of_the_smallest_batches_are_all_read_before(folder: Path) -> None:
+    asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1@4,32x1", batch_size=16)
+    images, _, batches = tuning_folder._images(asked)
+    assert 4 * batches >= len(images)
+
+
 @pytest.mark.usefixtures("quick_trials")
 def test_a_models_steps_are_done(folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
@@ -119,9 +198,13 @@ def test_a_models_steps_are_done(folder: Path) -> None:
         (["--step-ms", "3", "--batch-size", "4096"], "4096"),
         (["--step-ms", "3", "--budget", "0.1"], "at least 2 seconds"),
         (["--step-ms", "3", "--schedule", "16"], "16"),
+        (["--step-ms", "3", "--schedule", ""], "schedule"),
+        (["--step-ms", "3", "--batch-size", ""], "--batch-size"),
         (["--model", "feedline_no_module:step"], "cannot be found"),
         (["--step-ms", "3", "--cache", "no-such-cache"], "no-such-cache"),
         (["--step-ms", "3", "--save", "no-such-folder/file"], "no-such-folder"),
+        (["--step-ms", "3", "--device", "cuda"], "--device cuda"),
+        (["--model", "os.path:exists", "--device", "cpu"], "--device cpu"),
     ],
 )
 def test_what_cannot_be_tuned_is_wrong_use(folder: Path, arguments: list[str], said: str) -> None:
@@ -137,6 +220,7 @@ def test_what_cannot_be_tuned_is_wrong_use(folder: Path, arguments: list[str], s
         (["feedline_no_module:loader", "--step-ms", "3"], "cannot be found"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--decode", "scaled"], "--decode"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--files", "as-is"], "--files"),
+        (["feedline.errors:UsageError", "--step-ms", "3", "--device", "cpu"], "--device"),
         (["feedline.errors:UsageError", "--model", "resnet18"], "module:function"),
     ],
 )

@@ -49,8 +49,10 @@ def test_what_is_not_understood_is_said_before_anything_is_measured(
     folder: Path, text: str
 ) -> None:
     arguments = ["tune", str(folder), "--step-ms", "20", "--what-if", text]
+    arguments += ["--model", "resnet18", "--batch-size", "auto", "--gpu-memory", "8"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
+    assert "estimated" not in done.output
     assert "workers=8,cache=256,cores=16,gpu=2" in done.output
     assert "data for free" not in done.output
 

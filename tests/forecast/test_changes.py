@@ -86,6 +86,25 @@ def test_no_text_does_anything_else_than_to_read_or_to_be_refused(text: str) -> 
     assert str(found)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 0},
+        {"workers": 2.5},
+        {"workers": True},
+        {"cache": 7},
+        {"cache": "256"},
+        {"cores": -1},
+        {"gpu": 0},
+        {"gpu": float("nan")},
+        {"gpu": "2"},
+    ],
+)
+def test_what_is_out_of_range_is_no_change(given: Any) -> None:
+    with pytest.raises(UsageError, match=next(iter(given))):
+        Changes(**given)
+
+
 def test_what_is_no_text_is_refused() -> None:
     wrong: Any = 8
     with pytest.raises(UsageError, match="is text"):

@@ -30,6 +30,11 @@ def test_each_phase_says_what_it_needs() -> None:
     assert "3 workers are needed; 2 workers on 4 cores make 533 images/s" in " ".join(text.split())
 
 
+def test_one_worker_makes_and_two_make() -> None:
+    advice = [forecast([LARGE], "224x1", workers=workers).advice[0] for workers in (1, 2)]
+    assert ["1 worker on 4 cores makes" in said for said in advice] == [True, False]
+
+
 def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", workers=2, levels=LEVELS)
     assert [phase.level_px for phase in found.phases] == [128, 256]
@@ -39,7 +44,8 @@ def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
 
 
 def test_a_crew_that_keeps_up_is_said_to() -> None:
-    found = forecast([LARGE], "224x1", workers=4)
+    found = forecast([LARGE], "224x1", workers=4, images=3200)
+    assert "1 epoch of 3200 images takes 4.0 s" in str(found)
     assert found.phases[0].limit == "step"
     assert "and 4 workers keep up" in str(found)
     assert found.fixed_px is None
@@ -105,5 +111,9 @@ def test_what_cannot_be_forecast_is_wrong_use() -> None:
         forecast([SMALL], "ownx1")
     with pytest.raises(UsageError, match="112 px"):
         forecast([rates(None)], "112x1")
-    with pytest.raises(UsageError, match="at least 1"):
-        forecast([SMALL], "112x1", images=0)
+    for images in (0, 1.5, "32"):
+        with pytest.raises(UsageError, match="at least 1"):
+            forecast([SMALL], "112x1", images=images)  # type: ignore[arg-type]
+    for workers in (0, -1, 2.5):
+        with pytest.raises(UsageError, match="workers must be"):
+            forecast([SMALL], "112x1", workers=workers)  # type: ignore[arg-type]

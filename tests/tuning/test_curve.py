@@ -59,10 +59,10 @@ def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
     picture = drawn(tuned(phase(112, {1: 10.0, 4: 38.0, 2: 20.0}), phase(224, {1: 9.0, 2: 12.0})))
     marks = [each for each in picture.iter() if "mark" in (each.get("class") or "").split()]
     assert [mark.find(f"{_SVG}title").text for mark in marks] == [  # type: ignore[union-attr]
-        "1 workers: 320",
+        "1 worker: 320",
         "2 workers: 640",
         "4 workers: 1216",
-        "1 workers: 288",
+        "1 worker: 288",
         "2 workers: 384",
     ]
     assert [mark.get("class") for mark in marks if "b" in mark.get("class", "")[-2:]] == [

@@ -67,6 +67,14 @@ def test_another_machine_is_said(file: Path) -> None:
     assert caught[0].filename == __file__
 
 
+def test_a_file_of_another_kind_of_loader_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    file.write_text(SavedSettings(num_workers=2, prefetch_factor=4).as_text())
+    with pytest.raises(UsageError, match="prefetch_factor=4") as error:
+        DataLoader(images(), 8, image_size=16, settings=file)
+    assert str(file) in str(error.value)
+
+
 def changed(**parts: Any) -> str:
     said = json.loads(SavedSettings(num_workers=2).as_text())
     return json.dumps(said | parts)

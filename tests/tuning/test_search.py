@@ -89,6 +89,17 @@ def test_a_crew_keeps_to_its_limits() -> None:
     assert following is None or following.workers < 3
 
 
+def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
+    training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
+    search = Search(Limits(cores=16, more=2), Setting(workers=3, prefetch=2), None)
+    tried = []
+    while (setting := search.next()) is not None:
+        tried.append(setting.workers)
+        training.workers = setting.workers
+        search.add(Trial(setting=setting, window=training.window(), error=0.01))
+    assert max(tried) == 5
+
+
 @pytest.mark.parametrize("every", [4, 10, 30])
 @pytest.mark.parametrize("times", [3.0, 10.0])
 @pytest.mark.parametrize("own_ms", [5.0, 20.0, 60.0])

@@ -167,6 +167,8 @@ def test_a_dataset_that_raises_is_the_error() -> None:
         ({"step": print, "step_ms": 1}, "either step"),
         ({"step_ms": -1}, "milliseconds"),
         ({"step_ms": float("nan")}, "milliseconds"),
+        ({"step_ms": "40"}, "milliseconds"),
+        ({"step_ms": 1, "budget_s": "60"}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
         ({"step_ms": 1, "warm": -1}, "warm"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +56,21 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
+def test_workers_do_not_hear_of_ctrl_c_and_this_process_does() -> None:
+    before = children()
+    tried = TorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
+    tried.change(Setting(workers=2, prefetch=2))
+    for pid in children() - before:
+        os.kill(pid, signal.SIGINT)
+    for _ in range(40):
+        tried.next()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    tried.close()
+    assert children() == before
+
+
 @pytest.mark.usefixtures("quick_trials")
 def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     generator = torch.Generator().manual_seed(3)
@@ -68,7 +85,7 @@ def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     assert all(trial.start_s is not None for trial in phase.trials)
     assert found.loader == "torch"
     assert "persistent_workers=True, pin_memory=False" in found.snippet
-    assert "to start, which persistent_workers=True saves" in str(found)
+    assert "to start and give a batch; with persistent_workers=True" in str(found)
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])

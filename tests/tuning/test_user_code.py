@@ -30,6 +30,8 @@ loader = lambda: DataLoader(numbers, 4)
 dataset = lambda: numbers
 stream = Numbers
 nothing = lambda: None
+few = lambda: [1, 2, 3]
+empty = lambda: []
 """
 
 
@@ -69,6 +71,8 @@ def test_what_it_gives_becomes_a_loader() -> None:
         ("feedline_named_code:lader", "no function 'lader'"),
         ("feedline_named_code:numbers", "nothing that can be called"),
         ("feedline_named_code:nothing", "gives a NoneType"),
+        ("feedline_named_code:few", "3 samples, which are fewer than a batch of 64"),
+        ("feedline_named_code:empty", "0 samples"),
     ],
 )
 def test_what_cannot_be_used_is_said(name: str, said: str) -> None:

@@ -23,7 +23,13 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from feedline.engine.process import WORKER_ENVIRONMENT, end_with_parent, limit_threads, settle
+from feedline.engine.process import (
+    WORKER_ENVIRONMENT,
+    end_with_parent,
+    interrupt_held,
+    limit_threads,
+    settle,
+)
 from feedline.errors import WorkerError
 
 __all__ = ["Keep", "Pool", "Tell"]
@@ -64,7 +70,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
-            with _environment(settings), _interrupts_blocked():
+            with _environment(settings), interrupt_held():
                 for _ in range(processes):
                     ours, theirs = context.Pipe()
                     process = context.Process(
@@ -237,16 +243,3 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
         for name in settings:
             del os.environ[name]
         os.environ.update(before)
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that do not get Ctrl-C until they unblock it themselves."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

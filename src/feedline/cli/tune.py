@@ -5,6 +5,7 @@ Imports torch only when it runs.
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
-from feedline.cli.what_if import WhatIfs, parsed, predictions
+from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
@@ -62,7 +63,9 @@ def tune(
             "batch.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where it trains: auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where a timm model trains: auto, cpu or cuda.")
+    ] = "auto",
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A cache with smaller copies of the images.")
     ] = None,
@@ -95,6 +98,7 @@ def tune(
             "how many workers keep up depends on it"
         )
 
+    changes = parsed(what_if)
     from feedline.cli.tune_search import of_folder, of_function
     from feedline.tuning.user_code import is_function_name
 
@@ -106,6 +110,7 @@ def tune(
             "--files": files is not Files.warm,
             "--batch-size auto": batch_size == "auto",
             "--gpu-memory": gpu_memory is not None,
+            "--device": device != "auto",
             "--what-if": bool(what_if),
         }
         if useless := [name for name, given in asked.items() if given]:
@@ -117,8 +122,8 @@ def tune(
     else:
         search = of_folder(
             folder,
-            schedule=schedule or "224x1",
-            batch_size=batch_size or "64",
+            schedule="224x1" if schedule is None else schedule,
+            batch_size="64" if batch_size is None else batch_size,
             gpu_memory=gpu_memory,
             model=model,
             step_ms=step_ms,
@@ -129,7 +134,7 @@ def tune(
         )
         assert search.folder is not None, "it is over one"
         images, batches = search.folder
-        changes = parsed(what_if, images)
+        need_originals(changes, images)
         if batches.estimated and step_ms is None:
             write_json(json, batches.as_dict())
             complain(
@@ -154,18 +159,22 @@ def tune(
             bar.update(task, description=f"{at}{crew}, {trial.steps_per_s:.1f} steps/s")
 
         found = search.run(step_ms, budget, told)
-    typer.echo(str(found))
-    if svg is not None:
-        write_text(svg, curve_svg(found))
-    if save is not None and found.saved is not None:
-        write_text(save, found.saved.as_text())
-        typer.echo(f'feedline.DataLoader(..., settings="{save}")')
     said = found.as_dict()
-    if search.folder is not None:
-        images, batches = search.folder
-        said |= batches.as_dict()
-        said |= predictions(found, changes, images, batches.schedule)
-    write_json(json, said)
+    with contextlib.ExitStack() as written:  # each of them, whatever becomes of the others
+        written.callback(write_json, json, said)
+        if svg is not None:
+            written.callback(write_text, svg, curve_svg(found))
+        if save is not None and found.saved is not None:
+            written.callback(write_text, save, found.saved.as_text())
+        typer.echo(str(found))
+        if save is not None and found.saved is not None:
+            typer.echo(f"feedline.DataLoader(..., settings={str(save)!r})")
+        elif save is not None:
+            complain(f"{save} was not written, as nothing was measured", label="")
+        if search.folder is not None:
+            images, batches = search.folder
+            said |= batches.as_dict()
+            said |= predictions(found, changes, images, batches.schedule)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)

@@ -56,6 +56,11 @@ def of_folder(
     """
     root = folder if is_cache(str(folder)) else find_splits(folder).train
     own_step = model is not None and is_function_name(model)
+    if device != "auto" and (model is None or own_step):
+        raise UsageError(
+            f"--device {device} says where a model of timm's trains, and no step of one is done "
+            "here; leave it out, or name the model with --model"
+        )
     images = ImageFolder(root, transform=TrainCrop())
     asked = batches(
         batch_size,

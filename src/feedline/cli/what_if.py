@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from feedline.forecast.changes import Changes
     from feedline.tuning.tuned import Tuned
 
-__all__ = ["WhatIfs", "parsed", "predictions"]
+__all__ = ["WhatIfs", "need_originals", "parsed", "predictions"]
 
 WhatIfs = Annotated[
     list[str] | None,
@@ -26,22 +26,30 @@ WhatIfs = Annotated[
 ]
 
 
-def parsed(texts: Sequence[str] | None, data: Any) -> list[Changes]:
-    """What is asked for of some images, before anything is measured.
+def parsed(texts: Sequence[str] | None) -> list[Changes]:
+    """What is asked for, before anything is measured.
 
     Raises:
-        UsageError: it is not understood, or asks for other copies of images that are copies.
+        UsageError: it is not understood.
     """
     from feedline.forecast.changes import Changes
+
+    return [Changes.parse(text) for text in texts or ()]
+
+
+def need_originals(changes: Sequence[Changes], data: Any) -> None:
+    """Refuse to ask for other copies of images that are copies.
+
+    Raises:
+        UsageError: so it is.
+    """
     from feedline.stores.cache_store import CacheStore
 
-    changes = [Changes.parse(text) for text in texts or ()]
     if any(each.cache for each in changes) and isinstance(data.store, CacheStore):
         raise UsageError(
             f"cache= asks for copies of the originals, and {data.root} is a cache itself; name the "
             "folder that it was made of, which `feedline cache info` says"
         )
-    return changes
 
 
 def predictions(

@@ -88,7 +88,13 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[None]:
-    """Hold Ctrl-C back for a `with`; a child that starts within it has it blocked at first."""
+    """Hold Ctrl-C back for a `with`; a child that starts within it has it blocked at first.
+
+    Where signals cannot be held back nothing is.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
@@ -37,12 +38,32 @@ class Changes:
         cache: the shorter side of the copies that are read, in pixels; "none": the originals.
         cores: that all processes may use.
         gpu: how many times as fast the step's own computing is.
+
+    Raises:
+        UsageError: a value is none that it can have.
     """
 
     workers: int | None = None
     cache: int | Literal["none"] | None = None
     cores: int | None = None
     gpu: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind, said, least, most in (
+            ("workers", Integral, "a whole number", 1, MAX_SEATS),
+            ("cache", Integral, "a whole number", _LEAST_SIDE, _MOST_SIDE),
+            ("cores", Integral, "a whole number", 1, _MOST_CORES),
+            ("gpu", Real, "a number", _LEAST_GPU, _MOST_GPU),
+        ):
+            value: Any = getattr(self, name)
+            if value is None or (name == "cache" and value == "none"):
+                continue
+            number = isinstance(value, kind) and not isinstance(value, bool)
+            if not number or not least <= value <= most:
+                raise UsageError(
+                    f"what-if: {name} must be {said} from {least:g} to {most:g}, got {value!r}; "
+                    f"{_FORM}"
+                )
 
     @classmethod
     def parse(cls, text: str) -> Changes:
@@ -68,24 +89,13 @@ class Changes:
                 raise UsageError(f"what-if {text!r}: {name} comes twice; {_FORM}")
             found[name] = value
 
-        def whole(name: str, least: int, most: int) -> int | None:
-            value = found.get(name)
-            if value is None:
-                return None
-            if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
-                raise UsageError(
-                    f"what-if {text!r}: {name} must be a whole number from {least} to {most}, got "
-                    f"{value!r}; {_FORM}"
-                )
-            return int(value)
-
-        none = found.get("cache") == "none"
-        return cls(
-            workers=whole("workers", 1, MAX_SEATS),
-            cache="none" if none else whole("cache", _LEAST_SIDE, _MOST_SIDE),
-            cores=whole("cores", 1, _MOST_CORES),
-            gpu=_times(text, found.get("gpu")),
-        )
+        # What is no number stays text, which is refused with the rest that is out of range.
+        values: dict[str, Any] = {
+            name: int(value) if _WHOLE.fullmatch(value) else value for name, value in found.items()
+        }
+        if _DECIMAL.fullmatch(found.get("gpu", "")):
+            values["gpu"] = float(found["gpu"])
+        return cls(**values)
 
     @classmethod
     def of(cls, changes: str | Changes) -> Changes:
@@ -99,14 +109,3 @@ class Changes:
             for name, value in given.items()
             if value is not None
         )
-
-
-def _times(text: str, value: str | None) -> float | None:
-    if value is None:
-        return None
-    if not _DECIMAL.fullmatch(value) or not _LEAST_GPU <= float(value) <= _MOST_GPU:
-        raise UsageError(
-            f"what-if {text!r}: gpu must be a number from {_LEAST_GPU:g} to {_MOST_GPU:g}, got "
-            f"{value!r}; {_FORM}"
-        )
-    return float(value)

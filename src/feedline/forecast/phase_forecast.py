@@ -19,7 +19,6 @@ class PhaseForecast:
     Args:
         size: in pixels; None where batches are no images of one size.
         epochs: how many it has.
-        rows: of a batch.
         then: with so many workers as are asked for.
         free: what the step takes with data for free.
         more: how many times as many that is as at the largest size.
@@ -34,7 +33,6 @@ class PhaseForecast:
 
     size: int | None
     epochs: int
-    rows: float
     then: PhaseThen
     free: float
     more: float
@@ -80,7 +78,8 @@ class PhaseForecast:
         if largest is not None and self.size != largest:
             takes = f"{at} the step takes {self.more:.1f} times the images of {largest} px"
         crew = counted(self.workers, "worker")
-        given = f"{crew} on {counted(self.cores, 'core')} make {self.then.then:.0f} {unit}"
+        on = f"{crew} on {counted(self.cores, 'core')}"
+        given = f"{on} make{'s' * (self.workers == 1)} {self.then.then:.0f} {unit}"
         if not self.workers:
             given = f"without workers it gets {self.then.then:.0f} {unit}"
         if self.limit == "step":

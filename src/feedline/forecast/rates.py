@@ -67,8 +67,7 @@ class Rates:
 
     def near(self, workers: int) -> Point:
         """The crew that is most like one of so many workers."""
-        away = {id(point): _away(point.load.workers, workers) for point in self.points}
-        return min(self.points, key=lambda point: away[id(point)])
+        return min(self.points, key=lambda point: _away(point.load.workers, workers))
 
     @property
     def unit(self) -> str:

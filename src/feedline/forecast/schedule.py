@@ -20,6 +20,7 @@ from feedline.forecast.rates_at import rates_at
 from feedline.forecast.text import aligned, counted, duration, of_size, wrapped
 from feedline.forecast.what_if import LevelRates, what_if
 from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.state import is_count
 
 __all__ = ["Forecast", "forecast"]
 
@@ -71,8 +72,11 @@ class Forecast:
         seconds = self.seconds
         if seconds is None:
             return []
-        epochs = counted(sum(phase.epochs for phase in self.phases), "epoch")
-        said = f"{epochs} of {self.images} images take {duration(seconds)}"
+        epochs = sum(phase.epochs for phase in self.phases)
+        said = (
+            f"{counted(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
+            f"{duration(seconds)}"
+        )
         if self.fixed_s is not None:
             said += (
                 f"; at {self.fixed_px} px throughout {duration(self.fixed_s)}, "
@@ -118,19 +122,21 @@ def forecast(
         levels: rates of copies, of which one may be advised.
 
     Raises:
-        UsageError: nothing was measured; the schedule has sizes and what was measured has none.
+        UsageError: nothing was measured; the schedule has sizes and what was measured has none;
+            images or workers that are no number of them.
     """
     phases = Schedule.of(schedule).phases
     if not measured:
         raise UsageError("nothing was measured, so nothing can be forecast; give it more time")
-    if images is not None and (isinstance(images, bool) or images < 1):
+    if images is not None and (not is_count(images) or images < 1):
         raise UsageError(f"images must be a whole number of at least 1, got {images!r}")
+    Changes(workers=workers)  # refuses what is no number of workers
     rates = [rates_at(measured, phase.size, phase.batch_size) for phase in phases]
     largest = max(range(len(phases)), key=lambda number: phases[number].size or 0)
     free = [each.per_s(each.now.load.consume_ms) for each in rates]
     found = []
     for phase, each, takes in zip(phases, rates, free, strict=True):
-        crew = workers or each.now.load.workers
+        crew = each.now.load.workers if workers is None else workers
         # Without workers nothing is changed.
         (then,) = what_if([each], Changes(workers=crew or None)).phases
         load = with_workers(each.near(crew).load, crew, each.shared or 0.0)
@@ -139,7 +145,6 @@ def forecast(
             PhaseForecast(
                 size=phase.size,
                 epochs=phase.epochs,
-                rows=each.rows or 1.0,
                 then=then,
                 free=takes,
                 more=takes / free[largest],

@@ -83,6 +83,7 @@ class Adapting:
     def handed_out(self, asked_ns: int) -> None:
         """A batch is handed out that was asked for at this time, on the monotonic clock."""
         if self.off:
+            self._phase = None  # when it is switched on, a window begins anew
             return
         try:
             self._handed_out(asked_ns)
@@ -169,9 +170,11 @@ def _limits(backend: Backend, live: LiveSettings) -> Limits:
     """What there is now."""
     memory = _MEMORY * available_memory_bytes()
     each = backend.batch_bytes
+    # Of whole batches, a worker more makes more of them ahead.
+    ahead = 0 if backend.shares_batches else live.prefetch_factor * each
     return Limits(
         cores=usable_cores(),
-        more=int(memory / WORKER_BYTES),
+        more=int(memory / (WORKER_BYTES + ahead)),
         for_each=0 if backend.shares_batches or live.prefetch is not None else live.prefetch_factor,
         batches=int(memory / each) if each else None,
     )

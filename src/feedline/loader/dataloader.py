@@ -30,7 +30,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
-from feedline.loader.saved_settings import with_saved
+from feedline.loader.saved_settings import naming_file, with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -176,7 +176,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
         prefetch, piece_ms = given["prefetch"], given["piece_ms"]
         added_before = set(vars(self))  # by a subclass
-        asked = Asked.resolve(given)  # before torch's own checks: these say more
+        with naming_file(settings):
+            asked = Asked.resolve(given)  # before torch's own checks: these say more
         plan = plan_of(asked, given)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
         if plan is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
 from feedline.trace.this_machine import this_machine
 
-__all__ = ["SavedSettings", "with_saved"]
+__all__ = ["SavedSettings", "naming_file", "with_saved"]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
@@ -132,6 +133,24 @@ def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and left_out:
             filled[name] = value
     return filled
+
+
+@contextmanager
+def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Within a `with`: an argument that cannot be used may be one of the file's, and that is said.
+
+    Args:
+        file: of settings; None for none.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if file is None:
+            raise
+        raise type(error)(
+            f"{error} (arguments that were left out are those of settings={os.fspath(file)!r}, "
+            "which feedline tune writes for a loader of the same kind)"
+        ) from error
 
 
 def _data(file: str | os.PathLike[str]) -> bytes:

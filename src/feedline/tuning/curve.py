@@ -26,7 +26,7 @@ _WRAPPED = 110
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Point:
-    """A trial; `low` and `high` are the ends of its interval, all in pixels."""
+    """A trial; `low` and `high` are the ends of its interval, in pixels as `x` and `y` are."""
 
     x: float
     y: float
@@ -123,7 +123,7 @@ def _point(trial: Trial, phase: TunedPhase, scale: _Scale) -> _Point:
         low=scale.y(rows * low),
         high=max(0.0, scale.y(rows * high)),
         best=trial is phase.best,
-        said=f"{trial.workers} workers: {rows * trial.steps_per_s:.0f}",
+        said=f"{trial.workers} worker{'s' * (trial.workers > 1)}: {rows * trial.steps_per_s:.0f}",
     )
 
 

@@ -1,7 +1,7 @@
 """`feedline tune DIR`: a folder's images, tuned for, and then made in other ways.
 
 Guarantees: by default some of the images, drawn at random, are read before anything is measured,
-so that they come out of the page cache; workers end with it.
+so that they come out of the page cache; workers end with it. Ctrl-C gives what is known so far.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def _images(asked: FolderTuning) -> tuple[ImageFolder, str, int]:
     folder = ImageFolder(asked.root, transform=TrainCrop(), decode=asked.decode)
     if not asked.warm or is_cache(str(asked.root)):
         return folder, "as they were, read anew or from the page cache", 0
-    largest = max(phase.batch_size or asked.batch_size for phase in asked.phases.phases)
-    some = drawn(folder, seed=0, most=max(ENOUGH_IMAGES, _BATCHES * largest))
+    rows = [phase.batch_size or asked.batch_size for phase in asked.phases.phases]
+    some = drawn(folder, seed=0, most=max(ENOUGH_IMAGES, _BATCHES * max(rows)))
     said = f"{len(some)} of {len(folder)} images, from the page cache"
-    return some, said, -(-len(some) // asked.batch_size)
+    return some, said, -(-len(some) // min(rows))
 
 
 def _loader(asked: FolderTuning, images: ImageFolder, *, cached: bool = True) -> DataLoader[Any]:
@@ -162,18 +162,25 @@ def _with_other(
     with build() as loader:
         tried = OwnLoader(loader)
         largest = max((phase.size or 0 for phase in found.phases), default=0)
-        for planned, phase in zip(tried.phases, found.phases, strict=True):
+        for k, (planned, phase) in enumerate(zip(tried.phases, found.phases, strict=True)):
             left_s = until - time.monotonic()
             if phase.best is None or phase.reached or left_s < _LEAST_S + _START_S:
                 phases.append(phase)
                 continue
             own_step = step or paced(step_ms or 0.0, phase.size, largest)
             rehearsal = Rehearsal(tried, own_step, phase.size)
-            tried.begin(planned)
-            rehearsal.warm(warm)
-            trial = rehearsal.trial(
-                phase.best.setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s)
-            )
-            phases.append(replace(phase, others=(*phase.others, Other(name=name, trial=trial))))
+            try:
+                tried.begin(planned)
+                rehearsal.warm(warm, until)
+                left_s = until - time.monotonic()
+                if left_s > 0:
+                    seconds = min(_MOST_S, left_s)
+                    trial = rehearsal.trial(phase.best.setting, least_s=_LEAST_S, most_s=seconds)
+                    other = Other(name=name, trial=trial)
+                    phase = replace(phase, others=(*phase.others, other))
+            except KeyboardInterrupt:
+                phases += [replace(each, ended="interrupted") for each in found.phases[k:]]
+                break
+            phases.append(phase)
         tried.close()
     return replace(found, phases=tuple(phases))

@@ -22,6 +22,7 @@ from feedline.system import available_memory_bytes
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
+from feedline.tuning.tunable import NO_BATCH
 
 __all__ = ["OwnLoader"]
 
@@ -160,7 +161,7 @@ class OwnLoader:
                 empty = False
                 yield batch
             if empty:
-                raise UsageError("the loader gives no batch, so nothing can be tuned")
+                raise UsageError(NO_BATCH)
 
 
 def _rehearse(session: Session, phase: Phase | None) -> None:

@@ -7,13 +7,15 @@ ends as soon as its error is small.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.control.window import Window
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from feedline.control.window import Window, error_of
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
 from feedline.tuning.tunable import Tunable
@@ -24,7 +26,7 @@ Step = Callable[[Any], object]
 """One training step on a batch."""
 
 _SURE = 0.01  # an error that is small enough
-_BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
+_LEAST_STEPS = 16  # before an error is believed to be small
 _KEPT = 3
 _WARM_STEPS = 2
 _FEW = 1  # in the place of both, where a step takes long
@@ -56,31 +58,51 @@ class Rehearsal:
         self._step = step
         self._phase = phase
         self._kept, self._warm_steps = (_FEW, _FEW) if few else (_KEPT, _WARM_STEPS)
+        self.batch_bytes = 0
+        """Of the tensors in a batch; 0 before `ceiling` has seen one."""
 
-    def warm(self, batches: int) -> None:
+    def warm(self, batches: int, until: float = math.inf) -> None:
         """Take batches and do nothing with them: their files are in the page cache then.
+
+        Args:
+            batches: how many.
+            until: when to stop all the same, on the monotonic clock.
 
         Raises:
             Exception: whatever the dataset raises.
         """
         for _ in range(batches):
+            if time.monotonic() >= until:
+                break
             self._loader.next()
 
-    def ceiling(self, seconds: float) -> float:
+    def ceiling(self, seconds: float, until: float = math.inf) -> float:
         """Steps per second over a few batches that are kept: with data for free.
+
+        Args:
+            seconds: for how long steps are counted.
+            until: when to stop all the same, on the monotonic clock: steps may be long. Then the
+                last one of them counts alone.
 
         Raises:
             Exception: whatever the step or the dataset raises.
         """
         kept = []
         for _ in range(self._kept):
-            batch = _copied(self._loader.next())
-            self._step(batch)
+            batch = tree_map(_copied, self._loader.next())
             kept.append(batch)
+            begun = time.perf_counter()
+            self._step(batch)
+            if time.monotonic() >= until:
+                return 1 / max(1e-9, time.perf_counter() - begun)
+        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+        self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
         begun, steps = time.perf_counter(), 0
         while time.perf_counter() - begun < seconds or steps < self._kept:
             self._step(kept[steps % self._kept])
             steps += 1
+            if time.monotonic() >= until:
+                break
         return steps / (time.perf_counter() - begun)
 
     def trial(self, setting: Setting, *, least_s: float, most_s: float) -> Trial:
@@ -107,7 +129,7 @@ class Rehearsal:
         while True:
             times.append(self._once())
             passed = time.perf_counter() - begun
-            enough = len(times) >= 2 * _BLOCKS and passed >= least_s and _error(times) <= _SURE
+            enough = len(times) >= _LEAST_STEPS and passed >= least_s and _error(times) <= _SURE
             if enough or (passed >= most_s and len(times) >= 2):
                 break
         window = Window.between(
@@ -130,23 +152,9 @@ class Rehearsal:
 
 
 def _error(times: list[_Times]) -> float:
-    """Half of the 95% interval of the mean step, as a share of it, from means of blocks."""
-    size = len(times) // _BLOCKS
-    if size < 1:
-        return 1.0
-    means = [
-        statistics.fmean(each.step_s for each in times[k * size : (k + 1) * size])
-        for k in range(_BLOCKS)
-    ]
-    mean = statistics.fmean(means)
-    # Student's t of 7 degrees of freedom, 97.5%.
-    return 2.365 * statistics.stdev(means) / math.sqrt(_BLOCKS) / mean if mean > 0 else 1.0
+    return error_of([each.step_s for each in times])
 
 
-def _copied(batch: Any) -> Any:
-    """A batch of its own memory."""
-    if isinstance(batch, (list, tuple)):
-        return [_copied(part) for part in batch]
-    if isinstance(batch, dict):
-        return {key: _copied(part) for key, part in batch.items()}
-    return batch.clone() if hasattr(batch, "clone") else batch
+def _copied(leaf: Any) -> Any:
+    """A part of a batch in its own memory. What holds the parts stays of its kind."""
+    return leaf.clone() if hasattr(leaf, "clone") else leaf

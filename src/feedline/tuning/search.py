@@ -55,7 +55,7 @@ class Search:
     """A search for the fewest workers with which a training is as fast as it can be.
 
     Args:
-        limits: of the crew.
+        limits: of the crew; memory was looked at when it was that of `start`.
         start: what is tried first.
         ceiling: steps per second with data for free; None where it was not measured.
         choices: what else may change.
@@ -69,6 +69,7 @@ class Search:
         choices: Choices | None = None,
     ) -> None:
         self._limits = limits
+        self._begun_with = start.workers
         self._now = start  # its depth and pieces are those of the crews that are tried
         self._ceiling = ceiling
         self._choices = choices or Choices()
@@ -85,8 +86,7 @@ class Search:
     def next(self) -> Setting | None:
         """What to try next; None where enough is known."""
         if not self.trials:
-            most = self._limits.most(self._now.workers, 1.0)
-            return replace(self._now, workers=max(1, min(self._now.workers, most)))
+            return replace(self._now, workers=min(self._now.workers, self._most(1.0)))
         return (
             self._evener() or self._more() or self._fewer() or self._shallower() or self._pinned()
         )
@@ -146,7 +146,7 @@ class Search:
         crews = self._crews
         largest = max(crews)
         trial, window = crews[largest], crews[largest].window
-        most = self._limits.most(largest, window.blocked_share)
+        most = self._most(window.blocked_share)
         if self.reached or largest >= most:
             return None
         rivals = [crews[crew] for crew in crews if crew < largest]
@@ -175,7 +175,7 @@ class Search:
             crew = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
             return replace(self._now, workers=crew)
         share = crews[enough].window.blocked_share
-        needed = min(self._needed(crews[enough]), self._limits.most(enough, share))
+        needed = min(self._needed(crews[enough]), self._most(share))
         if not 0 < needed < enough:
             # As many as are needed: only to see that it is not less. Or nothing is known.
             needed = enough - 1 if needed else enough // 2
@@ -198,6 +198,10 @@ class Search:
         other = replace(setting, pin=not setting.pin)
         tried = any(each.pin == other.pin for each in self.trials)
         return other if self._choices.pin and not tried else None
+
+    def _most(self, blocked_share: float) -> int:
+        """How large a crew may be whose work is waiting to so much of it."""
+        return self._limits.most(self._begun_with, blocked_share)
 
     def _needed(self, trial: Trial) -> int:
         """The workers that are busy all the time where steps never wait."""

@@ -32,8 +32,8 @@ def table(
     known = [start_s for start_s in starts if start_s is not None]
     if known:
         lines.append(
-            f"workers took {max(known):.1f} s to start, which persistent_workers=True saves at "
-            "each epoch"
+            f"workers took up to {max(known):.1f} s to start and give a batch; with "
+            "persistent_workers=True they start once, and not at each epoch"
         )
     return "\n".join([*lines, *(["", snippet] if snippet else [])])
 

@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader
 
 from feedline.dataset.torch_workers import TorchWorkers
 from feedline.engine.defaults import auto_workers
-from feedline.errors import UsageError
+from feedline.engine.process import interrupt_held
+from feedline.errors import ResourceError, UsageError
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
+from feedline.tuning.tunable import NO_BATCH
 
 __all__ = ["TorchLoader"]
 
@@ -92,7 +94,7 @@ class TorchLoader:
                 self.change(self.start)
             else:
                 self._batches = iter(self._copy)
-        raise UsageError("the loader gives no batch, so nothing can be tuned")
+        raise UsageError(NO_BATCH)
 
     def change(self, setting: Setting) -> int:
         """End the workers, and start others with a setting."""
@@ -113,7 +115,16 @@ class TorchLoader:
         with warnings.catch_warnings():
             # More than there are cores are tried only where they wait.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self._batches = iter(loader)
+            try:
+                # In the middle of a fork Ctrl-C is lost, or raised in the child, which then goes on
+                # as a copy of this program. Workers never hear of it: `_end` is theirs.
+                with interrupt_held():
+                    self._batches = iter(loader)
+            except OSError as error:  # of fork, or of the pipes to it
+                raise ResourceError(
+                    f"{setting.workers} workers cannot be started: {error}; look at the memory "
+                    "that is free, and at ulimit -u and -n"
+                ) from error
         return setting.workers  # they begin at the same time, and so end together at first
 
     def spent(self) -> Spent:

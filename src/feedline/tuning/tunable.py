@@ -13,7 +13,12 @@ from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
 
-__all__ = ["Tunable"]
+__all__ = ["NO_BATCH", "Tunable"]
+
+NO_BATCH = (
+    "the loader gives no batch, so nothing can be tuned: look whether its dataset or sampler is "
+    "empty, or has less than one batch and drop_last=True"
+)
 
 
 class Tunable(Protocol):

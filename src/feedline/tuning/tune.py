@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.control.limits import Limits
 from feedline.engine.start_method import WORKER_BYTES
-from feedline.errors import UsageError
+from feedline.errors import ResourceError, UsageError
 from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
 from feedline.plan.schedule import Phase
@@ -25,6 +26,7 @@ from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
+from feedline.tuning.setting import Setting
 from feedline.tuning.torch_loader import TorchLoader
 from feedline.tuning.trial import Trial
 from feedline.tuning.tunable import Tunable
@@ -38,8 +40,9 @@ Told = Callable[[int | None, Trial], object]
 
 _CEILING_S = 1.0
 _LEAST_S, _MOST_S = 1.0, 4.0  # a trial
+_LEAST_STEPS = 4  # a trial: two before it counts, and two that count
 _TRIALS = 5
-_STEPS = 8  # that a trial takes at least, those of the setting before included
+_STEPS = 8  # that a trial takes, those of the setting before included
 _MEMORY = 0.5  # of what is available
 
 
@@ -67,7 +70,8 @@ def tune(
             computes (`torch.cuda.synchronize`). It really trains.
         step_ms: in its place, how long a step takes at the largest size; shorter at smaller ones
             as the images have fewer pixels. The process sleeps for so long.
-        budget_s: how many seconds it may take.
+        budget_s: how many seconds it may take; a step that is under way at the end is finished, and
+            each size takes at least one.
         told: is called after each trial with the image size.
         warm: batches of each size that are taken before anything is measured, without a step.
 
@@ -132,16 +136,17 @@ def _phase(
     ceiling, search = None, None
     ended: Ended = "done"
     rehearsal = Rehearsal(tried, step, phase.size)
+    begun, ready_s = time.monotonic(), 0.0
     try:
         tried.begin(phase)
-        rehearsal.warm(warm)
-        ceiling = rehearsal.ceiling(min(_CEILING_S, max(0.0, until - time.monotonic()) / 8))
-        room = int(_MEMORY * available_memory_bytes() / WORKER_BYTES)
-        limits = Limits(cores=usable_cores(), more=room)
-        search = Search(limits, tried.start, ceiling, tried.choices)
+        rehearsal.warm(warm, until)
+        ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
+        ceiling = rehearsal.ceiling(ceiling_s, until)
+        ready_s = time.monotonic() - begun
+        search = Search(_limits(tried.start, rehearsal), tried.start, ceiling, tried.choices)
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
-            if left_s < _LEAST_S:
+            if left_s < max(_LEAST_S, _LEAST_STEPS / ceiling):
                 ended = "budget"
                 break
             trial = rehearsal.trial(setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s))
@@ -150,6 +155,10 @@ def _phase(
                 told(phase.size, trial)
     except KeyboardInterrupt:
         ended = "interrupted"
+    except ResourceError:
+        if search is None or not search.trials:
+            raise
+        ended = "resources"
     known = search is not None and bool(search.trials)
     return TunedPhase(
         size=phase.size,
@@ -159,14 +168,26 @@ def _phase(
         best=search.best if search is not None and known else None,
         reached=search is not None and known and search.reached,
         ended=ended,
-        needs_s=_needs_s(ceiling),
+        needs_s=_needs_s(ceiling, ready_s),
     )
 
 
-def _needs_s(ceiling: float | None) -> float:
-    """How long the usual number of trials takes, with the steps that each begins with."""
+def _limits(start: Setting, rehearsal: Rehearsal) -> Limits:
+    """How far the crew may grow: a worker has memory of its own, and for the batches it makes."""
+    ahead = start.prefetch * rehearsal.batch_bytes if start.piece_ms is None else 0
+    room = int(_MEMORY * available_memory_bytes() / (WORKER_BYTES + ahead))
+    return Limits(cores=usable_cores(), more=room)
+
+
+def _needs_s(ceiling: float | None, ready_s: float) -> float:
+    """How long the usual number of trials takes, with the steps that each begins with.
+
+    Args:
+        ceiling: steps per second.
+        ready_s: what it took until trials could begin.
+    """
     step_s = 1.0 / ceiling if ceiling else 0.0
-    return _CEILING_S + _TRIALS * max(_MOST_S, _STEPS * step_s)
+    return max(ready_s, _CEILING_S) + _TRIALS * max(_MOST_S, _STEPS * step_s)
 
 
 def _check(
@@ -179,9 +200,9 @@ def _check(
         )
     if step is not None and not callable(step):
         raise UsageError(f"step must be a function of a batch, got {type(step).__name__}")
-    if step_ms is not None and not 0 <= step_ms < float("inf"):
+    if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
         raise UsageError(f"step_ms must be a number of milliseconds, got {step_ms!r}")
-    if not 2 * _LEAST_S <= budget_s < float("inf"):
+    if not (isinstance(budget_s, Real) and 2 * _LEAST_S <= budget_s < float("inf")):
         raise UsageError(f"budget_s must be at least {2 * _LEAST_S:.0f} seconds, got {budget_s!r}")
     if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
         raise UsageError(f"warm must be a whole number of batches, 0 or above, got {warm!r}")

@@ -132,12 +132,12 @@ class Tuned:
 
         Raises:
             UsageError: nothing was measured; what was has sizes and the schedule has none, or the
-                reverse.
+                reverse; images or workers that are no number of them.
 
         Example:
             >>> print(found.forecast("112x10,224x10", images=1_281_167))        # doctest: +SKIP
         """
-        crew = workers or self.num_workers
+        crew = self.num_workers if workers is None else workers
         return forecast(self.rates, schedule, images=images, workers=crew, levels=levels)
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from feedline.tuning.trial import Trial
 
 __all__ = ["Ended", "Other", "TunedPhase", "phase_dict"]
 
-Ended = Literal["done", "budget", "interrupted"]
-"""`budget`: the time was over before the search; `interrupted`: by Ctrl-C."""
+Ended = Literal["done", "budget", "interrupted", "resources"]
+"""`budget`: the time was over before the search; `interrupted`: by Ctrl-C; `resources`: the machine
+lacked memory, or a process, for what was to be tried next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,21 +56,23 @@ class TunedPhase:
     @property
     def reason(self) -> str:
         """Why the search ended there."""
+        why = {
+            "budget": f"the time was over; a whole search{' at this size' * bool(self.size)} takes "
+            f"about {self.needs_s:.0f} s",
+            "interrupted": "interrupted",
+            "resources": "the machine lacked memory, or a process, for what was to be tried next",
+        }.get(self.ended)
         if self.best is None:
-            return f"not measured: the time was over; this takes about {self.needs_s:.0f} s"
+            return f"not measured: {why}"
         crew = f"{self.best.workers} worker{'s' * (self.best.workers > 1)}"
         if self.reached:
-            said = f"the step is the limit, no loader setting helps; {crew} suffice"
+            suffice = "suffices" if self.best.workers == 1 else "suffice"
+            said = f"the step is the limit, no loader setting helps; {crew} {suffice}"
         else:
             share = self.best.steps_per_s / self.ceiling if self.ceiling else None
             of = "" if share is None else f", at {share:.0%} of what the step could do"
             said = f"nothing is faster than {crew}{of}"
-        if self.ended == "done":
-            return said
-        over = "interrupted"
-        if self.ended == "budget":
-            over = f"the time was over; a whole search takes about {self.needs_s:.0f} s"
-        return f"{said}, of what was tried ({over})"
+        return said if why is None else f"{said}, of what was tried ({why})"
 
 
 def phase_dict(phase: TunedPhase) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def loader_of(
             64 samples. A loader has its own.
 
     Raises:
-        UsageError: there is no such function, it gives something else, or a loader was given
-            settings that it has itself.
+        UsageError: there is no such function, it gives something else or less than a batch, or a
+            loader was given settings that it has itself.
         Exception: whatever it raises.
     """
     given: Any = function_named(text)()
@@ -90,6 +90,11 @@ def loader_of(
     if not (indexed or is_native(given)):
         raise UsageError(
             f"{text!r} gives a {type(given).__name__}; it must give a DataLoader or a Dataset"
+        )
+    if schedule is None and len(given) < rows:  # a schedule may have batches of its own
+        raise UsageError(
+            f"{text!r} gives a dataset of {len(given)} samples, which are fewer than a batch of "
+            f"{rows}; give it more, or name a smaller batch with --batch-size"
         )
     return DataLoader(
         given, rows, shuffle=True, schedule=schedule, num_workers="auto", drop_last=True

@@ -1,0 +1,166 @@
+"""A rehearsal on a clock of its own: budgets, kinds of batches, and what a machine lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from feedline.errors import ResourceError
+from feedline.plan.schedule import Phase
+from feedline.trace.stage_page import Spent
+from feedline.tuning import rehearsal as rehearsal_module
+from feedline.tuning import tune as tune_module
+from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.search import Choices
+from feedline.tuning.setting import Setting
+from feedline.tuning.tuned_phase import TunedPhase
+
+
+class Batch(NamedTuple):
+    images: torch.Tensor
+    labels: list[int]
+
+
+class Ready:
+    """A loader that has each batch at once, and workers for as many as it is allowed."""
+
+    start = Setting(workers=2, prefetch=2)
+    choices = Choices()
+    batch_size = 4
+    whole = True
+    start_s = None
+    phases = (Phase(epochs=1),)
+
+    def __init__(self, most: int = 64) -> None:
+        self.most = most
+        self.given = 0
+
+    def next(self) -> Batch:
+        self.given += 1
+        return Batch(torch.zeros(4, 8), [1, 2, 3, 4])
+
+    def change(self, setting: Setting) -> int:
+        if setting.workers > self.most:
+            raise ResourceError("there is no process for one more")
+        return 0
+
+    def spent(self) -> Spent:
+        return Spent()
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, which passes where a test says so."""
+    clock = [1000.0]
+    time = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
+    monkeypatch.setattr(tune_module, "time", time)
+    monkeypatch.setattr(rehearsal_module, "time", time)
+    return clock
+
+
+def searched(now: list[float], loader: Ready, step_s: float, budget_s: float) -> TunedPhase:
+    def step(batch: Any) -> None:
+        now[0] += step_s
+
+    tried: Any = loader
+    return tune_module._phase(tried, step, Phase(epochs=1), now[0] + budget_s, None, 0)
+
+
+@pytest.mark.parametrize("step_s", [0.3, 1.0, 3.0, 5.0, 11.0, 60.0, 600.0])
+def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: float) -> None:
+    begun = now[0]
+    found = searched(now, Ready(), step_s, budget_s=60)
+    assert now[0] - begun <= 60 + step_s
+    assert found.ceiling == pytest.approx(1 / step_s)
+    if found.best is None:
+        assert found.ended == "budget"
+        assert found.needs_s > 60
+        assert f"takes about {found.needs_s:.0f} s" in found.reason
+
+
+def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now: list[float]) -> None:
+    found = searched(now, Ready(), 2.0, budget_s=0)
+    assert (found.best, found.ended) == (None, "budget")
+    assert found.needs_s >= 5 * 8 * 2.0
+
+
+def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> None:
+    loader: Any = Ready()
+    made: Callable[[], Batch] = loader.next
+
+    def slow() -> Batch:
+        now[0] += 10.0
+        return made()
+
+    loader.next = slow
+    found = tune_module._phase(loader, lambda _: None, Phase(epochs=1), now[0] + 60, None, 1000)
+    assert loader.given == 7  # six within the budget, and one for a step
+    assert (found.best, found.ended) == (None, "budget")
+
+
+def test_what_a_machine_lacks_ends_the_search_with_what_is_known(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
+
+    class Waits(Ready):
+        def next(self) -> Batch:
+            now[0] += 1.0
+            return super().next()
+
+    found = searched(now, Waits(most=2), 0.01, budget_s=600)
+    assert (found.ended, [trial.workers for trial in found.trials]) == ("resources", [2])
+    assert "lacked memory, or a process" in found.reason
+    with pytest.raises(ResourceError, match="no process"):
+        searched(now, Waits(most=1), 0.01, budget_s=600)
+
+
+def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
+    rehearsal: Any = SimpleNamespace(batch_bytes=20)
+    whole, rows = Setting(workers=1, prefetch=2), Setting(workers=1, prefetch=2, piece_ms=50.0)
+    assert tune_module._limits(whole, rehearsal).more == (1 << 29) // 100
+    assert tune_module._limits(rows, rehearsal).more == (1 << 29) // 60
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ("interrupted", "not measured: interrupted"),
+        ("budget", "not measured: the time was over; a whole search takes about 30 s"),
+    ],
+)
+def test_why_nothing_was_measured_is_said(ended: Any, said: str) -> None:
+    phase = TunedPhase(
+        size=None,
+        batch_size=4,
+        ceiling=None,
+        trials=(),
+        best=None,
+        reached=False,
+        ended=ended,
+        needs_s=30.0,
+    )
+    assert phase.reason == said
+
+
+def test_kept_batches_are_of_the_kind_that_they_were() -> None:
+    seen: list[Batch] = []
+    loader: Any = Ready()
+    rehearsal = Rehearsal(loader, seen.append)
+    assert math.isfinite(rehearsal.ceiling(0.0))
+    assert {type(batch) for batch in seen} == {Batch}
+    assert {tuple(batch.labels) for batch in seen} == {(1, 2, 3, 4)}
+    assert rehearsal.batch_bytes == 4 * 8 * 4
