@@ -16,6 +16,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.setting import Setting
+from feedline.tuning.trial import Trial
 from feedline.tuning.tune import tune
 
 
@@ -102,21 +103,16 @@ def test_batches_are_as_large_as_the_phase_says() -> None:
 
 @pytest.mark.usefixtures("quick_trials")
 def test_what_is_known_at_ctrl_c_is_given() -> None:
-    calls = 0
-
-    def step(batch: Any) -> None:
-        nonlocal calls
-        calls += 1
-        time.sleep(0.01)
-        if calls == 130:
-            raise KeyboardInterrupt
+    def told(size: int | None, trial: Trial) -> None:
+        raise KeyboardInterrupt
 
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
-        found = tune(loader, step, budget_s=60)
+        found = tune(loader, step_ms=10, budget_s=60, told=told)
         assert loader.num_workers == 1
     (phase,) = found.phases
     assert phase.ended == "interrupted"
     assert phase.ceiling is not None
+    assert [trial.workers for trial in phase.trials] == [found.num_workers] == [1]
 
 
 def test_a_budget_that_is_too_short_is_said() -> None:
