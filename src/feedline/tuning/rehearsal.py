@@ -27,7 +27,6 @@ _SURE = 0.01  # an error that is small enough
 _BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
 _KEPT = 3
 _WARM_STEPS = 2
-_FEW = 1  # in the place of both, where a step takes long
 _STARTED_WITHIN_S = 60.0
 
 
@@ -46,7 +45,7 @@ class Rehearsal:
         loader: whose batches are taken.
         step: is done with each. It really trains.
         phase: what all trials have in common, for their windows.
-        few: as few steps as can be are done before others are timed, and kept batches are as few.
+        few: steps take long, so that a single one is done before others are timed.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Rehearsal:
         self._loader = loader
         self._step = step
         self._phase = phase
-        self._kept, self._warm_steps = (_FEW, _FEW) if few else (_KEPT, _WARM_STEPS)
+        self._warm_steps = 1 if few else _WARM_STEPS
 
     def warm(self, batches: int) -> None:
         """Take batches and do nothing with them: their files are in the page cache then.
@@ -73,13 +72,13 @@ class Rehearsal:
             Exception: whatever the step or the dataset raises.
         """
         kept = []
-        for _ in range(self._kept):
+        for _ in range(_KEPT):
             batch = _copied(self._loader.next())
             self._step(batch)
             kept.append(batch)
         begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds or steps < self._kept:
-            self._step(kept[steps % self._kept])
+        while time.perf_counter() - begun < seconds or steps < _KEPT:
+            self._step(kept[steps % _KEPT])
             steps += 1
         return steps / (time.perf_counter() - begun)
 
