@@ -275,9 +275,10 @@ def train(
     for path, reason in result.skipped:
         typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
+        places = {"--resume": result.out, "--val": val, "--cache": cache}
+        again = " ".join(f"{name} {place}" for name, place in places.items() if place is not None)
         typer.echo(
-            f"stopped; everything is in {result.out}/. Go on with: feedline train {folder} "
-            f"--resume {result.out}",
+            f"stopped; everything is in {result.out}/. Go on with: feedline train {folder} {again}",
             err=True,
         )
         raise typer.Exit(_INTERRUPTED + result.stopped_by)

@@ -106,6 +106,9 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             stack.enter_context(occupied(out))
         stop = stack.enter_context(StopRequest())
         loader, val_loader = _loaders(recipe, data, asked, device, stack)
+        for line in loader.explain().splitlines() if asked.cache else ():
+            if line.startswith("copies "):
+                report.note(" ".join(line.split()))
         learner = Learner(
             model,
             recipe,
