@@ -111,7 +111,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """
         pixels, label = self._pixels(item)
         tail = self.recognised.tail
-        if not tail.as_is:
+        if not tail.draws:
             return tail.run(pixels, 0), int(label)
         with Request(item.image_size, item.strength):
             return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
