@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from feedline.images.folder import ImageFolder
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
+    from feedline.recognition.compiled import compile, views
     from feedline.request import augmentation_strength, image_size, per_size
     from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
@@ -36,11 +37,13 @@ __all__ = [
     "augmentation_strength",
     "build_cache",
     "ceiling",
+    "compile",
     "find_batch_size",
     "image_size",
     "per_size",
     "plan_cache",
     "tune",
+    "views",
     "watch",
 ]
 
@@ -58,11 +61,13 @@ _HOMES = {
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
+    "compile": "feedline.recognition.compiled",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.request",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
     "tune": "feedline.tuning.tune",
+    "views": "feedline.recognition.compiled",
     "watch": "feedline.watching.watched",
 }
 

@@ -19,6 +19,8 @@ A message says what was asked, what was found, the likely cause and the next ste
 
 from __future__ import annotations
 
+import contextlib
+
 __all__ = [
     "ClosedError",
     "DatasetError",
@@ -32,6 +34,7 @@ __all__ = [
     "StateError",
     "UsageError",
     "WorkerError",
+    "note",
 ]
 
 
@@ -81,3 +84,12 @@ class WorkerError(FeedlineError, RuntimeError):
 
 class StartError(WorkerError):
     """A worker could not begin with the dataset that it was given. Holds the worker's traceback."""
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a line to what an exception says of itself, unless its class allows no change."""
+    notes = getattr(error, "__notes__", None)
+    with contextlib.suppress(Exception):
+        if notes is None:
+            notes = error.__notes__ = []  # type: ignore[attr-defined]
+        notes.append(text)

@@ -14,7 +14,14 @@ from typing import Any
 
 from feedline.errors import UsageError
 
-__all__ = ["PerSize", "Request", "augmentation_strength", "image_size", "per_size"]
+__all__ = [
+    "PerSize",
+    "Request",
+    "augmentation_strength",
+    "image_size",
+    "per_size",
+    "requested",
+]
 
 
 class Request:
@@ -43,8 +50,18 @@ class Request:
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
 
+    def heard(self, within: Request) -> None:
+        """Take over what a request within this one was asked for."""
+        self.size_was_asked |= within.size_was_asked
+        self.strength_was_asked |= within.strength_was_asked
+
 
 _current: ContextVar[Request | None] = ContextVar("feedline_request", default=None)
+
+
+def requested() -> Request | None:
+    """The request that is being answered; None where no loader is calling."""
+    return _current.get()
 
 
 def image_size(default: int | None = None) -> int:

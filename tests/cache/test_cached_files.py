@@ -18,7 +18,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from caches import photo
-from feedline import ImageFolder, TrainCrop
+from feedline import ImageFolder, TrainCrop, views
 from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
 from feedline.plan.row import Item
@@ -147,3 +147,20 @@ def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
     build_cache(source, turned, (24,), raw=True, workers=0, on_error="skip", exif=True)
     with pytest.raises(ImageError, match=r"sample 1, .* was left out of the cache"):
         made(ImageFolder(source, exif=True).cached(open_cache(turned)), 16, 1, 0)
+
+
+def test_views_are_made_of_the_copies(photos: Path, tmp_path: Path) -> None:
+    root = cache_of(photos, tmp_path / "cache")
+    large = transforms.Compose([transforms.RandomResizedCrop(16), transforms.PILToTensor()])
+    small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.PILToTensor()])
+    folder = TorchvisionFolder(str(photos), views(large, small))
+    originals = recognise(folder).pipeline
+    assert originals is not None
+    cached = originals.cached(open_cache(root))
+    for sample in range(24):
+        item = Item(sample, 16, 7 * sample, 1.0)
+        pairs = zip(cached.sample(item)[0], originals.sample(item)[0], strict=True)
+        for (ours, theirs), side in zip(pairs, (16, 8), strict=True):
+            assert ours.shape == theirs.shape == (3, side, side)
+            # The finest of these waves is 16 apart; other parts of an image are 70.
+            assert (ours.float() - theirs.float()).abs().mean() < 20

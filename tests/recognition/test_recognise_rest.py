@@ -24,7 +24,7 @@ from feedline.plan.seeds import extend
 from feedline.randomness import seeded
 from feedline.recognition import pixel_steps
 from feedline.recognition.originals import Originals
-from feedline.recognition.pipeline import _STEPS
+from feedline.recognition.pipeline import STEPS
 from feedline.recognition.recognise import recognise
 from feedline.recognition.steps import well_behaved, words
 from feedline.recognition.transform_tail import TransformTail
@@ -148,7 +148,7 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
     _, before = recognised(root, *steps[:fast])
     for sample in range(4):
         value = as_sample(before.pipeline, sample, sample)
-        with seeded(extend(sample, _STEPS)):
+        with seeded(extend(sample, STEPS)):
             for step in steps[fast:]:
                 value = step(value)
         ours = as_sample(pipeline, sample, sample)

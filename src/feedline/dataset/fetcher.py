@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from feedline.dataset.collate import collate_into, odd_one_out
 from feedline.dataset.generators import OwnGenerator, find, own_seeded, seed_own
-from feedline.dataset.notes import blame, explain, note
+from feedline.dataset.notes import blame, explain
 from feedline.dataset.outline import outline
 from feedline.dataset.pack import lay
 from feedline.dataset.samples import One, Samples, by_samples, check
@@ -29,6 +29,7 @@ from feedline.dataset.worker_exception import SkippedBatch, WorkerException
 from feedline.dataset.worker_init import WorkerInit
 from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
+from feedline.errors import note
 from feedline.plan.batches import Batch
 from feedline.randomness import fingerprint, seed_all, seeded
 from feedline.request import Request

@@ -6,13 +6,12 @@ its class allows no change.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sized
 
 from feedline.engine.culprit import culprit_in
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, note
 
-__all__ = ["blame", "explain", "note"]
+__all__ = ["blame", "explain"]
 
 
 def blame(error: BaseException, dataset: object, key: object) -> None:
@@ -36,12 +35,3 @@ def explain(error: Exception, batch: object) -> None:
         f"{type(found.value).__name__}, cannot be: turn it into tensors, numbers or text in "
         "collate_fn or __getitem__, or use num_workers=0.",
     )
-
-
-def note(error: BaseException, text: str) -> None:
-    """Add a line to what an exception says of itself, unless its class allows no change."""
-    notes = getattr(error, "__notes__", None)
-    with contextlib.suppress(Exception):
-        if notes is None:
-            notes = error.__notes__ = []  # type: ignore[attr-defined]
-        notes.append(text)

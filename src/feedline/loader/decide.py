@@ -22,7 +22,7 @@ from feedline.loader.to_fill import ToFill, to_fill
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
 if TYPE_CHECKING:
-    from feedline.recognition.pipeline import ImagePipeline
+    from feedline.recognition.pipeline import SamplePipeline
     from feedline.stores.cache_store import CacheStore
 
 __all__ = ["Decision", "Kind", "decide", "decided_by", "workers_live_on"]
@@ -58,7 +58,7 @@ class Decision:
 
     kind: Kind
     rows: Source | None = None
-    samples: ImagePipeline | None = None
+    samples: SamplePipeline | None = None
     fast: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ def _recognised(
 def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:
     """What makes it necessary to make samples, where rows would be quicker."""
     return [
-        (not pipeline.writes_rows, "Steps of your own may make anything of an image."),
+        (not pipeline.writes_rows, pipeline.no_rows),
         (settings.collate_fn is not default_collate, "Your collate_fn wants single samples."),
         (not settings.in_order, "Rows come in order, and in_order=False was asked for."),
         (not settings.batched, "There are no batches: batch_size is None."),

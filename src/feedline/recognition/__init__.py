@@ -2,7 +2,10 @@
 
 `recognise` looks at a torchvision dataset and says what it found: `subsets` takes Subsets off it,
 `samples` looks at its files, `transform_reader` at its transform, one of the `steps` at a time,
-`originals` at whether code of torchvision's was replaced. `pipeline` makes rows and samples:
-`window_crop` places the part of an image, `pixel_lut` gives the values of its pixels,
-`transform_tail` runs the steps that are left. `tensors` indexes small TensorDatasets.
+`originals` at whether code of torchvision's was replaced: `recognised_transform` is what it read.
+`pipeline` makes rows and samples, `views_pipeline` several views of an image: `window_crop` and
+`view_crops` place the parts of it, `pixel_lut` gives the values of its pixels, `transform_tail`
+runs the steps that are left. `compiled` and `views` make the same for any dataset, of a path, bytes
+or an image (`given`), by pipelines that were recognised before (`fused`). `tensors` indexes small
+TensorDatasets.
 """

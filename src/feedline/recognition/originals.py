@@ -65,6 +65,7 @@ class Originals:
                 function = getattr(member, "__func__", member)
                 if type(function) is property:
                     function = function.fget
+                function = _untimed(function)
                 where = f"{base.__qualname__}.{name}"
                 if type(function) is FunctionType:
                     theirs = top in _OWN
@@ -128,11 +129,17 @@ class Originals:
         backend = vars(sys.modules["torchvision"]).get("get_image_backend")
         if not _is_own(backend, "get_image_backend"):
             return _replaced("torchvision.get_image_backend", backend)
+        return self.replaced_in_pillow() or self.replaced_below([loader])
+
+    def replaced_in_pillow(self) -> str:
+        """What an image of Pillow's is no longer opened or changed by; said as above."""
+        if not _is_own(Image.open, "open"):
+            return _replaced("PIL.Image.open", Image.open)
         for name in _IMAGE_METHODS:
             method = vars(Image.Image).get(name)
             if not _is_own(method, name):
                 return _replaced(f"PIL.Image.Image.{name}", method)
-        return self.replaced_below([loader])
+        return ""
 
 
 def named(thing: object) -> str:
@@ -145,6 +152,14 @@ def named(thing: object) -> str:
     if isinstance(name, str):
         return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"
     return f"an object of {named(type(thing))}"
+
+
+def _untimed(function: Any) -> Any:
+    """What feedline itself has put a clock around, as it does in workers; else the function."""
+    timed: Any = sys.modules.get("feedline.dataset.timed_steps")
+    if timed is not None and getattr(function, "__globals__", None) is vars(timed):
+        return vars(function).get("__wrapped__", function)
+    return function
 
 
 def _replaced(what: str, by: object) -> str:

@@ -10,19 +10,30 @@ loader and a transform, as long as their methods are the original ones, which is
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from feedline.recognition.compiled import Compiled
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
-from feedline.recognition.pipeline import ImagePipeline
+from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
+from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, altered, said, words
 from feedline.recognition.subsets import unwrapped
 from feedline.recognition.transform_reader import read
+from feedline.recognition.views import Views
+from feedline.recognition.views_pipeline import ViewsPipeline
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths
 
 __all__ = ["Recognition", "recognise"]
+
+_GIVES_PATHS = (str, os.fspath, Path)
+"""Loaders that leave it to a compiled transform to read the file."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Recognition:
         refused: why it, or a part of it, was not recognised, or makes no rows: sentences.
     """
 
-    pipeline: ImagePipeline | None
+    pipeline: SamplePipeline | None
     fast: tuple[str, ...] = ()
     as_is: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -48,14 +59,45 @@ def recognise(dataset: object) -> Recognition:
         originals = Originals()
         folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
         _check(folder, originals)
-        transform = read(folder.transform, originals)
-        pipeline = ImagePipeline(store_of(folder, subsets), transform, PillowSettings.now())
-        return Recognition(pipeline, transform.fast, transform.as_is, transform.notes)
+        store, settings = store_of(folder, subsets), PillowSettings.now()
+        if type(folder.transform) is Views:
+            return _of_views(folder.transform, store, settings, originals)
+        compiled = type(folder.transform) is Compiled
+        transform = folder.transform.transform if compiled else folder.transform
+        recognised = read(transform, originals)
+        notes = recognised.notes
+        if recognised.no_rows:
+            notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
+        pipeline = ImagePipeline(store, recognised, settings)
+        return Recognition(pipeline, recognised.fast, recognised.as_is, notes)
     except NotRecognised as why:
         return Recognition(None, refused=(str(why),))
     except Exception as error:
         kind = type(dataset).__name__
         return Recognition(None, refused=(f"{kind} cannot be looked into: {said(error)}.",))
+
+
+def _of_views(
+    views: Views, store: FileStore[LabelledPaths], settings: PillowSettings, originals: Originals
+) -> Recognition:
+    """What is made of a dataset with several views; NotRecognised if one of them runs as it is."""
+    known: dict[int, RecognisedTransform] = {}
+    fast: list[str] = []
+    as_is: list[str] = []
+    notes: list[str] = []
+    for number, transform in enumerate(views.transforms, 1):
+        if id(transform) in known:
+            continue
+        try:
+            known[id(transform)] = found = read(transform, originals)
+        except NotRecognised as why:
+            raise NotRecognised(f"Of the views, number {number} runs as it is: {why}") from None
+        fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
+        as_is += found.as_is
+        notes += found.notes
+    recognised = tuple(known[id(transform)] for transform in views.transforms)
+    pipeline = ViewsPipeline(store, recognised, settings)
+    return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
 
 
 def _check(dataset: Any, originals: Originals) -> None:
@@ -72,6 +114,22 @@ def _check(dataset: Any, originals: Originals) -> None:
     if why or hasattr(dataset, "__getitems__"):
         why = why or "it has a __getitems__"
         raise NotRecognised(f"A method of {kind.__name__} was replaced: {why}.")
+    _check_loader(dataset, originals)
+    if dataset.target_transform is not None:
+        raise NotRecognised(
+            f"The target_transform {words(dataset.target_transform)} may make anything of a label."
+        )
+    if dataset.transform is None:
+        raise NotRecognised("The dataset has no transform, so it gives PIL images.")
+
+
+def _check_loader(dataset: Any, originals: Originals) -> None:
+    """Raise NotRecognised where images may be read otherwise than by torchvision's loader."""
+    paths = any(dataset.loader is each for each in _GIVES_PATHS)
+    if paths and type(dataset.transform) in (Compiled, Views):
+        if replaced := originals.replaced_in_pillow():
+            raise NotRecognised(f"{replaced}.")
+        return
     why_not = originals.replaced_in_loader(dataset.loader)
     if why_not is None:
         raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
@@ -79,9 +137,3 @@ def _check(dataset: Any, originals: Originals) -> None:
         raise NotRecognised(f"{why_not}.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
-    if dataset.target_transform is not None:
-        raise NotRecognised(
-            f"The target_transform {words(dataset.target_transform)} may make anything of a label."
-        )
-    if dataset.transform is None:
-        raise NotRecognised("The dataset has no transform, so it gives PIL images.")

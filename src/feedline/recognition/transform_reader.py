@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import torch
@@ -24,40 +23,18 @@ from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
+from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
-__all__ = ["RecognisedTransform", "read"]
+__all__ = ["read"]
 
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
 _OF_TENSORS = ("bilinear", "bicubic", "nearest")
 _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
-
-
-@dataclass(frozen=True)
-class RecognisedTransform:
-    """How to make a row or a sample of an image.
-
-    Args:
-        crop: which part of the image is shown.
-        resize_mode: how that is resized.
-        image_size: the side of the pipeline's own output, in pixels.
-        tail: what becomes of the part's pixels.
-        fast: the steps that these stand for, as words.
-        as_is: those that run as they are, as words.
-        notes: why those do, sentences.
-    """
-
-    crop: Transform
-    resize_mode: ResizeMode
-    image_size: int
-    tail: TransformTail
-    fast: tuple[str, ...]
-    as_is: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def read(transform: object, originals: Originals) -> RecognisedTransform:
@@ -78,9 +55,7 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         )
     tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
     tail, no_rows = tail_of(tail, side, originals)
-    notes = [_why_not(tail, why, originals), _said_of(tail)] if tail.as_is else []
-    if no_rows:
-        notes.append(f"{no_rows} So samples are made, and collated afterwards.")
+    notes = (_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else ()
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
@@ -88,7 +63,8 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         tail=tail,
         fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
-        notes=tuple(notes),
+        notes=notes,
+        no_rows=no_rows,
     )
 
 

@@ -1,8 +1,9 @@
 """From the uint8 pixels of a square image to its row or sample: steps of a user's, and a table.
 
 Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
-not changed; a row follows from the pixels and the seed alone, if the steps follow from their input
-and the global states; steps of a user's own are never run on made-up images.
+not changed where there is a seed; a row follows from the pixels and the seed alone, if the steps
+follow from their input and the global states; steps of a user's own are never run on made-up
+images.
 
 Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -113,11 +115,18 @@ class TransformTail:
             np.copyto(row, values)
             lap("to values")
 
-    def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
-        """What the pipeline gives: in memory of its own, or in `row` if that is possible."""
+    def run(self, pixels: Pixels, seed: int | None, row: np.ndarray[Any, Any] | None = None) -> Any:
+        """What the pipeline gives: in memory of its own, or in `row` if that is possible.
+
+        The steps draw from global random states that are seeded with `seed` meanwhile; for None
+        from those that there are.
+        """
         if not self.draws:
             return self._values(pixels, row)
-        with seeded(seed, torch_only=self.well_behaved):
+        states: Any = nullcontext()
+        if seed is not None:
+            states = seeded(seed, torch_only=self.well_behaved)
+        with states:
             left, value = self._changed(pixels)
             if left is None and self.table is not None:
                 left = _pixels_of(value, self.held)

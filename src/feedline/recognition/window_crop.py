@@ -44,6 +44,11 @@ class WindowCrop:
     filter: Filter = "bilinear"
     uses_strength: ClassVar[bool] = False
 
+    @property
+    def draws(self) -> bool:
+        """Whether the seed of an item decides anything."""
+        return self.random or bool(self.flip)
+
     def place(self, height: int, width: int, item: Item) -> Placement:
         """Place the square in an image of (height, width) pixels for this item."""
         size = item.side

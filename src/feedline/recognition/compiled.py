@@ -1,0 +1,128 @@
+"""A pipeline as one callable, which takes the path of an image, its bytes or the image itself.
+
+Guarantees: those of `views`, for one view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from feedline.errors import UsageError
+from feedline.recognition.fused import FAST_INPUTS, in_lines
+from feedline.recognition.steps import words
+from feedline.recognition.views import Views
+
+__all__ = ["Compiled", "compile", "views"]
+
+
+class Compiled:
+    """What a pipeline makes of an image, made in fewer steps; `feedline.compile` says how.
+
+    Args:
+        transform: the pipeline.
+    """
+
+    def __init__(self, transform: Callable[..., Any]) -> None:
+        self._views = Views((transform,))
+
+    @property
+    def transform(self) -> Callable[..., Any]:
+        """The pipeline that this was made of, to be called as it is."""
+        return self._views.transforms[0]
+
+    def __call__(self, *images: Any, **named: Any) -> Any:
+        """Transform an image; arguments and errors are those of `feedline.views`."""
+        return self._views(*images, **named)[0]
+
+    def explain(self) -> str:
+        """What is recognised, what runs as it is and why, what is fast: one fact a line."""
+        (fused,) = self._views.fused
+        facts = fused.facts()
+        if fused.recognised is not None:
+            facts.append(("inputs", FAST_INPUTS))
+        return in_lines(facts)
+
+    def __repr__(self) -> str:
+        return f"feedline.compile({self._views.fused[0]})"
+
+
+def compile(transform: Callable[..., Any]) -> Compiled:
+    """A pipeline as one callable, with one pass over the pixels where it is recognised.
+
+        class Pictures(Dataset):
+            def __init__(self, paths):
+                self.paths, self.transform = paths, feedline.compile(Compose([...]))
+
+            def __getitem__(self, index):
+                return self.transform(self.paths[index])  # no Image.open, no convert
+
+    It takes a path (str or Path), the bytes of an image file, or an image of Pillow's, and gives
+    what the pipeline gives: the same type, the same pixels within 0.06 grey levels on average, the
+    same distribution of what is random. A path and bytes count as what torchvision's loader makes
+    of them, `Image.open(file).convert("RGB")`. Of a JPEG, also of one that `Image.open` has opened
+    and nothing has loaded or changed, no more is decoded than is shown. An RGB image of Pillow's
+    that is loaded is fused from its pixels. With any other image, any other thing (a tensor, an
+    array), several or named arguments the pipeline itself is called with what was given.
+
+    Of a pipeline the steps are taken, from the first one on, that feedline surely understands:
+    torchvision's (both versions) and timm's crops, resizes, flips and conversions. The others run
+    as they are behind them; a pipeline that does not begin with such steps runs as it is, on an
+    opened file or on the image that was given. `explain()` says which and why. What a user has
+    changed of these libraries (a replaced method, a hook, a subclass) is seen when this is called:
+    after a change of the pipeline, of Pillow or of torch's default dtype call it again.
+
+    All that is random follows from the global random states: a number drawn from torch's places the
+    crop, and other steps draw as they would. So `torch.manual_seed` and the seeds that torch gives
+    its workers have the meaning that they have for the pipeline, with other draws.
+
+    The result pickles if the pipeline does, and may be called from several threads. Where a
+    feedline loader asks for an image size it is followed, in proportion, as in
+    `feedline.ImageFolder`; else the pipeline's own is.
+
+    Args:
+        transform: a pipeline of torchvision's or timm's, or any other function of an image.
+
+    Raises:
+        UsageError: it cannot be called.
+    """
+    return Compiled(*_pipelines((transform,), "feedline.compile(transform)"))
+
+
+def views(*transforms: Callable[..., Any]) -> Views:
+    """Several views of an image, each by a pipeline of its own; it is read and decoded once.
+
+        data = Pictures(paths, transform=feedline.views(augment, augment))  # SimCLR
+        data = Pictures(paths, transform=feedline.views(*2 * [large], *8 * [small]))  # DINO
+
+    A view is what its pipeline gives, and the list of them what
+    `[transform(image) for transform in transforms]` would be: each pipeline is recognised as
+    `feedline.compile` says, takes what that takes, and runs as it is where it is not recognised.
+    If all are, no more of a JPEG is decoded than the smallest rectangle that holds all crops.
+
+    As the transform of a torchvision ImageFolder under feedline.DataLoader, or in any Dataset
+    under any DataLoader; torch's default collate makes a list of batches, one for each view. Where
+    a feedline loader asks for an image size it is that of the largest view; the others keep their
+    proportion to it, rounded to whole pixels.
+
+    Args:
+        transforms: torchvision's (both versions) or timm's pipelines, results of `feedline.compile`
+            or any other function of an image; at least one. The same one may be there repeatedly.
+
+    Raises:
+        UsageError: there is none, or one cannot be called.
+    """
+    return Views(_pipelines(transforms, "feedline.views(first, second)"))
+
+
+def _pipelines(given: tuple[Any, ...], example: str) -> tuple[Callable[..., Any], ...]:
+    """The pipelines that were given, those of compiled ones taken out of them."""
+    for each in given:
+        if not callable(each) or isinstance(each, type):
+            raise UsageError(
+                f"{example} wants what can be called with an image, such as torchvision's "
+                f"Compose([...]) or timm's create_transform(...), got {words(each)}"
+            )
+    if not given:
+        raise UsageError(f"there is no transform: give at least one, as in {example}")
+    return tuple(each.transform if type(each) is Compiled else each for each in given)

@@ -1,0 +1,134 @@
+"""What a compiled pipeline is given: the bytes of a file, an image of Pillow's, or anything else.
+
+Guarantees: a file's bytes are read for what surely is that file still: a JPEG that `Image.open` has
+opened and nothing has loaded or changed. What cannot be read is an ImageError that names it.
+
+Relies on: how Pillow keeps an image that was not loaded (`tile`, `fp`, `decoderconfig`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+
+from feedline.errors import ImageError
+from feedline.images.placement import Part
+from feedline.recognition.steps import said
+from feedline.stores.read_file import read_file
+from feedline.stores.store import Pixels
+
+__all__ = ["FileBytes", "file_of", "has_rgb_pixels", "opened", "pixels_of", "unread_jpeg"]
+
+_READING = frozenset(
+    ("__array_interface__", "convert", "copy", "crop", "load", "load_read", "load_seek", "tobytes")
+)
+
+
+class FileBytes(NamedTuple):
+    """An image file.
+
+    Args:
+        data: all of its bytes.
+        name: what to call it.
+        size: the width and height, in pixels, that it is known to have; None where it is not.
+    """
+
+    data: bytes
+    name: str
+    size: tuple[int, int] | None = None
+
+
+def file_of(given: object) -> FileBytes | None:
+    """The file that a path leads to, or that bytes are; None for anything else.
+
+    Raises:
+        ImageError: it cannot be read; names the path.
+    """
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        data = bytes(given)
+        return FileBytes(data, f"An image of {len(data)} bytes")
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    name = os.fsdecode(given)
+    try:
+        return FileBytes(read_file(os.fsencode(given)), repr(name))
+    except (ImageError, ValueError) as error:  # a path may have a zero byte
+        raise ImageError(f"{name!r} cannot be loaded: {error}") from error
+
+
+def unread_jpeg(image: object) -> FileBytes | None:
+    """The file of a JPEG that was opened and neither loaded nor changed since; None for others.
+
+    Args:
+        image: one that `has_rgb_pixels`.
+    """
+    if type(image) is not JpegImageFile or image.fp is None or image.decoderconfig:
+        return None
+    file = image.fp
+    if [tile[:3] for tile in image.tile] != [("jpeg", (0, 0, *image.size), 0)]:
+        return None
+    try:
+        place = file.tell()
+        file.seek(0)
+        data = file.read()
+        file.seek(place)
+    except (OSError, ValueError):  # it was closed: Pillow says so better
+        return None
+    if not isinstance(data, bytes):
+        return None
+    if image._exclusive_fp:
+        # As where Pillow loads it, the file is closed; what it held can be loaded still.
+        file.close()
+        image.fp = io.BytesIO(data)
+    return FileBytes(data, str(image.filename) or "the image", image.size)
+
+
+def opened(file: FileBytes, why: ImageError | None) -> Image.Image:
+    """The image that torchvision's loader makes of a file.
+
+    Args:
+        file: of any format that Pillow knows.
+        why: what feedline's own decoder said of it, if it was asked.
+
+    Raises:
+        ImageError: Pillow cannot decode it either; names it.
+    """
+    try:
+        return Image.open(io.BytesIO(file.data)).convert("RGB")
+    except Exception as error:
+        ours = f"{why}; " if why is not None else ""
+        raise ImageError(
+            f"{file.name} cannot be loaded: {ours}Pillow says {said(error)}"
+        ) from error
+
+
+def has_rgb_pixels(image: object) -> bool:
+    """Whether this is an RGB image of Pillow's own, whose pixels are what its methods see."""
+    kind = type(image)
+    if kind is not Image.Image:
+        module = kind.__module__
+        if not (issubclass(kind, ImageFile) and module.startswith("PIL.")):
+            return False
+        if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+            return False
+    assert isinstance(image, Image.Image)
+    return image.mode == "RGB" and min(image.size) > 0 and _READING.isdisjoint(vars(image))
+
+
+def pixels_of(image: Any, part: Part | None) -> Pixels:
+    """The pixels of a part of such an image, uint8 (height, width, 3), read only; None for all.
+
+    Raises:
+        Exception: whatever Pillow raises where it cannot load the image.
+    """
+    if part is not None:
+        top, left, height, width = part
+        image = image.crop((left, top, left + width, top + height))
+    return np.asarray(image)

@@ -1,0 +1,82 @@
+"""What a pipeline was recognised as: how an image becomes what the pipeline gives.
+
+Guarantees: the pixels that the pipeline's own resize makes of a part of an image; an identity that
+is the same in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from feedline.images.crops import Transform
+from feedline.images.placement import Placement
+from feedline.images.resize_mode import ResizeMode, fill_as
+from feedline.images.stable_repr import without_addresses
+from feedline.recognition.steps import in_full
+from feedline.recognition.transform_tail import TransformTail
+from feedline.stores.store import Pixels
+from feedline.trace import laps
+
+__all__ = ["RecognisedTransform", "names_of"]
+
+
+@dataclass(frozen=True)
+class RecognisedTransform:
+    """How to make a row or a sample of an image.
+
+    Args:
+        crop: which part of the image is shown.
+        resize_mode: how that is resized.
+        image_size: the side of the pipeline's own output, in pixels.
+        tail: what becomes of the part's pixels.
+        fast: the steps that these stand for, as words.
+        as_is: those that run as they are, as words.
+        notes: why those do, sentences.
+        no_rows: why it makes no rows, a sentence; "" where it does.
+    """
+
+    crop: Transform
+    resize_mode: ResizeMode
+    image_size: int
+    tail: TransformTail
+    fast: tuple[str, ...]
+    as_is: tuple[str, ...]
+    notes: tuple[str, ...]
+    no_rows: str
+
+    def resized(self, image: Pixels, placement: Placement, side: int) -> Pixels:
+        """The pixels that the tail begins with, uint8 (side, side, 3), in memory of their own.
+
+        Args:
+            image: uint8 (height, width, 3): the placement's part of an image.
+            placement: what is to be made of it.
+            side: in pixels.
+        """
+        pixels = np.empty((side, side, 3), np.uint8)
+        fill_as(self.resize_mode, pixels, image, placement)
+        if laps.timed:
+            laps.lap("resize")
+        return pixels
+
+    def identity(self) -> str:
+        """What decides the pixels, in words and a digest: the same in every process."""
+        parts = self.crop, self.resize_mode, self.image_size, self.tail.form
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+        if self.tail.table is not None:
+            digest.update(self.tail.table.dtype.str.encode() + self.tail.table.tobytes())
+        as_is = "\n".join(map(in_full, (*self.tail.before, "", *self.tail.after)))
+        digest.update(as_is.encode(errors="backslashreplace"))
+        steps = without_addresses(", ".join((*self.fast, *self.as_is)))
+        return f"{steps} [{digest.hexdigest()}]"
+
+    def __str__(self) -> str:
+        as_is = f"; as they are: {names_of(self.as_is)}" if self.as_is else ""
+        return f"{names_of(self.fast)}{as_is}"
+
+
+def names_of(steps: tuple[str, ...]) -> str:
+    """Steps as words, without their arguments."""
+    return ", ".join(step.partition("(")[0] for step in steps)

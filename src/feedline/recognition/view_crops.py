@@ -1,0 +1,114 @@
+"""Several views of one image: which parts of it they show, as one part that holds them all.
+
+Guarantees: pure geometry; the same seed gives the same parts everywhere; no more of the image is
+wanted than the smallest rectangle that holds what each view shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from feedline.images.crops import Transform, wanted_side
+from feedline.images.placement import Part, Placement, cut
+from feedline.plan.row import Item
+from feedline.plan.seeds import extend
+from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.stores.store import Pixels
+
+__all__ = ["PlacedViews", "ViewCrops", "crops_of"]
+
+
+class PlacedViews(NamedTuple):
+    """Where each view goes: to `RowPipeline` one placement, whose part holds those of all."""
+
+    placements: tuple[Placement, ...]
+
+    @property
+    def part(self) -> Part | None:
+        """What of the image is looked at; None for all of it."""
+        parts = [part for placement in self.placements if (part := placement.part) is not None]
+        if len(parts) < len(self.placements):
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        top, left = min(part[0] for part in parts), min(part[1] for part in parts)
+        bottom = max(part[0] + part[2] for part in parts)
+        right = max(part[1] + part[3] for part in parts)
+        return top, left, bottom - top, right - left
+
+    def on(self, height: int, width: int, *, of: tuple[int, int]) -> PlacedViews:
+        """Find the views of an image `of` (height, width) on a copy of (height, width)."""
+        return PlacedViews(tuple(each.on(height, width, of=of) for each in self.placements))
+
+    def cut(self, image: Pixels) -> Iterator[tuple[Pixels, Placement]]:
+        """Each view's part, where it lies, and its placement.
+
+        Args:
+            image: uint8 (height, width, 3), the `part` that holds them all.
+        """
+        top, left = (self.part or (0, 0))[:2]
+        for placement in self.placements:
+            part = placement.part
+            if part is not None:
+                part = part[0] - top, part[1] - left, *part[2:]
+            yield cut(image, part), placement
+
+
+@dataclass(frozen=True)
+class ViewCrops:
+    """The crops of several views, as one transform of an image; its size is that of the largest.
+
+    Args:
+        crops: of each view.
+        sides: of the views, in pixels.
+    """
+
+    crops: tuple[Transform, ...]
+    sides: tuple[int, ...]
+
+    @cached_property
+    def largest(self) -> int:
+        """The side of the largest view, in pixels."""
+        return max(self.sides)
+
+    @property
+    def uses_strength(self) -> bool:
+        """Whether a crop changes with an item's strength."""
+        return any(getattr(crop, "uses_strength", True) for crop in self.crops)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed of an item decides anything."""
+        return any(getattr(crop, "draws", True) for crop in self.crops)
+
+    def sides_at(self, size: int) -> tuple[int, ...]:
+        """The sides of the views, in pixels, where the largest has `size`: each in proportion."""
+        return tuple(self._side_at(view, size) for view in range(len(self.sides)))
+
+    def _side_at(self, view: int, size: int) -> int:
+        return max(1, round(self.sides[view] * size / self.largest))
+
+    def place(self, height: int, width: int, item: Item) -> PlacedViews:
+        """Draw each view of an image of (height, width) pixels."""
+        views = range(len(self.crops))
+        return PlacedViews(tuple(self.placed(view, height, width, item) for view in views))
+
+    def placed(self, view: int, height: int, width: int, item: Item) -> Placement:
+        """Draw one view of an image of (height, width) pixels, from a seed of its own."""
+        own = Item(
+            item.sample, self._side_at(view, item.side), extend(item.seed, view), item.strength
+        )
+        return self.crops[view].place(height, width, own)
+
+    def wanted_side(self, size: int) -> int:
+        """The shorter side, in pixels, at which an image is large enough for all of them."""
+        sides = self.sides_at(size)
+        return max(wanted_side(crop, side) for crop, side in zip(self.crops, sides, strict=True))
+
+
+def crops_of(views: tuple[RecognisedTransform, ...]) -> ViewCrops:
+    """The crops of several views."""
+    return ViewCrops(tuple(view.crop for view in views), tuple(view.image_size for view in views))

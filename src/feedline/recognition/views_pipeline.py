@@ -1,0 +1,85 @@
+"""A torchvision dataset whose transform gives several views of an image, as a source of samples.
+
+Guarantees: those of `rows`; each view is what its pipeline makes of the image, for one of its
+random draws; an image is read and decoded once for all of them.
+
+Relies on: `view_crops` for the parts that are shown; `pipeline` for the files.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, cast
+
+from feedline.images.crops import Transform
+from feedline.plan.row import Item
+from feedline.plan.seeds import extend
+from feedline.recognition.pillow_reading import PillowSettings
+from feedline.recognition.pipeline import STEPS, SamplePipeline
+from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.recognition.view_crops import PlacedViews, crops_of
+from feedline.request import Request
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths
+
+__all__ = ["ViewsPipeline"]
+
+
+class ViewsPipeline(SamplePipeline):
+    """Several views of each image of a recognised dataset; `recognise` makes it.
+
+    Args:
+        store: the samples' files and labels.
+        recognised: what is made of an image, for each view.
+        settings: which files Pillow reads.
+    """
+
+    no_rows: ClassVar[str] = "A sample has several views, and a row one image."
+
+    def __init__(
+        self,
+        store: FileStore[LabelledPaths],
+        recognised: tuple[RecognisedTransform, ...],
+        settings: PillowSettings,
+    ) -> None:
+        self.recognised = recognised
+        self._crops = crops_of(recognised)
+        # What it places is read as one part, and never resized as one.
+        super().__init__(store, cast(Transform, self._crops), settings)
+
+    @property
+    def image_size(self) -> int:
+        """The side of the largest view, in pixels: of an item that asks for none."""
+        return self._crops.largest
+
+    def sample(self, item: Item) -> tuple[list[Any], int]:
+        """As of `SamplePipeline`: what each view's last step gives, in their order.
+
+        The item's size is that of the largest view, the others keep their proportion to it.
+        """
+        asked, item = item.image_size, self._counted(item)
+        image, placed = self._part(item)
+        sides = self._crops.sides_at(item.side)
+        # All of them before any step of a user's runs, which may have another image decoded.
+        resized = [
+            view.resized(part, placement, side)
+            for view, side, (part, placement) in zip(
+                self.recognised, sides, cast(PlacedViews, placed).cut(image), strict=True
+            )
+        ]
+        made = []
+        for number, view in enumerate(self.recognised):
+            seed = extend(extend(item.seed, number), STEPS)
+            with Request(None if asked is None else sides[number], item.strength):
+                made.append(view.tail.run(resized[number], seed))
+        return made, int(self.store.label(item.sample))
+
+    def transform_identity(self) -> str:
+        """What decides the pixels, in words and digests: the same in every process."""
+        form = self.store.form()
+        views = "; ".join(view.identity() for view in self.recognised)
+        return f"views: {views}" + (form and f", {form}")
+
+    def __repr__(self) -> str:
+        views = "; ".join(map(str, self.recognised))
+        return f"ViewsPipeline({os.fsdecode(self.store.folders[0])!r}, {views}): {len(self)} images"

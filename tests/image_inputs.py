@@ -1,0 +1,104 @@
+"""Pictures in files of all sorts, and pipelines, for the tests of compiled transforms."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from torchvision_folder import image
+
+__all__ = [
+    "MEAN",
+    "STD",
+    "Pictures",
+    "encoded",
+    "opened",
+    "own_step",
+    "random_pipeline",
+    "usual_pipeline",
+    "write_pictures",
+]
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def usual_pipeline(size: int = 32) -> v1.Compose:
+    """What is evaluated with: nothing is drawn."""
+    steps = [v1.Resize(size * 5 // 4), v1.CenterCrop(size), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    return v1.Compose(steps)
+
+
+def random_pipeline(size: int = 32, *more: object) -> v2.Compose:
+    """What is trained with; `more` comes before the conversion to floats."""
+    return v2.Compose(
+        [
+            *(v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *more),
+            *(v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)),
+        ]
+    )
+
+
+def own_step(picture: Image.Image) -> Image.Image:
+    """A step of a user's, that draws from torch's state and numpy's."""
+    shift = int(torch.randint(0, 9, ())) + int(np.random.randint(0, 9))
+    return picture.point(lambda value: min(255, value + shift))
+
+
+def encoded(picture: Image.Image, format: str = "JPEG", **options: object) -> bytes:
+    """The bytes of an image file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def opened(path: Path) -> Image.Image:
+    """What torchvision's loader makes of a file."""
+    with path.open("rb") as file:
+        return Image.open(file).convert("RGB")
+
+
+def write_pictures(folder: Path) -> dict[str, Path]:
+    """Files of every kind that a set of pictures may hold, by what is odd about each."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    deep = Image.fromarray(np.arange(70 * 60, dtype=np.uint16).reshape(60, 70) * 15)
+    more = [image(8, 60, 50), image(9, 60, 50)]
+    files = {
+        "plain.jpg": encoded(image(0, 120, 90), quality=92),
+        "wide.jpg": encoded(image(1, 300, 81), quality=92),
+        "progressive.jpg": encoded(image(2, 90, 120), quality=92, progressive=True),
+        "grey.jpg": encoded(image(3, 75, 101, "L"), quality=92),
+        "cmyk.jpg": encoded(image(4, 75, 101, "CMYK"), quality=92),
+        "turned.jpg": encoded(image(5, 80, 60), quality=92, exif=exif),
+        "frames.mpo": encoded(more[0], "MPO", save_all=True, append_images=more[1:]),
+        "plain.png": encoded(image(6, 97, 131), "PNG"),
+        "palette.png": encoded(image(7, 80, 80, "P"), "PNG"),
+        "see-through.png": encoded(image(8, 64, 112, "RGBA"), "PNG"),
+        "deep.png": encoded(deep, "PNG"),
+        "frames.gif": encoded(more[0], "GIF", save_all=True, append_images=more[1:]),
+        "plain.webp": encoded(image(9, 70, 90), "WEBP"),
+        "JPEG named.png": encoded(image(10, 70, 90), quality=92),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return {name: folder / name for name in files}
+
+
+class Pictures(Dataset):
+    """Paths and a transform that reads them: a list from a table, as users write it."""
+
+    def __init__(self, paths: list[str], transform: object) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> object:
+        return self.transform(self.paths[index])

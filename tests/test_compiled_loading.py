@@ -1,0 +1,229 @@
+"""Compiled transforms and views in datasets, under torch's loader and feedline's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import feedline
+from feedline.errors import ImageError, UsageError
+from image_inputs import Pictures, own_step, random_pipeline, usual_pipeline
+from torchvision_folder import write_images
+
+GLOBAL, LOCAL = random_pipeline(32), random_pipeline(12)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def paths(root: Path) -> list[str]:
+    return [path for path, _ in ImageFolder(str(root)).samples]
+
+
+def batches(loader: Any, seed: int = 3) -> list[Any]:
+    torch.manual_seed(seed)
+    return list(loader)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two batches are the same, whatever they are made of."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return len(one) == len(other) and all(map(equal, one, other))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_torchs_workers_give_each_sample_its_own_draws(paths: list[str], views: bool) -> None:
+    pipeline = random_pipeline(32, own_step)
+    transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
+    data = Pictures([paths[0]] * 8, transform)
+
+    def loader() -> TorchDataLoader[Any]:
+        return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context="fork")
+
+    first = batches(loader())
+    assert all(map(equal, first, batches(loader())))
+    assert not any(map(equal, first, batches(loader(), 4)))
+    images = torch.cat([batch[0] if views else batch for batch in first])
+    assert images.shape == (8, 3, 32, 32)
+    assert len({image.numpy().tobytes() for image in images}) == 8, "all draws differ"
+    if views:
+        assert [batch[1].shape for batch in first] == 4 * [(2, 3, 12, 12)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", [False, True])
+def test_spawned_and_forked_workers_make_the_same(paths: list[str], views: bool) -> None:
+    pipeline = random_pipeline(32, own_step)
+    transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
+    data = Pictures(paths, transform)
+    both = [
+        batches(TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method))
+        for method in ("fork", "spawn")
+    ]
+    assert all(map(equal, *both))
+
+
+def test_a_resumed_epoch_has_the_batches_that_were_left(paths: list[str]) -> None:
+    data = Pictures(paths, feedline.compile(random_pipeline(32, own_step)))
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 5}
+    with feedline.DataLoader(data, num_workers=0, **options) as loader:
+        whole = list(loader)
+    with feedline.DataLoader(data, num_workers=2, **options) as loader:
+        iterator = iter(loader)
+        head = [next(iterator), next(iterator)]
+        state = loader.state_dict()
+    with feedline.DataLoader(data, num_workers=1, **options) as other:
+        other.load_state_dict(state)
+        assert all(map(equal, head + list(other), whole))
+
+
+def test_an_image_size_that_is_asked_for_is_followed(paths: list[str]) -> None:
+    data = Pictures(paths, feedline.compile(random_pipeline(32)))
+    views = Pictures(paths, feedline.views(GLOBAL, LOCAL))
+    with feedline.DataLoader(data, 2, schedule="16x1,24x1", num_workers=1) as loader:
+        assert [{batch.shape[2:] for batch in loader} for _ in range(2)] == [{(16, 16)}, {(24, 24)}]
+    with feedline.DataLoader(views, 2, schedule="16x1,64x1", num_workers=1) as loader:
+        for large, small in ((16, 6), (64, 24)):
+            for one, other in loader:
+                assert (one.shape[2:], other.shape[2:]) == ((large, large), (small, small))
+    with feedline.DataLoader(data, 2, num_workers=0) as loader:
+        assert next(iter(loader)).shape[2:] == (32, 32)
+
+
+def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths: list[str]) -> None:
+    crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
+    data = Pictures([paths[0]] * 4, feedline.compile(crop))
+    for strength, differ in ((0.0, 1), (1.0, 4)):
+        phase = feedline.Phase(epochs=1, size=16, strength=strength)
+        schedule = feedline.Schedule((phase,))
+        with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
+            (batch,) = loader
+        # Without augmentation it is the largest square in the middle.
+        assert len({row.numpy().tobytes() for row in batch}) == differ
+    fixed = Pictures(paths, feedline.compile(usual_pipeline()))
+    schedule = feedline.Schedule((feedline.Phase(epochs=1, size=32, strength=0.5),))
+    with (
+        feedline.DataLoader(fixed, 4, schedule=schedule, num_workers=0) as loader,
+        pytest.raises(UsageError, match="nothing in Pictures asked for it"),
+    ):
+        list(loader)
+
+
+def test_a_view_that_cannot_follow_a_size_is_an_error(paths: list[str]) -> None:
+    unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
+    data = Pictures(paths, feedline.views(GLOBAL, unknown))
+    with (
+        feedline.DataLoader(data, 2, schedule="16x1", num_workers=0) as loader,
+        pytest.raises(UsageError, match="ran as it is on Image and did not ask for a size"),
+    ):
+        list(loader)
+    follows = feedline.per_size(lambda size: v2.Compose([v2.Resize((size, size)), v2.ToImage()]))
+    data = Pictures(paths, feedline.views(GLOBAL, follows))
+    with feedline.DataLoader(data, 2, schedule="16x1", num_workers=0) as loader:
+        assert {(a.shape, b.shape)[1][2:] for a, b in loader} == {(16, 16)}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("reader", [None, str])
+def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(
+    root: Path, own: bool, reader: Any
+) -> None:
+    pipeline = random_pipeline(32, *([own_step] if own else []))
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": 1, "seed": 2}
+    loaders = {} if reader is None else {"loader": reader}
+    plain = ImageFolder(str(root), pipeline)
+    compiled = ImageFolder(str(root), feedline.compile(pipeline), **loaders)
+    with (
+        feedline.DataLoader(plain, **options) as one,
+        feedline.DataLoader(compiled, **options) as other,
+    ):
+        assert all(map(equal, list(one), list(other)))
+        lines = [
+            [line for line in loader.explain().splitlines() if "memory" not in line]
+            for loader in (one, other)
+        ]
+        assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_folder_that_gives_paths_works_under_torchs_loader(root: Path, compiled: bool) -> None:
+    transform = feedline.compile(usual_pipeline()) if compiled else feedline.views(GLOBAL)
+    data = ImageFolder(str(root), transform, loader=str)
+    for images, labels in TorchDataLoader(data, 4):
+        assert (images if compiled else images[0]).shape[1:] == (3, 32, 32)
+        assert labels.dtype == torch.int64
+
+
+def test_a_folder_that_gives_paths_needs_what_reads_them(root: Path) -> None:
+    data = ImageFolder(str(root), usual_pipeline(), loader=str)
+    with feedline.DataLoader(data, 4, num_workers=0) as loader:
+        assert "The loader str is not torchvision's own." in loader.explain()
+
+
+def test_views_of_a_folder_are_lists_of_batches(root: Path) -> None:
+    """The seeds make them the same on any number of workers; the kind is samples."""
+    data = ImageFolder(str(root), feedline.views(GLOBAL, GLOBAL, LOCAL))
+    found = []
+    for workers in (0, 2):
+        with feedline.DataLoader(data, 3, num_workers=workers, seed=4, shuffle=True) as loader:
+            found.append(list(loader))
+            said = loader.explain()
+    assert "samples of a recognised torchvision pipeline" in said
+    assert "A sample has several views, and a row one image." in said
+    assert "view 1: RandomResizedCrop(" in said
+    assert "view 3: RandomResizedCrop(" in said
+    assert all(map(equal, *found))
+    views, labels = found[0][0]
+    assert [type(view) for view in views] == 3 * [torch.Tensor]
+    assert [view.shape for view in views] == [(3, 3, 32, 32), (3, 3, 32, 32), (3, 3, 12, 12)]
+    assert labels.shape == (3,)
+    assert not torch.equal(views[0], views[1])
+
+
+def test_views_of_a_folder_follow_a_schedule(root: Path) -> None:
+    data = ImageFolder(str(root), feedline.views(GLOBAL, LOCAL))
+    with feedline.DataLoader(data, 3, schedule="16x1,32x1", num_workers=1) as loader:
+        for sides in ((16, 6), (32, 12)):
+            for views, _ in loader:
+                assert tuple(view.shape[-1] for view in views) == sides
+
+
+def test_views_of_a_folder_that_are_not_all_recognised_run_in_the_dataset(root: Path) -> None:
+    unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
+    data = ImageFolder(str(root), feedline.views(GLOBAL, unknown))
+    with feedline.DataLoader(data, 3, num_workers=1, seed=1) as loader:
+        assert "Of the views, number 2 runs as it is: " in loader.explain()
+        for (one, other), labels in loader:
+            assert (one.shape[1:], other.shape[1:]) == ((3, 32, 32), (3, 8, 8))
+            assert len(labels) == len(one)
+
+
+def test_a_bad_file_is_named(paths: list[str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"nothing")
+    data = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
+    with (
+        feedline.DataLoader(data, 2, num_workers=1) as loader,
+        pytest.raises(ImageError, match=r"bad\.jpg"),
+    ):
+        list(loader)
+    with feedline.DataLoader(data, 2, num_workers=1, on_error="skip") as loader:
+        assert sum(len(batch) for batch in loader) == 3
+
+
+def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[str]) -> None:
+    """What is read once for all views is what each would read by itself."""
+    both = feedline.views(usual_pipeline(32), usual_pipeline(16))
+    alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
+    for path in paths:
+        assert equal(both(path), [each(path) for each in alone])
