@@ -34,7 +34,11 @@ class FolderSource:
     files: FileStore[Any]
     classes: Sequence[str] | None
     kind = "folder"
-    label_field = Field("label", "int64", ())
+
+    @property
+    def label_field(self) -> Field:
+        """The dtype and shape of one label."""
+        return self.files.label_field
 
     def __len__(self) -> int:
         return len(self.files)
@@ -51,7 +55,7 @@ class FolderSource:
         return self.files.read(sample, 0)
 
     def label(self, sample: int) -> Any:
-        """The class number."""
+        """The class number, or another label."""
         return self.files.label(sample)
 
     def name(self, sample: int) -> str:

@@ -202,7 +202,11 @@ def _recognised(
 def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:
     """What makes it necessary to make samples, where rows would be quicker."""
     return [
-        (not pipeline.writes_rows, "Steps of your own may make anything of an image."),
+        (not pipeline.recognised.tail.dtype, "Steps of your own may make anything of an image."),
+        (
+            pipeline.recognised.target_transform is not None,
+            "Your target_transform may make anything of a label.",
+        ),
         (settings.collate_fn is not default_collate, "Your collate_fn wants single samples."),
         (not settings.in_order, "Rows come in order, and in_order=False was asked for."),
         (not settings.batched, "There are no batches: batch_size is None."),

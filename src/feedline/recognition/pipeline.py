@@ -9,7 +9,6 @@ Relies on: `transform_reader` for what the transform means, `resize_mode` for th
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +20,8 @@ from feedline.images.rows import RowPipeline
 from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
+from feedline.randomness import seeded
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
-from feedline.recognition.steps import in_full
 from feedline.recognition.transform_reader import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
@@ -32,8 +31,9 @@ from feedline.trace import laps
 
 __all__ = ["ImagePipeline"]
 
-_STEPS = 1
-"""Sets the random numbers of the steps that run as they are apart from the crop's."""
+_STEPS, _TARGET = 1, 2
+"""Set the random numbers of the steps that run as they are, and those of the target_transform,
+apart from the crop's."""
 
 
 class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
@@ -65,7 +65,8 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
     @property
     def writes_rows(self) -> bool:
         """Whether `fields` and `load` may be used; `sample` always may."""
-        return bool(self.recognised.tail.dtype)
+        recognised = self.recognised
+        return bool(recognised.tail.dtype) and recognised.target_transform is None
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a row at this image size, in pixels; None for the transform's own."""
@@ -92,7 +93,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         self.recognised.tail.write(pixels, extend(item.seed, _STEPS), row[0])
         row[1][()] = label
 
-    def sample(self, item: Item) -> tuple[Any, int]:
+    def sample(self, item: Item) -> tuple[Any, Any]:
         """One sample, as the dataset gives it for one of its random draws.
 
         Its pixels are those that `load` writes for the same item. While steps run as they are,
@@ -102,19 +103,28 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
             item: which sample, how large (None for the transform's own size), with which seed.
 
         Returns:
-            what the last step gives: a tensor, an image, anything; and the label.
+            what the last step gives: a tensor, an image, anything; and the label, an int, or what
+            the target_transform makes of it.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
             IndexError: there is no such sample.
             Exception: whatever a step that runs as it is raises.
         """
-        pixels, label = self._pixels(item)
-        tail = self.recognised.tail
-        if not tail.as_is:
-            return tail.run(pixels, 0), int(label)
+        pixels, number = self._pixels(item)
+        tail, target = self.recognised.tail, self.recognised.target_transform
+        label = int(number)
+        if not tail.as_is and target is None:
+            return tail.run(pixels, 0), label
         with Request(item.image_size, item.strength):
-            return tail.run(pixels, extend(item.seed, _STEPS)), int(label)
+            image = tail.run(pixels, extend(item.seed, _STEPS))
+            if target is None:
+                return image, label
+            with seeded(extend(item.seed, _TARGET)):
+                made = target(label)
+            if laps.timed:
+                laps.lap("target_transform")
+            return image, made
 
     def _pixels(self, item: Item) -> tuple[Pixels, Any]:
         """The part that is shown, uint8 (size, size, 3), in memory of its own; and the label."""
@@ -143,16 +153,10 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""
-        recognised, tail = self.recognised, self.recognised.tail
-        parts = recognised.crop, recognised.resize_mode, recognised.image_size, tail.form
-        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
-        if tail.table is not None:
-            digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
-        as_is = "\n".join(map(in_full, (*tail.before, "", *tail.after)))
-        digest.update(as_is.encode(errors="backslashreplace"))
+        recognised = self.recognised
         steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
         form = self.store.form()
-        return f"{steps} [{digest.hexdigest()}]" + (form and f", {form}")
+        return f"{steps} [{recognised.digest()}]" + (form and f", {form}")
 
     def __repr__(self) -> str:
         recognised = self.recognised

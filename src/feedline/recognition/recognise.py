@@ -4,25 +4,33 @@ Guarantees: never raises and changes nothing, whatever the object; torchvision i
 object of it can only come from where it was); what is not surely understood is not recognised, and
 why is said. Only code of torchvision's own is run, on small made-up images; no code of the user's.
 
-Relies on: torchvision's ImageFolder and DatasetFolder being no more than a list of (path, label), a
-loader and a transform, as long as their methods are the original ones, which is looked at.
+Relies on: torchvision's ImageFolder and DatasetFolder, and what derives from them, being no more
+than a list of (path, label), a loader and two transforms, as long as the methods that give a sample
+are the original ones, which is looked at.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from feedline.recognition.folders import folders_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import ImagePipeline
 from feedline.recognition.samples import store_of
-from feedline.recognition.steps import NotRecognised, altered, said, words
-from feedline.recognition.subsets import unwrapped
-from feedline.recognition.transform_reader import read
+from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.transform_reader import RecognisedTransform, read
 
 __all__ = ["Recognition", "recognise"]
+
+_LOOKED_UP = ("__getattr__", "__getattribute__", "__getitem__", "__getitems__", "__len__")
+"""The methods by which a loader reaches a sample."""
+
+_READ = ("loader", "samples", "target_transform", "transform")
+"""What torchvision's `__getitem__` reads; attributes of the dataset, not of its class."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,12 @@ class Recognition:
 
 
 def recognise(dataset: object) -> Recognition:
-    """Recognise a torchvision ImageFolder or DatasetFolder, or a Subset of one."""
+    """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such."""
     try:
         originals = Originals()
-        folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
-        _check(folder, originals)
-        transform = read(folder.transform, originals)
-        pipeline = ImagePipeline(store_of(folder, subsets), transform, PillowSettings.now())
+        chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
+        transform = _transform(chosen.folders, originals)
+        pipeline = ImagePipeline(store_of(chosen), transform, PillowSettings.now())
         return Recognition(pipeline, transform.fast, transform.as_is, transform.notes)
     except NotRecognised as why:
         return Recognition(None, refused=(str(why),))
@@ -62,16 +69,25 @@ def _check(dataset: Any, originals: Originals) -> None:
     """Raise NotRecognised where something else than the pipeline could matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
-    known = (module.ImageFolder, module.DatasetFolder) if module else ()
-    if kind not in known:
-        own = ", and a subclass may do anything" if any(issubclass(kind, k) for k in known) else ""
+    if module is None or module.DatasetFolder not in kind.__mro__:
         raise NotRecognised(
-            f"{kind.__name__} is not torchvision's ImageFolder or DatasetFolder{own}."
+            f"{kind.__name__} is not torchvision's ImageFolder or DatasetFolder, nor a subclass."
         )
-    why = altered(dataset, originals, ("__getitem__", "__len__"))
-    if why or hasattr(dataset, "__getitems__"):
-        why = why or "it has a __getitems__"
+    for base in kind.__mro__:
+        for name in (*_LOOKED_UP, *_READ) if base not in module.ImageFolder.__mro__ else ():
+            if name in vars(base):
+                raise NotRecognised(
+                    f"{kind.__name__} is a subclass of torchvision's with a {name} of its own "
+                    f"({base.__name__}.{name}), which may do anything."
+                )
+    why = originals.replaced_in(kind, _LOOKED_UP)
+    own = [name for name in _LOOKED_UP if name in vars(dataset)]
+    if why or own or hasattr(kind, "__getitems__"):
+        why = why or f"this {kind.__name__} has a {', '.join(own) or '__getitems__'} of its own"
         raise NotRecognised(f"A method of {kind.__name__} was replaced: {why}.")
+    missing = [name for name in _READ if name not in vars(dataset)]
+    if missing:
+        raise NotRecognised(f"This {kind.__name__} has no {', '.join(missing)}.")
     why_not = originals.replaced_in_loader(dataset.loader)
     if why_not is None:
         raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
@@ -79,9 +95,30 @@ def _check(dataset: Any, originals: Originals) -> None:
         raise NotRecognised(f"{why_not}.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
-    if dataset.target_transform is not None:
-        raise NotRecognised(
-            f"The target_transform {words(dataset.target_transform)} may make anything of a label."
-        )
     if dataset.transform is None:
         raise NotRecognised("The dataset has no transform, so it gives PIL images.")
+
+
+def _transform(folders: Sequence[Any], originals: Originals) -> RecognisedTransform:
+    """What all folders make of their images and labels.
+
+    Raises:
+        NotRecognised: it is not known, or not the same for all.
+    """
+    first = folders[0]
+    found = read(first.transform, originals)
+    for other in folders[1:]:
+        if other.target_transform is not first.target_transform:
+            raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
+        if other.transform is not first.transform and not found.equals(
+            read(other.transform, originals)
+        ):
+            raise NotRecognised(
+                "The parts of the ConcatDataset have different transforms, "
+                f"{words(first.transform)} and {words(other.transform)}, and the fast path has "
+                "one for all."
+            )
+    if first.target_transform is None:
+        return found
+    as_is = (*found.as_is, f"target_transform {words(first.target_transform)}")
+    return replace(found, target_transform=first.target_transform, as_is=as_is)
