@@ -1,4 +1,4 @@
-"""A folder of class folders as what a cache is made of.
+"""A folder of class folders, or some files, as what a cache is made of.
 
 Guarantees: the images, labels and order of `feedline.ImageFolder`, or of the dataset that the files
 were taken from; a file that changes its size or its time of change has another stamp.
@@ -22,18 +22,19 @@ __all__ = ["FolderSource"]
 
 @dataclass(frozen=True)
 class FolderSource:
-    """The files of a folder with one sub-folder a class.
+    """The files of a folder with one sub-folder a class, or any others.
 
     Args:
         where: the folder.
         files: those in it that are samples.
         classes: the names of the sub-folders by class number; None where they are not known.
+        kind: "folder", or "files" where they are only some of what lies in the folder.
     """
 
     where: str
     files: FileStore[Any]
     classes: Sequence[str] | None
-    kind = "folder"
+    kind: str = "folder"
 
     @property
     def label_field(self) -> Field:

@@ -17,7 +17,7 @@ import numpy as np
 
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.rows import RowPipeline
 from feedline.remote.open_location import location_of
 from feedline.stores.cache_layout import is_cache
@@ -82,10 +82,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if decode not in ("exact", "scaled"):
-            raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
-        if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
-            raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
+        scaled = checked_decoding(decode, max_pixels)
         location = location_of(
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )
@@ -96,7 +93,6 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
             store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
-        scaled = decode == "scaled"
         # Copies in a cache stand as they should.
         turn = bool(exif) and isinstance(store, FileStore)
         super().__init__(store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels)

@@ -15,9 +15,10 @@ from feedline.images.crops import wanted_side
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
 from feedline.recognition.originals import Originals
-from feedline.recognition.samples import class_names, store_of
+from feedline.recognition.samples import class_names, root_of, store_of
 from feedline.stores.cache_place import check_place
 from feedline.stores.file_store import FileStore
+from feedline.stores.index import FolderIndex
 
 __all__ = ["ToFill", "to_fill"]
 
@@ -33,6 +34,7 @@ class ToFill:
     Args:
         root: its folder.
         where: the folder of the originals.
+        kind: "folder", or "files" where they are only some of what lies in it.
         files: the originals.
         classes: their classes' names by number; None where they are not known.
         sides: the levels' shorter sides in pixels, smallest first.
@@ -41,6 +43,7 @@ class ToFill:
 
     root: str
     where: str
+    kind: str
     files: FileStore[Any]
     classes: list[str] | None
     sides: tuple[int, ...]
@@ -62,20 +65,24 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     files = source.originals()
     if asked.native:
         where, classes = settings.dataset.root, list(settings.dataset.classes) or None
+        kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:
         folders = folders_of(settings.dataset, Originals()).folders
         if len(folders) > 1 or folders[0] is not settings.dataset:
             files = store_of(Chosen(folders, None))
-        where = os.fsdecode(files.folders[0]) or os.path.expanduser(os.fsdecode(folders[0].root))
+        root = root_of(folders)
+        where = root or os.fsdecode(files.folders[0])
+        kind = "files" if root is None else "folder"
         classes = class_names(folders)
     where = os.path.abspath(where)
     sizes = [phase.size or source.image_size for phase in asked.phases.phases]
     sizes += [] if asked.max_image_size is None else [asked.max_image_size]
     wanted = {wanted_side(source.transform, size) for size in sizes}
-    check_place(asked.cache, where)
+    check_place(asked.cache, where if kind == "folder" else None)
     return ToFill(
         root=asked.cache,
         where=where,
+        kind=kind,
         files=files.without_repeats(),
         classes=classes,
         sides=tuple(sorted({-(-side // _STEP) * _STEP for side in wanted})),

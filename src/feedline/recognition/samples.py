@@ -19,7 +19,7 @@ from feedline.recognition.steps import NotRecognised
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
 
-__all__ = ["class_names", "folder_fingerprint", "store_of"]
+__all__ = ["class_names", "folder_fingerprint", "root_of", "store_of"]
 
 
 def folder_fingerprint(dataset: object) -> str | None:
@@ -60,7 +60,7 @@ def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
     samples: Sequence[Any] = listed(folders[0])
     if len(folders) > 1:
         samples = [sample for folder in folders for sample in listed(folder)]
-    root = _root(folders)
+    root = root_of(folders)
     if root is None:  # that of all samples, so that it is the same for any choice of them
         here = os.getcwd()
         samples = [(os.path.join(here, os.fsdecode(path)), label) for path, label in samples]
@@ -91,7 +91,7 @@ def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
     return FileStore(paths, (os.fsencode(prefix),))
 
 
-def _root(folders: Sequence[Any]) -> str | None:
+def root_of(folders: Sequence[Any]) -> str | None:
     """The folder of a single dataset, with a separator behind it; None where there is none."""
     root = getattr(folders[0], "root", None) if len(folders) == 1 else None
     if not isinstance(root, (str, bytes, os.PathLike)):
