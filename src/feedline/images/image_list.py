@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,18 +20,20 @@ from feedline.errors import DatasetError, UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.labels import labels_of
+from feedline.images.listed_files import check_repeats, checked_paths, listed_files
 from feedline.images.rows import RowPipeline
 from feedline.images.tables import Table, of_csv, of_frame, of_parquet
 from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
+from feedline.stores.path_table import LabelledPaths
+from feedline.stores.row_store import RowStore, rows_of
 
 __all__ = ["ImageList"]
 
 _NAMED = 5
 
 
-class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
-    """Images by their paths, each with its label.
+class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
+    """Images by their paths, each with its label; or those of a dataset of Hugging Face.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label": int64 of a class; or, of other
     numbers, int64 or float32, of shape () or (k,).
@@ -70,15 +72,15 @@ class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
         scaled = checked_decoding(decode, max_pixels)
-        names = _checked_paths(paths)
+        names = checked_paths(paths)
 
         def called(sample: int) -> str:
             return f"sample {sample}, {names[sample]!r},"
 
         found = labels_of(labels, len(names), classes, called)
-        _check_repeats(names, found.values, called)
+        check_repeats(names, found.values, called)
         self.classes = found.classes
-        self.root, store = _files_of(names, found.values, root)
+        self.root, store = listed_files(names, found.values, root)
         crop = checked_transform(transform)
         super().__init__(store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels)
         if check:
@@ -154,6 +156,45 @@ class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
         return cls._of(of_frame(frame, image, label), transform, root, options)
 
     @classmethod
+    def from_hf(
+        cls,
+        dataset: Any,
+        image: str = "image",
+        label: str = "label",
+        *,
+        transform: Transform | None = None,
+        classes: Sequence[str] | None = None,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = True,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> ImageList:
+        """The images of a `datasets.Dataset` of Hugging Face, as they are encoded in it.
+
+        What `set_transform` or `set_format` were told of the dataset has no say here.
+
+        Args:
+            dataset: one split, of which rows can be had by number.
+            image: a column of the feature `Image`.
+            label: a column of a `ClassLabel`, of numbers, texts, or rows of numbers; what they mean
+                is said with `ImageList`.
+            transform, classes, decode, max_pixels: as of `ImageList`; the classes of a
+                `ClassLabel` are known.
+            exif: turn images upright by their Exif orientation, as datasets does.
+
+        Raises:
+            DatasetError: it has no rows.
+            UsageError: it is no such dataset, has no such column; and as `ImageList`.
+        """
+        scaled = checked_decoding(decode, max_pixels)
+        rows, listed, names = rows_of(dataset, image, label)
+        found = labels_of(listed, len(rows), classes or names, lambda sample: f"row {sample}")
+        made = cls.__new__(cls)
+        made.classes, made.root = found.classes, ""
+        store, crop = RowStore(rows, image, found.values), checked_transform(transform)
+        RowPipeline.__init__(made, store, crop, scaled=scaled, exif=exif, max_pixels=max_pixels)
+        return made
+
+    @classmethod
     def _of(
         cls,
         table: Table,
@@ -168,12 +209,25 @@ class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
 
     @property
     def files(self) -> FileStore[LabelledPaths]:
-        """The images' files."""
+        """The images' files.
+
+        Raises:
+            UsageError: the images are of a dataset of Hugging Face, which may have none.
+        """
+        if isinstance(self.store, RowStore):
+            raise UsageError(
+                "files are wanted here, and the images are of a dataset of Hugging Face, which "
+                "holds them itself: leave `cache` out, or build one of the dataset as it is"
+            )
         return self.store
 
     def path(self, sample: int) -> str:
         """The absolute path of a sample's file, to open it."""
-        return os.fsdecode(self.store.path(sample))
+        return os.fsdecode(self.files.path(sample))
+
+    def originals(self) -> FileStore[LabelledPaths]:
+        """The images' files; raises as `files` does."""
+        return self.files
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -183,7 +237,8 @@ class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
     @property
     def targets(self) -> np.ndarray[Any, Any]:
         """All labels, (n) or (n, k); a new array."""
-        return self.store.paths.labels.copy()
+        store = self.store
+        return np.array(store.labels if isinstance(store, RowStore) else store.paths.labels)
 
     def with_transform(self, transform: Transform) -> ImageList:
         """The same images with another transform, e.g. for testing; paths and labels are shared."""
@@ -206,75 +261,10 @@ class ImageList(RowPipeline["FileStore[LabelledPaths]"]):
         labels = f"{len(self.classes)} classes" if self.classes else f"labels {field.dtype}"
         labels += f" {field.shape}" if field.shape else ""
         return (
-            f"ImageList({self.root!r}, {self.transform!r}, "
+            f"ImageList({self.root or self.store!r}, {self.transform!r}, "
             f"decode={'scaled' if self._scaled else 'exact'!r}): {len(self)} images, {labels}"
         )
 
 
 def _folder_of(path: str | os.PathLike[str]) -> str:
     return os.path.dirname(os.path.abspath(os.path.expanduser(os.fspath(path))))
-
-
-def _checked_paths(given: Any) -> list[str]:
-    if isinstance(given, (str, bytes, os.PathLike)) or not hasattr(given, "__iter__"):
-        raise UsageError(
-            f"paths must be a sequence of paths, got {given!r:.200}; for a folder of class folders "
-            "use feedline.ImageFolder, for a table ImageList.from_csv"
-        )
-    paths = list(given)
-    if not paths:
-        raise DatasetError("paths is empty: there is nothing to load")
-    if set(map(type, paths)) - {str}:
-        paths = [_text(path, sample) for sample, path in enumerate(paths)]
-    for bad, why in (("", "an empty path"), ("\0", "a path with a zero byte, which no file has")):
-        sample = next((k for k, path in enumerate(paths) if (bad in path if bad else not path)), -1)
-        if sample >= 0:
-            raise UsageError(f"sample {sample} has {why}: {paths[sample]!r:.200}")
-    return paths
-
-
-def _text(path: Any, sample: int) -> str:
-    found = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if isinstance(found, str):
-        return str(found)
-    raise UsageError(
-        f"paths must be texts, and that of sample {sample} is {path!r:.200}, a "
-        f"{type(path).__name__}: is this the column of the paths?"
-    )
-
-
-def _check_repeats(
-    names: list[str], labels: np.ndarray[Any, Any], called: Callable[[int], str]
-) -> None:
-    """See whether a path that comes more than once has one label."""
-    if len(set(names)) == len(names):
-        return
-    first: dict[str, int] = {}
-    for sample, name in enumerate(names):
-        before = first.setdefault(name, sample)
-        if not np.array_equal(labels[before], labels[sample]):
-            raise DatasetError(
-                f"{called(before)} comes again as sample {sample} with another label "
-                f"({labels[before].tolist()}, then {labels[sample].tolist()}): which is true?"
-            )
-
-
-def _files_of(
-    names: list[str], labels: np.ndarray[Any, Any], root: Any
-) -> tuple[str, FileStore[LabelledPaths]]:
-    """The files, by their paths below a folder that holds all of them; and that folder."""
-    if root is not None and not isinstance(root, (str, os.PathLike)):
-        raise UsageError(f"root must be a folder, got {root!r:.200}")
-    base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
-    folder = os.path.join(os.path.abspath(base), "")
-    if any(map(os.path.isabs, names)):
-        names = [os.path.join(folder, name) for name in names]
-        if not all(name.startswith(folder) for name in names):
-            folder = common_folder(names)
-        if not all(name.startswith(folder) for name in names):
-            folder = os.sep
-        names = [name[len(folder) :] for name in names]
-    blob = np.frombuffer(os.fsencode("\0".join([*names, ""])), np.uint8)
-    paths = LabelledPaths(blob, starts_of(blob), labels)
-    where = folder.rstrip(os.sep) or os.sep
-    return where, FileStore(paths, (os.fsencode(folder),))
