@@ -9,6 +9,7 @@ Relies on: `transform_reader` for what the transform means, `resize_mode` for th
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
+from feedline.recognition.steps import in_full
 from feedline.recognition.transform_reader import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
@@ -153,10 +155,16 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""
-        recognised = self.recognised
+        recognised, tail = self.recognised, self.recognised.tail
+        parts = recognised.crop, recognised.resize_mode, recognised.image_size, tail.form
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+        if tail.table is not None:
+            digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
+        as_is = "\n".join(map(in_full, (*tail.before, "", *tail.after)))
+        digest.update(as_is.encode(errors="backslashreplace"))
         steps = without_addresses(", ".join((*recognised.fast, *recognised.as_is)))
         form = self.store.form()
-        return f"{steps} [{recognised.digest()}]" + (form and f", {form}")
+        return f"{steps} [{digest.hexdigest()}]" + (form and f", {form}")
 
     def __repr__(self) -> str:
         recognised = self.recognised

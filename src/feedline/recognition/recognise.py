@@ -110,8 +110,8 @@ def _transform(folders: Sequence[Any], originals: Originals) -> RecognisedTransf
     for other in folders[1:]:
         if other.target_transform is not first.target_transform:
             raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
-        if other.transform is not first.transform and not found.equals(
-            read(other.transform, originals)
+        if other.transform is not first.transform and not _alike(
+            found, read(other.transform, originals)
         ):
             raise NotRecognised(
                 "The parts of the ConcatDataset have different transforms, "
@@ -122,3 +122,20 @@ def _transform(folders: Sequence[Any], originals: Originals) -> RecognisedTransf
         return found
     as_is = (*found.as_is, f"target_transform {words(first.target_transform)}")
     return replace(found, target_transform=first.target_transform, as_is=as_is)
+
+
+def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:
+    """Whether two make the same of an image. Steps that run must be the very same objects."""
+    tables = [transform.tail.table for transform in (one, other)]
+    values = [None if table is None else (table.dtype, table.tobytes()) for table in tables]
+    steps, others = ((*each.tail.before, *each.tail.after) for each in (one, other))
+    return (
+        one.crop == other.crop
+        and one.resize_mode == other.resize_mode
+        and one.image_size == other.image_size
+        and one.tail.form == other.tail.form
+        and values[0] == values[1]
+        and list(map(id, steps)) == list(map(id, others))
+        # What a step that runs is given follows from those that stand before it.
+        and (not steps or one.fast == other.fast)
+    )

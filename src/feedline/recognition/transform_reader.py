@@ -9,7 +9,6 @@ torchvision's transforms.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,14 +23,7 @@ from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
-from feedline.recognition.steps import (
-    NotRecognised,
-    flattened,
-    in_full,
-    no_fast_step,
-    origin,
-    words,
-)
+from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
@@ -67,25 +59,6 @@ class RecognisedTransform:
     as_is: tuple[str, ...]
     notes: tuple[str, ...]
     target_transform: Callable[[int], Any] | None = None
-
-    def equals(self, other: RecognisedTransform) -> bool:
-        """Whether another makes the same of an image: the same steps run as they are."""
-        own, others = self.tail.as_is, other.tail.as_is
-        if self.digest() != other.digest() or len(own) != len(others):
-            return False
-        # What such a step is given follows from those that stand before it.
-        return not own or (self.fast == other.fast and all(map(operator.is_, own, others)))
-
-    def digest(self) -> str:
-        """What is made of an image, as far as text can say it: the same in every process."""
-        tail = self.tail
-        parts = self.crop, self.resize_mode, self.image_size, tail.form
-        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
-        if tail.table is not None:
-            digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
-        as_is = "\n".join(map(in_full, (*tail.before, "", *tail.after)))
-        digest.update(as_is.encode(errors="backslashreplace"))
-        return digest.hexdigest()
 
 
 def read(transform: object, originals: Originals) -> RecognisedTransform:
