@@ -237,7 +237,7 @@ def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no tar file that is not compressed"):
         ImageFolder(tmp_path / "a.tar")
     shutil.copy(tmp_path / "a.tar", tmp_path / "a.tar.gz")
-    with pytest.raises(DatasetError, match=r"it is a file.*not compressed"):
+    with pytest.raises(DatasetError, match=r"it is a file.*others have to be unpacked"):
         ImageFolder(tmp_path / "a.tar.gz")
 
 

@@ -351,7 +351,7 @@ def test_schedules_and_resume(jpeg_folder: Path, workers: int) -> None:
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 2}
     with DataLoader(data, 4, **options) as loader:
         whole = batches(loader) + batches(loader)
-    assert [images.shape[1:3] for images, _ in whole] == [(8, 8)] * 3 + [(16, 16)] * 3
+    assert [images.shape[2:] for images, _ in whole] == [(8, 8)] * 3 + [(16, 16)] * 3
     with DataLoader(data, 4, **options) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -378,7 +378,7 @@ def test_a_cache_is_built_of_a_list_and_read_under_it(jpeg_folder: Path, tmp_pat
     with DataLoader(some, 3, image_size=16, cache=tmp_path / "cache") as loader:
         images, labels = next(iter(loader))
     assert labels.tolist() == [7, 7, 8]
-    assert images.shape == (3, 16, 16, 3)
+    assert images.shape == (3, 3, 16, 16)
 
 
 def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path
     with DataLoader(data, 4, cache=cache, **options) as loader:
         first, second = batches(loader), batches(loader)
     manifest = read_manifest(str(cache))
-    assert (manifest.samples, manifest.classes) == (12, ["cat", "dog"])
+    assert (manifest.samples, manifest.classes) == (12, ("cat", "dog"))
     for (images, labels), (other, other_labels) in zip(first, second, strict=True):
         assert torch.equal(labels, other_labels)
         assert (images.float() - other.float()).abs().mean() < 8

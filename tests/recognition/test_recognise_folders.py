@@ -315,9 +315,9 @@ def test_other_concatenations_are_refused(root: str, monkeypatch: pytest.MonkeyP
 def test_the_fingerprint_of_several_folders_is_of_all_their_samples(root: str) -> None:
     folder = ImageFolder(root, FIXED)
     whole = ConcatDataset([folder, folder])
-    prints = {folder_fingerprint(each) for each in (whole, folder, ConcatDataset([folder]))}
-    assert None not in prints
-    assert len(prints) == 3
+    single = folder_fingerprint(folder)
+    assert folder_fingerprint(ConcatDataset([folder])) == single is not None
+    assert folder_fingerprint(whole) not in (single, None)
     assert folder_fingerprint(whole) == recognise(whole).pipeline.fingerprint()  # type: ignore[union-attr]
     assert folder_fingerprint(Subset(whole, range(14))) == folder_fingerprint(whole)
 

@@ -128,7 +128,13 @@ def _array(values: Sequence[Any], kind: str, called: Callable[[int], str]) -> Ar
             "numbers fit into 64 bits"
         ) from error
     if array.dtype.kind not in "biuf":
-        raise UsageError(f"labels such as {values[0]!r:.200} are not numbers that fit into 64 bits")
+        bad = next(
+            k for k, value in enumerate(values) if np.asarray(value).dtype.kind not in "biuf"
+        )
+        raise UsageError(
+            f"{called(bad)} has the label {values[bad]!r:.200}, and all must be numbers that fit "
+            "into 64 bits"
+        )
     return array
 
 

@@ -46,8 +46,9 @@ def folder_fingerprint(dataset: object) -> str | None:
 def class_names(folders: Sequence[Any]) -> list[str] | None:
     """What the classes are called; None where folders do not say, or not the same."""
     first, *others = (getattr(folder, "classes", None) for folder in folders)
-    named = isinstance(first, list) and all(isinstance(name, str) for name in first)
-    return list(first) if named and all(other == first for other in others) else None
+    if not isinstance(first, list) or not all(isinstance(name, str) for name in first):
+        return None
+    return list(first) if all(other == first for other in others) else None
 
 
 def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:

@@ -182,7 +182,7 @@ def _keep(place: str, index: ArchiveIndex, key: str) -> bool:
         os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
         with open(partial, "xb") as file:
             text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-            np.savez(file, about=text, **columns)
+            np.savez(file, about=text, blob=index.blob, labels=index.labels, entries=index.entries)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, place)

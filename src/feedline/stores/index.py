@@ -204,8 +204,8 @@ def _refuse(error: OSError) -> NoReturn:
     if isinstance(error, NotADirectoryError):
         raise DatasetError(
             f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
-            "one folder for each class; of archives, .zip files are read, and .tar files that are "
-            "not compressed"
+            "one folder for each class; of archives, .zip files and uncompressed .tar files are "
+            "read by feedline.ImageFolder, and others have to be unpacked first"
         ) from None
     raise DatasetError(
         f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "

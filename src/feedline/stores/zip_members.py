@@ -173,16 +173,15 @@ def _directory(file: BinaryIO, size: int, called: str) -> tuple[int, int, int]:
         )
     _, disk, first_disk, here, count, length, start, _ = found
     end = tail_at + at
-    if 0xFFFF in (here, count) or _FULL in (length, start):
-        file.seek(max(0, end - _WHERE_64_FORM.size))
-        where = file.read(_WHERE_64_FORM.size)
-        if where[:4] == _WHERE_64:
-            end = _WHERE_64_FORM.unpack(where)[2]
-            file.seek(min(end, size))
-            wide = file.read(_END_64_FORM.size)
-            if len(wide) < _END_64_FORM.size or wide[:4] != _END_64:
-                raise _damaged(called, f"its 64-bit directory is not at byte {end}")
-            *_, disk, first_disk, here, count, length, start = _END_64_FORM.unpack(wide)
+    file.seek(max(0, end - _WHERE_64_FORM.size))
+    where = file.read(_WHERE_64_FORM.size)
+    if end >= _WHERE_64_FORM.size and where[:4] == _WHERE_64:
+        end = _WHERE_64_FORM.unpack(where)[2]
+        file.seek(min(end, size))
+        wide = file.read(_END_64_FORM.size)
+        if len(wide) < _END_64_FORM.size or wide[:4] != _END_64:
+            raise _damaged(called, f"its 64-bit directory is not at byte {end}")
+        *_, disk, first_disk, here, count, length, start = _END_64_FORM.unpack(wide)
     if disk or first_disk or here != count:
         raise DatasetError(f"{called} is one of several parts of a zip file: join them first")
     if start + length != end:
