@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
+    from feedline.images.image_list import ImageList
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.recognition.compiled import compile, views
@@ -30,6 +31,7 @@ __all__ = [
     "FeedlineError",
     "ImageArray",
     "ImageFolder",
+    "ImageList",
     "Phase",
     "Schedule",
     "TrainCrop",
@@ -55,6 +57,7 @@ _HOMES = {
     "FeedlineError": "feedline.errors",
     "ImageArray": "feedline.images.array",
     "ImageFolder": "feedline.images.folder",
+    "ImageList": "feedline.images.image_list",
     "Phase": "feedline.plan.schedule",
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",

@@ -20,6 +20,7 @@ from feedline.cache.columns import IMAGE_NAMES, LABEL_NAMES, named
 from feedline.cache.source import Stamp, evenly
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.plan.row import Field
+from feedline.recognition.folders import Chosen
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised
 from feedline.stores.array_store import checked_labels
@@ -213,7 +214,7 @@ def _paths(dataset: Any) -> LabelledPaths | None:
     if module is None or not isinstance(dataset, module.DatasetFolder):
         return None
     try:
-        store = store_of(dataset, [])
+        store = store_of(Chosen([dataset], None))
     except NotRecognised:
         return None
     below_root = store.folders != (b"",)

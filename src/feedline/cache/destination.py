@@ -89,7 +89,7 @@ class _Folder:
         self._token = token
 
     def check_free(self, source: Source, format: str) -> None:
-        check_place(self.root, None if source.kind == "dataset" else source.where)
+        check_place(self.root, None if source.kind in ("dataset", "files") else source.where)
 
     def check_cache(self) -> None:
         read_manifest(self.root)

@@ -74,6 +74,7 @@ def _fill(
     eager: bool,
     *,
     where: str,
+    kind: str,
     files: Any,
     classes: Sequence[str] | None,
     sides: list[int],
@@ -86,6 +87,7 @@ def _fill(
         token: of the lock that this process holds.
         eager: somebody waits for it.
         where: the files' folder.
+        kind: as of `FolderSource`.
         files: a `FileStore`.
         classes: their classes' names.
         sides: of the levels, in pixels.
@@ -99,7 +101,8 @@ def _fill(
     from feedline.cache.settings import Spec
     from feedline.cache.unit_maker import Progress
 
-    source, destination = FolderSource(where, files, classes), open_destination(root, token)
+    source = FolderSource(where, files, classes, kind)
+    destination = open_destination(root, token)
     if is_finished(root):  # by another, in the meantime
         return
     spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)

@@ -1,4 +1,4 @@
-"""A folder of class folders as what a cache is made of.
+"""A folder of class folders, or some files, as what a cache is made of.
 
 Guarantees: the images, labels and order of `feedline.ImageFolder`, or of the dataset that the files
 were taken from; a file that changes its size or its time of change has another stamp.
@@ -22,19 +22,24 @@ __all__ = ["FolderSource"]
 
 @dataclass(frozen=True)
 class FolderSource:
-    """The files of a folder with one sub-folder a class.
+    """The files of a folder with one sub-folder a class, or any others.
 
     Args:
         where: the folder.
         files: those in it that are samples.
         classes: the names of the sub-folders by class number; None where they are not known.
+        kind: "folder", or "files" where they are only some of what lies in the folder.
     """
 
     where: str
     files: FileStore[Any]
     classes: Sequence[str] | None
-    kind = "folder"
-    label_field = Field("label", "int64", ())
+    kind: str = "folder"
+
+    @property
+    def label_field(self) -> Field:
+        """The dtype and shape of one label."""
+        return self.files.label_field
 
     def __len__(self) -> int:
         return len(self.files)
@@ -51,7 +56,7 @@ class FolderSource:
         return self.files.read(sample, 0)
 
     def label(self, sample: int) -> Any:
-        """The class number."""
+        """The class number, or another label."""
         return self.files.label(sample)
 
     def name(self, sample: int) -> str:

@@ -20,6 +20,7 @@ from feedline.cache.source_files import FarFiles, LocalFiles, SourceFiles
 from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
+from feedline.images.image_list import ImageList
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_layout import MANIFEST
@@ -38,8 +39,8 @@ def open_source(given: Any) -> Source:
     Args:
         given: a path, or a URL that fsspec knows, such as "s3://bucket/train": a folder of class
             folders; one with tar shards of WebDataset or with Parquet files, at any depth; one such
-            file, or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder`, or a
-            map-style Dataset of (image, label).
+            file, or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder` or
+            `ImageList`, or a map-style Dataset of (image, label).
 
     Raises:
         DatasetError: it holds nothing that is known, or something that is damaged or out of reach.
@@ -48,6 +49,9 @@ def open_source(given: Any) -> Source:
     if isinstance(given, ImageFolder):
         _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)
+    if isinstance(given, ImageList):
+        files = given.files.without_repeats()
+        return FolderSource(given.root, files, given.classes or None, "files")
     if is_url(given):
         return _far(RemoteFolder(given))
     if isinstance(given, (str, os.PathLike)):

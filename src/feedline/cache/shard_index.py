@@ -3,8 +3,8 @@
 Guarantees: only headers and labels are read, and nothing is extracted; no Python object per sample
 is kept; a shard that is cut off, or damaged in its headers, is an error and never a smaller shard.
 
-Relies on: `source_files` for how many shards are read at a time; a tar file that ends with a block
-of zeros, as the format asks for.
+Relies on: `source_files` for how many shards are read at a time; `tar_members` for what lies in
+one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import re
-import tarfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError
 from feedline.stores.path_table import LabelledPaths
+from feedline.stores.tar_members import tar_members
 
 __all__ = ["ShardIndex", "index_shards"]
 
@@ -34,7 +34,6 @@ _ABOUT_THE_SHARD = re.compile(r"__[^/]*__($|/)")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
 _WHOLE = re.compile(rb"\s*[+-]?\d{1,18}\s*")
 _MOST_BYTES = 1 << 20  # of a label
-_BLOCK = 512  # bytes, of tar
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,33 +182,11 @@ def _json(text: bytes) -> dict[str, Any]:
 
 def _members(file: BinaryIO, path: str, size: int) -> Iterator[_Member]:
     """The files of a shard that belong to samples, in its order."""
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
-                if info.size < 0 or info.offset_data + info.size > size:
-                    raise DatasetError(
-                        f"the shard {path!r} ends, at byte {size}, before {info.name!r} does: it "
-                        "was cut off; copy or download it again"
-                    )
-                parts = _NAME.fullmatch(info.name)
-                if not info.isreg() or parts is None or _ABOUT_THE_SHARD.match(info.name):
-                    continue
-                if info.issparse():
-                    raise DatasetError(
-                        f"the shard {path!r} holds {info.name!r} as a sparse file: pack it anew "
-                        "without the option --sparse of tar"
-                    )
-                yield _Member(parts[1], parts[2].lower(), info.offset_data, info.size)
-            end = tar.offset
-    except tarfile.TarError as error:
-        raise DatasetError(
-            f"the shard {path!r} is damaged or no tar file that is not compressed: {error}"
-        ) from error
-    # Where a header is damaged tarfile takes that for the end.
-    file.seek(end)
-    if file.read(_BLOCK) != bytes(_BLOCK):
-        raise DatasetError(
-            f"the shard {path!r} is cut off or damaged at byte {end} of {size}, where neither a "
-            "file begins nor the tar file ends: copy or download it again"
-        )
+    for found in tar_members(file, size, f"the shard {path!r}", _is_of_a_sample):
+        parts = _NAME.fullmatch(found.name)
+        if parts is not None and not found.link:
+            yield _Member(parts[1], parts[2].lower(), found.first, found.length)
+
+
+def _is_of_a_sample(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and not _ABOUT_THE_SHARD.match(name)

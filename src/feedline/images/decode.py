@@ -13,17 +13,30 @@ from __future__ import annotations
 
 import threading
 
-from feedline.errors import ImageError
+from feedline.errors import ImageError, UsageError
 from feedline.images.headers import sniff
 from feedline.images.jpeg import JpegDecoder
 from feedline.images.pillow import decode_with_pillow, upright
 from feedline.images.placement import Part, cut
 from feedline.stores.store import Pixels
 
-__all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder"]
+__all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder", "checked_decoding"]
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice 0.25 GiB of RGB pixels: from here on Pillow, by default, refuses an image too."""
+
+
+def checked_decoding(decode: object, max_pixels: object) -> bool:
+    """Whether JPEGs are decoded smaller, as a user's `decode` and `max_pixels` say.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    if decode not in ("exact", "scaled"):
+        raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
+    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
+        raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
+    return decode == "scaled"
 
 
 class Decoder:

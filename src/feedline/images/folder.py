@@ -1,4 +1,4 @@
-"""A folder of images, or a cache of one, as a source of rows.
+"""A folder of images, or an archive or a cache of one, as a source of rows.
 
 Guarantees: those of `rows`; what fails is an ImageError that names the file, whatever is wrong
 with it; a pickle carries the index out of band.
@@ -17,27 +17,32 @@ import numpy as np
 
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.rows import RowPipeline
 from feedline.remote.open_location import location_of
+from feedline.stores.archive_index import archive_index
+from feedline.stores.archive_store import ArchiveStore, in_archive
 from feedline.stores.cache_layout import is_cache
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore, files_of
-from feedline.stores.index import FolderIndex, scan_folder
+from feedline.stores.index import FolderIndex, checked_endings, scan_folder
 
 __all__ = ["ImageFolder"]
 
 
-class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
-    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does; or a cache.
+class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
+    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label", int64, or as the cache's labels are.
 
     Args:
-        root: the folder with one sub-folder a class; or a cache that `build_cache` made, of whose
-            copies each phase gets the smallest that serves its image size. A cache of tar shards
-            may lie elsewhere: "s3://bucket/train-cache", "https://host/train-cache", or any other
+        root: the folder with one sub-folder a class; or a .zip file, or a .tar file that is not
+            compressed, that holds these, or a folder in one, as "data.zip/train": images are read
+            where they lie in it. What lies where is found out once, and kept beside the archive or
+            else in $XDG_CACHE_HOME or ~/.cache. Or a cache that `build_cache` made, of whose copies
+            each phase gets the smallest that serves its image size. A cache of tar shards may lie
+            elsewhere: "s3://bucket/train-cache", "https://host/train-cache", or any other
             protocol of fsspec's.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
             `EvalCrop()`.
@@ -64,7 +69,8 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
 
     Raises:
         DatasetError: the folder is missing, unreadable, without classes or with empty ones; the
-            cache is unfinished, damaged, out of reach or of a newer version.
+            archive is damaged, cut off or encrypted, or has names that lead out of it; the cache is
+            unfinished, damaged, out of reach or of a newer version.
         UsageError: an argument cannot be used.
     """
 
@@ -82,23 +88,21 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if decode not in ("exact", "scaled"):
-            raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
-        if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
-            raise UsageError(f"max_pixels must be a whole number above 0, got {max_pixels!r}")
+        scaled = checked_decoding(decode, max_pixels)
         location = location_of(
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )
         self.root = str(location)
         checked = checked_transform(transform)
-        store: FileStore[FolderIndex] | CacheStore
+        store: FileStore[FolderIndex] | ArchiveStore | CacheStore
         if not isinstance(location, FolderLocation) or is_cache(self.root):
             store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
+        elif (archive := in_archive(self.root)) is not None:
+            store = ArchiveStore(*archive, archive_index(*archive, checked_endings(extensions)))
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
-        scaled = decode == "scaled"
         # Copies in a cache stand as they should.
-        turn = bool(exif) and isinstance(store, FileStore)
+        turn = bool(exif) and not isinstance(store, CacheStore)
         super().__init__(store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels)
 
     def _adopt(self, index: FolderIndex) -> None:
@@ -109,8 +113,14 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         """The images' files.
 
         Raises:
-            UsageError: the images are of a cache, which has no files of the originals.
+            UsageError: the images are of a cache, which has no files of the originals, or of an
+                archive.
         """
+        if isinstance(self.store, ArchiveStore):
+            raise UsageError(
+                f"{self.root!r} is an archive, whose images are no files of their own, and files "
+                "are wanted here: unpack it"
+            )
         if isinstance(self.store, CacheStore):
             raise UsageError(
                 f"{self.root!r} is a cache, which has no original files; name(sample) says what an "
@@ -122,7 +132,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | CacheStore"]):
         """The absolute path of a sample's file, to open it; odd names keep their odd bytes.
 
         Raises:
-            UsageError: the images are of a cache.
+            UsageError: the images are of a cache or of an archive.
         """
         return os.fsdecode(self.files.path(sample))
 

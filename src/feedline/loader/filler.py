@@ -83,6 +83,7 @@ class Filler:
             assert self._process.stdin is not None
             request = {
                 "where": wanted.where,
+                "kind": wanted.kind,
                 "files": wanted.files,
                 "classes": wanted.classes,
                 "sides": list(wanted.sides),

@@ -1,7 +1,8 @@
 """What a cache that fills itself is to hold, for one loader.
 
 Guarantees: follows from the loader's arguments and dataset alone. Parts of one folder, as
-`random_split` makes them, fill one cache with the whole folder.
+`random_split` makes them, fill one cache with the whole folder; a file that comes twice is copied
+once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 
 from feedline.images.crops import wanted_side
 from feedline.loader.settings import Settings
-from feedline.recognition.samples import store_of
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.folders import Chosen, folders_of
+from feedline.recognition.originals import Originals
+from feedline.recognition.samples import class_names, root_of, store_of
 from feedline.stores.cache_place import check_place
 from feedline.stores.file_store import FileStore
+from feedline.stores.index import FolderIndex
 
 __all__ = ["ToFill", "to_fill"]
 
@@ -31,6 +34,7 @@ class ToFill:
     Args:
         root: its folder.
         where: the folder of the originals.
+        kind: "folder", or "files" where they are only some of what lies in it.
         files: the originals.
         classes: their classes' names by number; None where they are not known.
         sides: the levels' shorter sides in pixels, smallest first.
@@ -39,6 +43,7 @@ class ToFill:
 
     root: str
     where: str
+    kind: str
     files: FileStore[Any]
     classes: list[str] | None
     sides: tuple[int, ...]
@@ -57,20 +62,29 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     """
     asked = settings.asked
     assert asked.cache is not None
-    files, folder = source.originals(), settings.dataset
-    if not asked.native:
-        folder, subsets = unwrapped(folder, lambda subset: None)
-        files = store_of(folder, []) if subsets else files
+    files = source.originals()
+    if asked.native:
+        where, classes = settings.dataset.root, list(settings.dataset.classes) or None
+        kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
+    else:
+        folders = folders_of(settings.dataset, Originals()).folders
+        if len(folders) > 1 or folders[0] is not settings.dataset:
+            files = store_of(Chosen(folders, None))
+        root = root_of(folders)
+        where = root or os.fsdecode(files.folders[0])
+        kind = "files" if root is None else "folder"
+        classes = class_names(folders)
+    where = os.path.abspath(where)
     sizes = [phase.size or source.image_size for phase in asked.phases.phases]
     sizes += [] if asked.max_image_size is None else [asked.max_image_size]
     wanted = {wanted_side(source.transform, size) for size in sizes}
-    where = os.path.abspath(os.path.expanduser(os.fsdecode(folder.root)))
-    check_place(asked.cache, where)
+    check_place(asked.cache, where if kind == "folder" else None)
     return ToFill(
         root=asked.cache,
         where=where,
-        files=files,
-        classes=list(folder.classes),
+        kind=kind,
+        files=files.without_repeats(),
+        classes=classes,
         sides=tuple(sorted({-(-side // _STEP) * _STEP for side in wanted})),
         exif=source.exif,
     )

@@ -49,7 +49,8 @@ class Originals:
 
         Args:
             kind: the class.
-            called: the methods whose own calls matter; None for all of torchvision's.
+            called: the methods that matter: of torch's classes no others are looked at, and of
+                torchvision's no others' own calls; None for all.
 
         Returns:
             a sentence without its full stop, as "a.b was replaced by c.d"; "" where all is there.
@@ -61,14 +62,16 @@ class Originals:
             top = base.__module__.partition(".")[0]
             if base in self._own or top not in ("torch", *_OWN):
                 continue
+            theirs = top in _OWN
             for name, member in vars(base).items():
+                if not theirs and called is not None and name not in called:
+                    continue
                 function = getattr(member, "__func__", member)
                 if type(function) is property:
                     function = function.fget
                 function = _untimed(function)
                 where = f"{base.__qualname__}.{name}"
                 if type(function) is FunctionType:
-                    theirs = top in _OWN
                     if not _is_own(function) or (theirs and function.__qualname__ != where):
                         return _replaced(f"{base.__module__}.{where}", function)
                     if theirs and (called is None or name in called):

@@ -10,7 +10,7 @@ Relies on: `transform_reader` for what the transform means, `recognised_transfor
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,17 +19,20 @@ from feedline.images.crops import Transform
 from feedline.images.rows import RowPipeline
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
+from feedline.randomness import seeded
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 from feedline.stores.store import Pixels
+from feedline.trace import laps
 
 __all__ = ["STEPS", "ImagePipeline", "SamplePipeline"]
 
-STEPS = 1
-"""Sets the random numbers of the steps that run as they are apart from the crop's."""
+STEPS, _TARGET = 1, 2
+"""Set the random numbers of the steps that run as they are, and those of the target_transform,
+apart from the crop's."""
 
 
 class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
@@ -39,15 +42,20 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
         store: the samples' files and labels.
         crop: which part of an image is shown.
         settings: which files Pillow reads.
+        target_transform: is called on each label, as it is; None: nothing is.
     """
 
-    no_rows: ClassVar[str] = "Steps of your own may make anything of an image."
-    """Why it makes samples where it writes no rows: a sentence."""
+    why_samples: ClassVar[str] = "Steps of your own may make anything of an image."
 
     def __init__(
-        self, store: FileStore[LabelledPaths], crop: Transform, settings: PillowSettings
+        self,
+        store: FileStore[LabelledPaths],
+        crop: Transform,
+        settings: PillowSettings,
+        target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self._settings = settings
+        self.target_transform = target_transform
         super().__init__(store, crop, max_pixels=settings.max_pixels)
 
     @property
@@ -60,7 +68,14 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """Whether `fields` and `load` may be used; `sample` always may."""
         return False
 
-    def sample(self, item: Item) -> tuple[Any, int]:
+    @property
+    def no_rows(self) -> str:
+        """Why it makes samples where it writes no rows: a sentence."""
+        if self.target_transform is None:
+            return self.why_samples
+        return "Your target_transform may make anything of a label."
+
+    def sample(self, item: Item) -> tuple[Any, Any]:
         """One sample, as the dataset gives it for one of its random draws.
 
         While steps run as they are, `feedline.image_size()` and
@@ -70,7 +85,8 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
             item: which sample, how large (None for the transform's own size), with which seed.
 
         Returns:
-            what the last step gives: a tensor, an image, anything; and the label.
+            what the last step gives: a tensor, an image, anything; and the label, an int, or what
+            the target_transform makes of it.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
@@ -83,6 +99,16 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
         """These rows or samples are about to be made; fetch together what lies elsewhere."""
         counted = [sample + len(self) if sample < 0 else sample for sample in samples]
         super().prepare(counted, image_size or self.image_size)
+
+    def _target(self, number: Any, item: Item) -> Any:
+        """What a sample has for its label."""
+        if self.target_transform is None:
+            return int(number)
+        with Request(item.image_size, item.strength), seeded(extend(item.seed, _TARGET)):
+            made = self.target_transform(int(number))
+        if laps.timed:
+            laps.lap("target_transform")
+        return made
 
     def _counted(self, item: Item) -> Item:
         """An item as `RowPipeline` wants it: with a size, of a sample counted from the first."""
@@ -114,6 +140,7 @@ class ImagePipeline(SamplePipeline):
         store: the samples' files and labels.
         recognised: what is made of an image.
         settings: which files Pillow reads.
+        target_transform: as of `SamplePipeline`.
     """
 
     def __init__(
@@ -121,9 +148,10 @@ class ImagePipeline(SamplePipeline):
         store: FileStore[LabelledPaths],
         recognised: RecognisedTransform,
         settings: PillowSettings,
+        target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self.recognised = recognised
-        super().__init__(store, recognised.crop, settings)
+        super().__init__(store, recognised.crop, settings, target_transform)
 
     @property
     def image_size(self) -> int:
@@ -133,7 +161,7 @@ class ImagePipeline(SamplePipeline):
     @property
     def writes_rows(self) -> bool:
         """Whether `fields` and `load` may be used; `sample` always may."""
-        return bool(self.recognised.tail.dtype)
+        return bool(self.recognised.tail.dtype) and self.target_transform is None
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """The arrays of a row at this image size, in pixels; None for the transform's own."""
@@ -155,14 +183,15 @@ class ImagePipeline(SamplePipeline):
         self.recognised.tail.write(pixels, extend(item.seed, STEPS), row[0])
         row[1][()] = label
 
-    def sample(self, item: Item) -> tuple[Any, int]:
+    def sample(self, item: Item) -> tuple[Any, Any]:
         """As of `SamplePipeline`; its pixels are those that `load` writes for the same item."""
-        pixels, label = self._pixels(item)
+        pixels, number = self._pixels(item)
         tail = self.recognised.tail
         if not tail.draws:
-            return tail.run(pixels, 0), int(label)
+            return tail.run(pixels, 0), self._target(number, item)
         with Request(item.image_size, item.strength):
-            return tail.run(pixels, extend(item.seed, STEPS)), int(label)
+            made = tail.run(pixels, extend(item.seed, STEPS))
+        return made, self._target(number, item)
 
     def _pixels(self, item: Item) -> tuple[Pixels, Any]:
         """The part that is shown, uint8 (size, size, 3), in memory of its own; and the label."""

@@ -4,26 +4,28 @@ Guarantees: never raises and changes nothing, whatever the object; torchvision i
 object of it can only come from where it was); what is not surely understood is not recognised, and
 why is said. Only code of torchvision's own is run, on small made-up images; no code of the user's.
 
-Relies on: torchvision's ImageFolder and DatasetFolder being no more than a list of (path, label), a
-loader and a transform, as long as their methods are the original ones, which is looked at.
+Relies on: torchvision's ImageFolder and DatasetFolder, and what derives from them, being no more
+than a list of (path, label), a loader and two transforms, as long as the methods that give a sample
+are the original ones, which is looked at.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from feedline.recognition.compiled import Compiled
+from feedline.recognition.folders import folders_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
-from feedline.recognition.steps import NotRecognised, altered, said, words
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
@@ -31,6 +33,12 @@ from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 
 __all__ = ["Recognition", "recognise"]
+
+_LOOKED_UP = ("__getattr__", "__getattribute__", "__getitem__", "__getitems__", "__len__")
+"""The methods by which a loader reaches a sample."""
+
+_READ = ("loader", "samples", "target_transform", "transform")
+"""What torchvision's `__getitem__` reads; attributes of the dataset, not of its class."""
 
 _GIVES_PATHS = (str, os.fspath, Path)
 """Loaders that leave it to a compiled transform to read the file."""
@@ -54,22 +62,25 @@ class Recognition:
 
 
 def recognise(dataset: object) -> Recognition:
-    """Recognise a torchvision ImageFolder or DatasetFolder, or a Subset of one."""
+    """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such."""
     try:
         originals = Originals()
-        folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
-        _check(folder, originals)
-        store, settings = store_of(folder, subsets), PillowSettings.now()
-        if type(folder.transform) is Views:
-            return _of_views(folder.transform, store, settings, originals)
-        compiled = type(folder.transform) is Compiled
-        transform = folder.transform.transform if compiled else folder.transform
-        recognised = read(transform, originals)
-        notes = recognised.notes
-        if recognised.no_rows:
-            notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
-        pipeline = ImagePipeline(store, recognised, settings)
-        return Recognition(pipeline, recognised.fast, recognised.as_is, notes)
+        chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
+        _check_parts(chosen.folders, originals)
+        store, settings = store_of(chosen), PillowSettings.now()
+        transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
+        if type(transform) is Views:
+            found = _of_views(transform, store, settings, originals, target)
+        else:
+            recognised = _read(transform, originals)
+            notes = recognised.notes
+            if recognised.no_rows:
+                notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
+            pipeline = ImagePipeline(store, recognised, settings, target)
+            found = Recognition(pipeline, recognised.fast, recognised.as_is, notes)
+        if target is None:
+            return found
+        return replace(found, as_is=(*found.as_is, f"target_transform {words(target)}"))
     except NotRecognised as why:
         return Recognition(None, refused=(str(why),))
     except Exception as error:
@@ -78,7 +89,11 @@ def recognise(dataset: object) -> Recognition:
 
 
 def _of_views(
-    views: Views, store: FileStore[LabelledPaths], settings: PillowSettings, originals: Originals
+    views: Views,
+    store: FileStore[LabelledPaths],
+    settings: PillowSettings,
+    originals: Originals,
+    target_transform: Any,
 ) -> Recognition:
     """What is made of a dataset with several views; NotRecognised if one of them runs as it is."""
     known: dict[int, RecognisedTransform] = {}
@@ -96,7 +111,7 @@ def _of_views(
         as_is += found.as_is
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
-    pipeline = ViewsPipeline(store, recognised, settings)
+    pipeline = ViewsPipeline(store, recognised, settings, target_transform)
     return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
 
 
@@ -104,21 +119,26 @@ def _check(dataset: Any, originals: Originals) -> None:
     """Raise NotRecognised where something else than the pipeline could matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
-    known = (module.ImageFolder, module.DatasetFolder) if module else ()
-    if kind not in known:
-        own = ", and a subclass may do anything" if any(issubclass(kind, k) for k in known) else ""
+    if module is None or module.DatasetFolder not in kind.__mro__:
         raise NotRecognised(
-            f"{kind.__name__} is not torchvision's ImageFolder or DatasetFolder{own}."
+            f"{kind.__name__} is not torchvision's ImageFolder or DatasetFolder, nor a subclass."
         )
-    why = altered(dataset, originals, ("__getitem__", "__len__"))
-    if why or hasattr(dataset, "__getitems__"):
-        why = why or "it has a __getitems__"
+    for base in kind.__mro__:
+        for name in (*_LOOKED_UP, *_READ) if base not in module.ImageFolder.__mro__ else ():
+            if name in vars(base):
+                raise NotRecognised(
+                    f"{kind.__name__} is a subclass of torchvision's with a {name} of its own "
+                    f"({base.__name__}.{name}), which may do anything."
+                )
+    why = originals.replaced_in(kind, _LOOKED_UP)
+    own = [name for name in _LOOKED_UP if name in vars(dataset)]
+    if why or own or hasattr(kind, "__getitems__"):
+        why = why or f"this {kind.__name__} has a {', '.join(own) or '__getitems__'} of its own"
         raise NotRecognised(f"A method of {kind.__name__} was replaced: {why}.")
+    missing = [name for name in _READ if name not in vars(dataset)]
+    if missing:
+        raise NotRecognised(f"This {kind.__name__} has no {', '.join(missing)}.")
     _check_loader(dataset, originals)
-    if dataset.target_transform is not None:
-        raise NotRecognised(
-            f"The target_transform {words(dataset.target_transform)} may make anything of a label."
-        )
     if dataset.transform is None:
         raise NotRecognised("The dataset has no transform, so it gives PIL images.")
 
@@ -137,3 +157,44 @@ def _check_loader(dataset: Any, originals: Originals) -> None:
         raise NotRecognised(f"{why_not}.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
+
+
+def _read(transform: Any, originals: Originals) -> RecognisedTransform:
+    """A pipeline, also one that was compiled."""
+    return read(transform.transform if type(transform) is Compiled else transform, originals)
+
+
+def _check_parts(folders: Sequence[Any], originals: Originals) -> None:
+    """Raise NotRecognised where folders make different things of their images or labels."""
+    first = folders[0]
+    for other in folders[1:]:
+        if other.target_transform is not first.target_transform:
+            raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
+        if other.transform is first.transform:
+            continue
+        views = Views in (type(first.transform), type(other.transform))
+        if views or not _alike(
+            _read(first.transform, originals), _read(other.transform, originals)
+        ):
+            raise NotRecognised(
+                "The parts of the ConcatDataset have different transforms, "
+                f"{words(first.transform)} and {words(other.transform)}, and the fast path has "
+                "one for all."
+            )
+
+
+def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:
+    """Whether two make the same of an image. Steps that run must be the very same objects."""
+    tables = [transform.tail.table for transform in (one, other)]
+    values = [None if table is None else (table.dtype, table.tobytes()) for table in tables]
+    steps, others = ((*each.tail.before, *each.tail.after) for each in (one, other))
+    return (
+        one.crop == other.crop
+        and one.resize_mode == other.resize_mode
+        and one.image_size == other.image_size
+        and one.tail.form == other.tail.form
+        and values[0] == values[1]
+        and list(map(id, steps)) == list(map(id, others))
+        # What a step that runs is given follows from those that stand before it.
+        and (not steps or one.fast == other.fast)
+    )

@@ -1,4 +1,4 @@
-"""The samples of a torchvision folder, or of Subsets of one, as a store of files.
+"""The samples of torchvision folders, or of what Subsets and ConcatDatasets choose of them.
 
 Guarantees: the files and labels that the dataset gives, in its order; the same fingerprint for a
 moved folder and for any transform; no work for each sample beyond what Python needs to list them.
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from feedline.recognition.folders import Chosen, folders_of, listed
 from feedline.recognition.originals import Originals
-from feedline.recognition.steps import NotRecognised, altered
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.steps import NotRecognised
 from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths, starts_of
+from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
 
-__all__ = ["folder_fingerprint", "store_of"]
+__all__ = ["class_names", "folder_fingerprint", "root_of", "store_of"]
 
 
 def folder_fingerprint(dataset: object) -> str | None:
-    """The fingerprint of a torchvision DatasetFolder or ImageFolder, or of Subsets of one.
+    """The fingerprint of a torchvision DatasetFolder or ImageFolder, or of parts of some.
 
     It is of the samples' paths and labels, whatever the transform and the loader. The same text as
     the `fingerprint()` of a recognised pipeline. 1.3 million samples take about half a second.
@@ -30,54 +31,49 @@ def folder_fingerprint(dataset: object) -> str | None:
     Returns:
         None for any other dataset, and where samples are not (path, int).
     """
-    try:
-        originals = Originals()
-        folder, subsets = unwrapped(dataset, lambda subset: altered(subset, originals))
-        module: Any = sys.modules.get("torchvision.datasets.folder")
+    module: Any = sys.modules.get("torchvision.datasets.folder")
+
+    def check(folder: object) -> None:
         if module is None or not isinstance(folder, module.DatasetFolder):
-            return None
-        return store_of(folder, subsets).fingerprint()
+            raise NotRecognised("It is no folder.")
+
+    try:
+        return store_of(folders_of(dataset, Originals(), check)).fingerprint()
     except Exception:
         return None
 
 
-def _chosen(folder: Any, subsets: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Which of the folder's samples the subsets choose; None for all."""
-    chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
-    for subset in reversed(subsets):
-        indices = np.asarray(subset.indices)
-        if indices.shape == (0,):
-            indices = indices.astype(np.int64)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise NotRecognised("The indices of the Subset are no list of whole numbers.")
-        length = len(folder.samples) if chosen is None else len(chosen)
-        if indices.size and not (-length <= indices.min() and indices.max() < length):
-            raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
-        # Negative ones count from the end of what they choose from.
-        own = indices.astype(np.int64) % max(length, 1)
-        chosen = own if chosen is None else chosen[own]
-    return chosen
+def class_names(folders: Sequence[Any]) -> list[str] | None:
+    """What the classes are called; None where folders do not say, or not the same."""
+    first, *others = (getattr(folder, "classes", None) for folder in folders)
+    if not isinstance(first, list) or not all(isinstance(name, str) for name in first):
+        return None
+    return list(first) if all(other == first for other in others) else None
 
 
-def store_of(folder: Any, subsets: list[Any]) -> FileStore[LabelledPaths]:
-    """The files and labels of a folder that its subsets choose.
+def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
+    """The files and labels of folders that are chosen.
 
     Raises:
-        NotRecognised: the samples are no list of (path, int), or the subsets do not fit.
+        NotRecognised: the samples are no list of (path, int).
     """
-    samples = folder.samples
-    if type(samples) not in (list, tuple):
-        raise NotRecognised(f"The samples are a {type(samples).__name__}, not a list.")
-    chosen = _chosen(folder, subsets)
-    if chosen is not None:
-        samples = [samples[number] for number in chosen.tolist()]
+    folders, numbers = chosen.folders, chosen.numbers
+    samples: Sequence[Any] = listed(folders[0])
+    if len(folders) > 1:
+        samples = [sample for folder in folders for sample in listed(folder)]
+    root = root_of(folders)
+    if root is None:  # that of all samples, so that it is the same for any choice of them
+        here = os.getcwd()
+        samples = [(os.path.join(here, os.fsdecode(path)), label) for path, label in samples]
+        root = common_folder([path for path, _ in samples])
+    if numbers is not None:
+        samples = [samples[number] for number in numbers.tolist()]
     labels = [label for _, label in samples]
     for kind in set(map(type, labels)) - {int}:
         raise NotRecognised(f"Labels are of type {kind.__name__}, and the fast path's are int.")
     names = [path for path, _ in samples]
     if set(map(type, names)) - {str}:
         names = list(map(os.fsdecode, names))
-    root = os.path.join(os.path.expanduser(os.fsdecode(folder.root)), "")
     # A zero byte stands before each name, so that one search finds the root at all beginnings.
     text = "\0".join(["", *names])
     if text.count(f"\0{root}") == len(names):
@@ -94,3 +90,11 @@ def store_of(folder: Any, subsets: list[Any]) -> FileStore[LabelledPaths]:
         raise NotRecognised("A path has a zero byte, which no file's has.")
     paths = LabelledPaths(blob, starts, np.array(labels, np.int64))
     return FileStore(paths, (os.fsencode(prefix),))
+
+
+def root_of(folders: Sequence[Any]) -> str | None:
+    """The folder of a single dataset, with a separator behind it; None where there is none."""
+    root = getattr(folders[0], "root", None) if len(folders) == 1 else None
+    if not isinstance(root, (str, bytes, os.PathLike)):
+        return None
+    return os.path.join(os.path.expanduser(os.fsdecode(root)), "")

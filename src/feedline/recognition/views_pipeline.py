@@ -9,6 +9,7 @@ Relies on: `view_crops` for the parts that are shown; `pipeline` for the files.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from feedline.images.crops import Transform
@@ -32,27 +33,29 @@ class ViewsPipeline(SamplePipeline):
         store: the samples' files and labels.
         recognised: what is made of an image, for each view.
         settings: which files Pillow reads.
+        target_transform: as of `SamplePipeline`.
     """
 
-    no_rows: ClassVar[str] = "A sample has several views, and a row one image."
+    why_samples: ClassVar[str] = "A sample has several views, and a row one image."
 
     def __init__(
         self,
         store: FileStore[LabelledPaths],
         recognised: tuple[RecognisedTransform, ...],
         settings: PillowSettings,
+        target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self.recognised = recognised
         self._crops = crops_of(recognised)
         # What it places is read as one part, and never resized as one.
-        super().__init__(store, cast(Transform, self._crops), settings)
+        super().__init__(store, cast(Transform, self._crops), settings, target_transform)
 
     @property
     def image_size(self) -> int:
         """The side of the largest view, in pixels: of an item that asks for none."""
         return self._crops.largest
 
-    def sample(self, item: Item) -> tuple[list[Any], int]:
+    def sample(self, item: Item) -> tuple[list[Any], Any]:
         """As of `SamplePipeline`: what each view's last step gives, in their order.
 
         The item's size is that of the largest view, the others keep their proportion to it.
@@ -72,7 +75,7 @@ class ViewsPipeline(SamplePipeline):
             seed = extend(extend(item.seed, number), STEPS)
             with Request(None if asked is None else sides[number], item.strength):
                 made.append(view.tail.run(resized[number], seed))
-        return made, int(self.store.label(item.sample))
+        return made, self._target(self.store.label(item.sample), item._replace(image_size=asked))
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and digests: the same in every process."""

@@ -120,7 +120,8 @@ class Manifest:
         label: the dtype and the shape of a label.
         exif: images were turned upright by their Exif orientation.
         fingerprint: of the names, their order and the labels.
-        source: what it was made of: "folder", "webdataset", "parquet" or "dataset", and where.
+        source: what it was made of, and where: "folder", "files", "webdataset", "parquet" or
+            "dataset".
         samples_in_source: how many there were, with those that were left out.
         per_shard: how many of them a shard was made of, the last one perhaps fewer.
         skipped: broken images that were left out: their number, name, and why.

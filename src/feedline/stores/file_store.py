@@ -24,15 +24,18 @@ class FileStore(Generic[Paths]):
     """Files, read as they are asked for; a `SampleStore`.
 
     Args:
-        paths: the samples' paths and labels; the labels become int64.
+        paths: the samples' paths and labels; whole numbers of shape (n) become int64.
         folders: what stands before a path, in the file system's bytes, an absolute path that ends
             with a separator: one for all samples, or one for each label from 0 on.
     """
 
-    label_field = Field("label", "int64", ())
-
     def __init__(self, paths: Paths, folders: Sequence[bytes]) -> None:
         self.paths = paths
+        labels = paths.labels
+        numbers = labels.ndim == 1 and labels.dtype.kind in "iu"
+        self.label_field = Field(
+            "label", "int64" if numbers else labels.dtype.name, labels.shape[1:]
+        )
         self.folders = folders
         self._by_label = len(folders) > 1
 
@@ -57,7 +60,7 @@ class FileStore(Generic[Paths]):
         return ""
 
     def label(self, sample: int) -> Any:
-        """The label of a sample, a whole number."""
+        """The label of a sample, a number or an array of some."""
         return self.paths.labels[sample]
 
     def path(self, sample: int) -> bytes:
@@ -72,6 +75,13 @@ class FileStore(Generic[Paths]):
     def name(self, sample: int) -> str:
         """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
         return self.path(sample).decode("utf-8", "backslashreplace")
+
+    def without_repeats(self) -> FileStore[Any]:
+        """Each file once. A folder has each once as it is."""
+        if isinstance(self.paths, FolderIndex):
+            return self
+        once = self.paths.without_repeats()
+        return self if once is self.paths else FileStore(once, self.folders)
 
     def fingerprint(self) -> str:
         """A short hash of the paths; reads no files."""

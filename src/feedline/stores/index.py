@@ -24,6 +24,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "FolderIndex",
     "check_classes",
+    "checked_endings",
     "folder_index",
     "scan_folder",
     "without_images",
@@ -87,7 +88,7 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
 
     `ImageFolder` describes the arguments and errors; endings in upper and lower case are alike.
     """
-    endings = _checked_endings(extensions)
+    endings = checked_endings(extensions)
     classes = _class_names(root, endings)
     index = folder_index(
         classes,
@@ -203,7 +204,8 @@ def _refuse(error: OSError) -> NoReturn:
     if isinstance(error, NotADirectoryError):
         raise DatasetError(
             f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
-            "one folder for each class; unpack it first if it is an archive"
+            "one folder for each class; of archives, .zip files and uncompressed .tar files are "
+            "read by feedline.ImageFolder, and others have to be unpacked first"
         ) from None
     raise DatasetError(
         f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
@@ -228,7 +230,8 @@ def _leads_back(path: str, root: str) -> bool:
     return False
 
 
-def _checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
+def checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
+    """How the names of images end, in lower case, as a user's `extensions` say."""
     if extensions is None:
         return IMAGE_EXTENSIONS
     endings = () if isinstance(extensions, str) else tuple(extensions)

@@ -9,12 +9,14 @@ Relies on: no path containing a zero byte, which no file system allows.
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["LabelledPaths", "printable", "starts_of"]
+__all__ = ["LabelledPaths", "common_folder", "printable", "starts_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +27,12 @@ class LabelledPaths:
         blob: uint8, the path of each sample, relative to whatever its owner knows, in the bytes of
             the file system (os.fsencode), each ended by a zero byte.
         starts: int64 (n + 1), where each path begins in `blob`, and its length.
-        labels: whole numbers (n), of any dtype.
+        labels: numbers (n, ...), of any dtype.
     """
 
     blob: np.ndarray[Any, np.dtype[np.uint8]]
     starts: np.ndarray[Any, np.dtype[np.int64]]
-    labels: np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+    labels: np.ndarray[Any, Any]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,8 +46,22 @@ class LabelledPaths:
         """A short hash of the paths, their order and their labels; reads no files."""
         digest = hashlib.blake2b(f"{len(self)}\n".encode(), digest_size=8)
         digest.update(self.blob.data)
-        digest.update(self.labels.astype("<i8").data)
+        if self.labels.ndim == 1 and self.labels.dtype.kind in "iu":
+            digest.update(self.labels.astype("<i8").data)
+        else:
+            digest.update(f"{self.labels.dtype.str} {self.labels.shape}\n".encode())
+            digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
+
+    def without_repeats(self) -> LabelledPaths:
+        """Each path once, where it comes first."""
+        names = self.blob.tobytes().split(b"\0")[:-1]
+        first = {name: number for number, name in reversed(list(enumerate(names)))}
+        if len(first) == len(names):
+            return self
+        numbers = sorted(first.values())
+        blob = np.frombuffer(b"".join(names[number] + b"\0" for number in numbers), np.uint8)
+        return LabelledPaths(blob, starts_of(blob), self.labels[numbers])
 
     def table(self) -> bytes:
         """The paths of all samples below the dataset's folder, each ended by a zero byte."""
@@ -76,6 +92,14 @@ def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.d
     starts = np.zeros(len(ends) + 1, np.int64)
     np.add(ends, 1, out=starts[1:])
     return starts
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder in which all of some absolute paths lie, with a separator behind it."""
+    if not paths:
+        return os.sep
+    # What the first and the last in order begin with, all that lie between begin with.
+    return os.path.join(os.path.commonpath(map(os.path.dirname, (min(paths), max(paths)))), "")
 
 
 def printable(paths: bytes) -> bytes:

@@ -1,0 +1,270 @@
+"""Images by their paths, with labels of any kind, as a source of rows.
+
+Guarantees: those of `rows`; samples are numbered as the paths are; no file is looked at before it
+is read, unless that is asked for.
+
+Relies on: `labels` for what a label is, `tables` for CSV, Parquet and frames, `file_store` for the
+rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+from feedline.images.crops import Transform, checked_transform
+from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
+from feedline.images.labels import labels_of
+from feedline.images.listed_files import check_repeats, checked_paths, listed_files
+from feedline.images.rows import RowPipeline
+from feedline.images.tables import Table, of_csv, of_frame, of_parquet
+from feedline.stores.file_store import FileStore
+from feedline.stores.path_table import LabelledPaths
+from feedline.stores.row_store import RowStore, rows_of
+
+__all__ = ["ImageList"]
+
+_NAMED = 5
+
+
+class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
+    """Images by their paths, each with its label; or those of a dataset of Hugging Face.
+
+    A row is "image", uint8 (size, size, 3), RGB, and "label": int64 of a class; or, of other
+    numbers, int64 or float32, of shape () or (k,).
+
+    Args:
+        paths: of the images, str or os.PathLike. A path may come more than once, with one label.
+        labels: one for each path. Whole numbers are class numbers; texts are class names. Fractions
+            become float32, and rows of k numbers int64 (k,), or float32 (k,) where one is a
+            fraction: for regression, or several labels an image.
+        transform: which part of an image becomes the row: `TrainCrop()`, the default, or
+            `EvalCrop()`. It does not change labels.
+        root: the folder that relative paths are relative to; None for the working directory.
+        classes: the names of the classes by number; None: the texts that occur, sorted.
+        check: look now whether each file is there. Otherwise one that is missing is an ImageError
+            when it is read.
+        decode, exif, max_pixels: as of `ImageFolder`.
+
+    Raises:
+        DatasetError: there are no paths; a path comes with two different labels; with `check`, a
+            file is missing.
+        UsageError: a path is no text; labels are missing, of mixed types, NaN, or none of
+            `classes`; an argument cannot be used. Names the sample.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        labels: Any,
+        transform: Transform | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
+        check: bool = False,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        scaled = checked_decoding(decode, max_pixels)
+        names = checked_paths(paths)
+
+        def called(sample: int) -> str:
+            return f"sample {sample}, {names[sample]!r},"
+
+        found = labels_of(labels, len(names), classes, called)
+        check_repeats(names, found.values, called)
+        self.classes = found.classes
+        self.root, store = listed_files(names, found.values, root)
+        crop = checked_transform(transform)
+        super().__init__(store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels)
+        if check:
+            self._check_files()
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sep: str = ",",
+        **options: Any,
+    ) -> ImageList:
+        """The images that a CSV file lists, in its order.
+
+        Args:
+            path: of the file: UTF-8, the first line names the columns.
+            image: the column of the paths.
+            label: that of the labels; or a list of columns of numbers, which make a row together.
+                A column is of whole numbers where all cells are, of fractions where all are
+                numbers, and else of class names; with `classes` always of names.
+            transform: as of `ImageList`.
+            root: the folder that relative paths are relative to; None for the CSV file's folder.
+            sep: what stands between cells.
+            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, as of `ImageList`.
+
+        Raises:
+            DatasetError: the file cannot be read or has no rows; and as `ImageList`.
+            UsageError: it has no such column; numbers and texts are mixed; and as `ImageList`.
+        """
+        as_text = options.get("classes") is not None
+        table = of_csv(path, image, label, sep=sep, as_text=as_text)
+        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> ImageList:
+        """The images whose paths a Parquet file lists; arguments and errors as of `from_csv`.
+
+        It needs pyarrow: `pip install "feedline[parquet]"`.
+        """
+        table = of_parquet(path, image, label)
+        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> ImageList:
+        """The images that a DataFrame of pandas or polars lists.
+
+        Arguments and errors are those of `from_csv`; relative paths are relative to the working
+        directory, unless `root` is given.
+        """
+        return cls._of(of_frame(frame, image, label), transform, root, options)
+
+    @classmethod
+    def from_hf(
+        cls,
+        dataset: Any,
+        image: str = "image",
+        label: str = "label",
+        *,
+        transform: Transform | None = None,
+        classes: Sequence[str] | None = None,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = True,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> ImageList:
+        """The images of a `datasets.Dataset` of Hugging Face, as they are encoded in it.
+
+        What `set_transform` or `set_format` were told of the dataset has no say here.
+
+        Args:
+            dataset: one split, of which rows can be had by number.
+            image: a column of the feature `Image`.
+            label: a column of a `ClassLabel`, of numbers, texts, or rows of numbers; what they mean
+                is said with `ImageList`.
+            transform, classes, decode, max_pixels: as of `ImageList`; the classes of a
+                `ClassLabel` are known.
+            exif: turn images upright by their Exif orientation, as datasets does.
+
+        Raises:
+            DatasetError: it has no rows.
+            UsageError: it is no such dataset, has no such column; and as `ImageList`.
+        """
+        scaled = checked_decoding(decode, max_pixels)
+        rows, listed, names = rows_of(dataset, image, label)
+        found = labels_of(listed, len(rows), classes or names, lambda sample: f"row {sample}")
+        made = cls.__new__(cls)
+        made.classes, made.root = found.classes, ""
+        store, crop = RowStore(rows, image, found.values), checked_transform(transform)
+        RowPipeline.__init__(made, store, crop, scaled=scaled, exif=exif, max_pixels=max_pixels)
+        return made
+
+    @classmethod
+    def _of(
+        cls,
+        table: Table,
+        transform: Transform | None,
+        root: str | os.PathLike[str] | None,
+        options: dict[str, Any],
+    ) -> ImageList:
+        try:
+            return cls(table.images, table.labels, transform, root=root, **options)
+        except UsageError as error:  # DatasetError is one
+            raise type(error)(f"{table.where}: {error}") from error
+
+    @property
+    def files(self) -> FileStore[LabelledPaths]:
+        """The images' files.
+
+        Raises:
+            UsageError: the images are of a dataset of Hugging Face, which may have none.
+        """
+        if isinstance(self.store, RowStore):
+            raise UsageError(
+                "files are wanted here, and the images are of a dataset of Hugging Face, which "
+                "holds them itself: leave `cache` out, or build one of the dataset as it is"
+            )
+        return self.store
+
+    def path(self, sample: int) -> str:
+        """The absolute path of a sample's file, to open it."""
+        return os.fsdecode(self.files.path(sample))
+
+    def originals(self) -> FileStore[LabelledPaths]:
+        """The images' files; raises as `files` does."""
+        return self.files
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The class numbers, by class name; a new dictionary each time."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> np.ndarray[Any, Any]:
+        """All labels, (n) or (n, k); a new array."""
+        store = self.store
+        return np.array(store.labels if isinstance(store, RowStore) else store.paths.labels)
+
+    def with_transform(self, transform: Transform) -> ImageList:
+        """The same images with another transform, e.g. for testing; paths and labels are shared."""
+        other = copy.copy(self)
+        other.transform = checked_transform(transform)
+        return other
+
+    def _check_files(self) -> None:
+        missing = [path for path in map(self.path, range(len(self))) if not os.path.isfile(path)]
+        if missing:
+            some = ", ".join(map(repr, missing[:_NAMED]))
+            raise DatasetError(
+                f"{len(missing)} of {len(self)} images are not there, or no files: {some}"
+                f"{', ...' if len(missing) > _NAMED else ''}. Relative paths are relative to "
+                f"{self.root!r}, or to `root` where it is given"
+            )
+
+    def __repr__(self) -> str:
+        field = self.store.label_field
+        labels = f"{len(self.classes)} classes" if self.classes else f"labels {field.dtype}"
+        labels += f" {field.shape}" if field.shape else ""
+        return (
+            f"ImageList({self.root or self.store!r}, {self.transform!r}, "
+            f"decode={'scaled' if self._scaled else 'exact'!r}): {len(self)} images, {labels}"
+        )
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(os.path.abspath(os.path.expanduser(os.fspath(path))))

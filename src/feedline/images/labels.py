@@ -1,0 +1,203 @@
+"""Labels as a user has them, as one array: class numbers, class names, or numbers to be predicted.
+
+Guarantees: nothing is guessed that could be another thing: a label that is missing, no number, or
+of another type than the others is an error that names its sample.
+"""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import UsageError
+
+__all__ = ["Labels", "labels_of"]
+
+Array = np.ndarray[Any, Any]
+
+_NAMED = 3
+_MISSING = ("NoneType", "NAType", "NaTType")
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The labels of all samples.
+
+    Args:
+        values: int64 (n) for classes; int64 or float32 (n, ...) for anything else.
+        classes: the names of the classes by number; empty where they have none.
+    """
+
+    values: Array
+    classes: list[str]
+
+
+def labels_of(given: Any, count: int, classes: Any, called: Callable[[int], str]) -> Labels:
+    """The labels of so many samples.
+
+    Args:
+        given: a sequence, or an array or tensor whose first axis is that of the samples. Whole
+            numbers are class numbers, texts class names, fractions float32. Rows of whole numbers
+            become int64 (n, k), rows with fractions float32 (n, k).
+        count: how many samples there are.
+        classes: the names of the classes by number; None: texts that occur, sorted.
+        called: what a sample is called in a message.
+
+    Raises:
+        UsageError: it is anything else; names the sample.
+    """
+    names = None if classes is None else _checked_classes(classes)
+    listed = _listed(given)
+    if len(listed) != count:
+        raise UsageError(f"there are {count} paths and {len(listed)} labels: give one for each")
+    if isinstance(listed, np.ndarray):
+        found = _numbers(listed, called)
+    else:
+        kind = _only_kind(listed, called)
+        if kind == "text":
+            return _numbered(listed, names, called)
+        found = _numbers(_array(listed, kind, called), called)
+    if names is not None:
+        _check_numbers(found, names, called)
+    return Labels(found, names or [])
+
+
+def _listed(given: Any) -> Array | list[Any]:
+    if hasattr(given, "detach"):  # a tensor of torch's
+        given = given.detach().cpu().numpy()
+    if isinstance(given, np.ndarray) and given.ndim and given.dtype.kind in "biuf":
+        return given
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise UsageError(f"labels must be a sequence, one for each path, got {given!r:.200}")
+    return list(given)
+
+
+def _only_kind(values: Sequence[Any], called: Callable[[int], str]) -> str:
+    """What kind of labels these are, all of them: "text", "truth", "number" or "row"."""
+    kinds = {kind: _kind(kind) for kind in set(map(type, values))}
+    for sample, value in enumerate(values):
+        kind = kinds[type(value)]
+        # Where texts are missing, pandas has the float NaN.
+        if kind == "missing" or (kind == "number" and value != value):
+            raise UsageError(
+                f"{called(sample)} has no label ({value!r}): give it one, or leave the sample out"
+            )
+        if kind == "other":
+            raise UsageError(
+                f"{called(sample)} has the label {value!r:.200} ({type(value).__name__}): labels "
+                "are whole numbers, texts, fractions, or rows of numbers"
+            )
+    if len(set(kinds.values())) > 1:
+        first = kinds[type(values[0])]
+        other = next(k for k, value in enumerate(values) if kinds[type(value)] != first)
+        raise UsageError(
+            f"labels are of mixed types: {called(0)} has {values[0]!r:.99} "
+            f"({type(values[0]).__name__}) and {called(other)} has {values[other]!r:.99} "
+            f"({type(values[other]).__name__}); make them all of one type"
+        )
+    return next(iter(kinds.values()), "number")
+
+
+def _kind(kind: type) -> str:
+    if kind.__name__ in _MISSING:
+        return "missing"
+    if issubclass(kind, (bool, np.bool_)):
+        return "truth"
+    if issubclass(kind, str):
+        return "text"
+    if issubclass(kind, numbers.Real):  # numpy's scalars are registered as such
+        return "number"
+    return "row" if issubclass(kind, (list, tuple, np.ndarray)) or _is_tensor(kind) else "other"
+
+
+def _is_tensor(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch" and hasattr(kind, "detach")
+
+
+def _array(values: Sequence[Any], kind: str, called: Callable[[int], str]) -> Array:
+    try:
+        array = np.array([np.asarray(value) for value in values] if kind == "row" else values)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise UsageError(
+            f"no array can be made of the labels: {error}. Rows must have one length, and whole "
+            "numbers fit into 64 bits"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        bad = next(
+            k for k, value in enumerate(values) if np.asarray(value).dtype.kind not in "biuf"
+        )
+        raise UsageError(
+            f"{called(bad)} has the label {values[bad]!r:.200}, and all must be numbers that fit "
+            "into 64 bits"
+        )
+    return array
+
+
+def _numbers(array: Array, called: Callable[[int], str]) -> Array:
+    """Numbers as int64 or float32."""
+    if 0 in array.shape[1:]:
+        raise UsageError(f"labels of shape {array.shape} hold no numbers: an axis has length 0")
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            found = np.ascontiguousarray(array, np.float32)
+        bad = ~np.isfinite(found)
+    else:
+        found = np.ascontiguousarray(array, np.int64)
+        bad = (array > np.iinfo(np.int64).max) if array.dtype.kind == "u" else np.zeros(1, bool)
+    if bad.any():
+        sample = int(np.argwhere(bad)[0][0])
+        raise UsageError(
+            f"{called(sample)} has the label {array[sample].tolist()}, which is no finite number "
+            f"of {found.dtype}: leave the sample out, or give it another label"
+        )
+    return found
+
+
+def _numbered(
+    values: Sequence[str], classes: list[str] | None, called: Callable[[int], str]
+) -> Labels:
+    """Class names as class numbers."""
+    if "" in values:
+        sample = list(values).index("")
+        raise UsageError(f"{called(sample)} has no label (''): give it one, or leave it out")
+    known = sorted(set(values)) if classes is None else classes
+    number = {name: k for k, name in enumerate(known)}
+    unknown = [k for k, name in enumerate(values) if name not in number]
+    if unknown:
+        name = values[unknown[0]]
+        near = difflib.get_close_matches(name, known, _NAMED) or known[:_NAMED]
+        raise UsageError(
+            f"{len(unknown)} of {len(values)} labels are none of the {len(known)} classes, the "
+            f"first {name!r} of {called(unknown[0])}; nearest: {', '.join(map(repr, near))}"
+        )
+    return Labels(np.array([number[name] for name in values], np.int64), list(map(str, known)))
+
+
+def _checked_classes(classes: Any) -> list[str]:
+    names = [] if isinstance(classes, str) else list(classes)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"classes must be names in a sequence, by number, got {classes!r:.200}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"classes holds {twice!r} twice: a name stands for one class")
+    return names
+
+
+def _check_numbers(found: Array, names: list[str], called: Callable[[int], str]) -> None:
+    """See whether numbers are those of classes."""
+    if found.ndim > 1 or found.dtype != np.int64:
+        raise UsageError(
+            f"classes={names[:_NAMED]!r:.99} was given, and labels are {found.dtype} of shape "
+            f"{found.shape}: only whole numbers and texts are classes; leave `classes` out"
+        )
+    beyond = np.flatnonzero((found < 0) | (found >= len(names)))
+    if beyond.size:
+        raise UsageError(
+            f"{called(int(beyond[0]))} has the label {found[beyond[0]]}, and there are "
+            f"{len(names)} classes, 0 to {len(names) - 1}"
+        )

@@ -1,0 +1,189 @@
+"""Tables of paths and labels: CSV and Parquet files, frames of pandas and of polars.
+
+Guarantees: pandas, polars and pyarrow are not imported, but pyarrow for a Parquet file; a column
+that is not there is an error that names those that are.
+
+Relies on: the `columns` of frames, and the `to_list` of their columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from feedline.errors import DatasetError, UsageError
+
+__all__ = ["Table", "of_csv", "of_frame", "of_parquet"]
+
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+_NO_NUMBER = re.compile(r"\s*[+-]?(nan|inf(inity)?)\s*", re.ASCII | re.IGNORECASE)
+_NEAR = 3
+
+
+class Table(NamedTuple):
+    """Two columns of a table.
+
+    Args:
+        images: the paths, as the table has them.
+        labels: one for each; rows of some where several columns were named.
+        where: what to call the table.
+    """
+
+    images: list[Any]
+    labels: list[Any]
+    where: str
+
+
+def of_csv(
+    path: str | os.PathLike[str],
+    image: str,
+    label: str | Sequence[str],
+    *,
+    sep: str,
+    as_text: bool,
+) -> Table:
+    """Two columns of a CSV file, UTF-8, whose first line names the columns.
+
+    Args:
+        path: of the file.
+        image, label: the columns' names.
+        sep: what stands between cells, one character.
+        as_text: labels are texts, whatever they look like; else they are whole numbers where all
+            of a column are, and fractions where all are numbers.
+
+    Raises:
+        DatasetError: the file cannot be read, or has no rows.
+        UsageError: a column is not there, or an argument cannot be used.
+    """
+    if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
+        raise UsageError(f'sep must be one character, such as "," or "\\t", got {sep!r}')
+    where = f"the CSV file {os.fspath(path)!r}"
+    wanted = [image, *_names(label)]
+    columns: list[list[str]] = [[] for _ in wanted]
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, delimiter=sep, strict=True)
+            header = next(lines, [])
+            places = [_place(where, header, name) for name in wanted]
+            for cells in lines:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise DatasetError(
+                        f"{where} has {len(cells)} cells in line {lines.line_num}, and its first "
+                        f"line names {len(header)} columns: put quotation marks around a cell "
+                        f"that holds a {sep!r}"
+                    )
+                for column, place in zip(columns, places, strict=True):
+                    column.append(cells[place])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DatasetError(
+            f"{where} cannot be read: {why}. It must be text in UTF-8 with a line for each image"
+        ) from error
+    texts = columns[1:]
+    labels = texts if as_text else [_typed(where, column) for column in texts]
+    return _table(where, columns[0], labels, several=not isinstance(label, str))
+
+
+def of_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
+    """Two columns of a Parquet file; raises as `of_csv`, and where pyarrow is not installed."""
+    where = f"the Parquet file {os.fspath(path)!r}"
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            f"{where} is read by the package pyarrow, which is not there ({error}): "
+            'pip install "feedline[parquet]"'
+        ) from error
+    wanted = [image, *_names(label)]
+    try:
+        with pyarrow.parquet.ParquetFile(os.fspath(path)) as file:
+            header = file.schema_arrow.names
+            for name in wanted:
+                _place(where, header, name)
+            read = file.read(columns=wanted)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DatasetError(f"{where} cannot be read: {error}") from error
+    columns = [read.column(name).to_pylist() for name in wanted]
+    return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+
+
+def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
+    """Two columns of a DataFrame of pandas or polars.
+
+    Raises:
+        UsageError: it is no such frame, or a column is not there.
+        DatasetError: it has no rows.
+    """
+    kind = type(frame)
+    package = kind.__module__.partition(".")[0]
+    if package not in ("pandas", "polars") or kind.__name__ != "DataFrame":
+        hint = "; call collect() first" if kind.__name__ == "LazyFrame" else ""
+        raise UsageError(
+            f"a DataFrame of pandas or polars was wanted, got {package}.{kind.__name__}{hint}"
+        )
+    where = f"the {package} DataFrame"
+    header = list(frame.columns)
+    wanted = [image, *_names(label)]
+    for name in wanted:
+        _place(where, header, name)
+    columns = [frame[name].to_list() for name in wanted]
+    return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+
+
+def _names(label: str | Sequence[str]) -> list[str]:
+    names = [label] if isinstance(label, str) else list(label)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f'label must be the name of a column, or a list of such as ["a", "b"], got {label!r}'
+        )
+    return names
+
+
+def _place(where: str, header: Sequence[Any], name: str) -> int:
+    """Where a table has a column."""
+    count = sum(1 for each in header if each == name)
+    if count == 1:
+        return list(header).index(name)
+    if count:
+        raise UsageError(f"{where} has {count} columns called {name!r}: give each its own name")
+    known = [each for each in header if isinstance(each, str)]
+    near = difflib.get_close_matches(name, known, _NEAR)
+    nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
+    some = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
+    raise UsageError(f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}")
+
+
+def _typed(where: str, cells: list[str]) -> list[Any]:
+    """Cells as whole numbers or fractions, where all are; else as they are.
+
+    Raises:
+        UsageError: some are numbers and some are texts.
+    """
+    if all(map(_WHOLE.fullmatch, cells)):
+        return list(map(int, cells))
+    numbers = [_NUMBER.fullmatch(cell) for cell in cells]
+    if not any(numbers):
+        return cells
+    for sample, (cell, number) in enumerate(zip(cells, numbers, strict=True)):
+        if number is None and cell and not _NO_NUMBER.fullmatch(cell):
+            other = next(found[0] for found in numbers if found)
+            raise UsageError(
+                f"{where} has labels of mixed types: {cell!r} of sample {sample} is no number, and "
+                f"{other!r} is one. If all are names of classes, give them in `classes`"
+            )
+    return cells if "" in cells else list(map(float, cells))
+
+
+def _table(where: str, images: list[Any], columns: list[list[Any]], *, several: bool) -> Table:
+    if not images:
+        raise DatasetError(f"{where} has no rows: there is nothing to load")
+    labels = list(map(list, zip(*columns, strict=True))) if several else columns[0]
+    return Table(images, labels, where)

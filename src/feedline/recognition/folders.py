@@ -1,0 +1,123 @@
+"""The torchvision folders that a dataset is made of, and which of their samples it chooses.
+
+Guarantees: a Subset or a ConcatDataset is taken apart only where it is exactly torch's, unaltered,
+and gives what its indices and lengths say; what it holds is told by `check` before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from feedline.recognition.originals import Originals
+from feedline.recognition.steps import NotRecognised, altered
+
+__all__ = ["Chosen", "folders_of", "listed"]
+
+_DEEPEST = 100  # datasets in datasets
+_LOOKED_UP = ("__getitem__", "__getitems__", "__len__")
+
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Samples of folders.
+
+    Args:
+        folders: each once, in the order in which they are met.
+        numbers: which samples, in the dataset's order: numbers among those of all folders, laid
+            one after another; None for all of a single folder.
+    """
+
+    folders: list[Any]
+    numbers: Numbers | None
+
+
+def folders_of(
+    dataset: Any, originals: Originals, check: Callable[[Any], None] = lambda folder: None
+) -> Chosen:
+    """Take unaltered Subsets and ConcatDatasets off a dataset.
+
+    Args:
+        dataset: any.
+        originals: what was found to be torchvision's own so far.
+        check: raises NotRecognised for what is left and is no folder.
+
+    Raises:
+        NotRecognised: what `check` raises; or indices or lengths do not fit what they are of.
+    """
+    if _holder(dataset, originals) is None:
+        check(dataset)
+        return Chosen([dataset], None)
+    found = _Found(originals, check)
+    numbers = found.numbers(dataset, 0)
+    return Chosen(found.folders, numbers)
+
+
+def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
+    """The samples of a folder.
+
+    Raises:
+        NotRecognised: they are no list.
+    """
+    samples = folder.samples
+    if type(samples) not in (list, tuple):
+        raise NotRecognised(f"The samples are a {type(samples).__name__}, not a list.")
+    return samples  # type: ignore[no-any-return]
+
+
+def _holder(dataset: Any, originals: Originals) -> type | None:
+    """Which of torch's classes an unaltered dataset is of; None for any other."""
+    for kind in (Subset, ConcatDataset):
+        if type(dataset) is kind and not altered(dataset, originals, _LOOKED_UP):
+            return kind
+    return None
+
+
+@dataclass
+class _Found:
+    originals: Originals
+    check: Callable[[Any], None]
+    folders: list[Any] = field(default_factory=list)
+    starts: dict[int, int] = field(default_factory=dict)
+    end: int = 0
+
+    def numbers(self, dataset: Any, depth: int) -> Numbers:
+        """The samples of a dataset, as `Chosen` numbers them."""
+        kind = _holder(dataset, self.originals)
+        if kind is not None and depth == _DEEPEST:
+            name = kind.__name__
+            raise NotRecognised(f"The {name} is one of more than {_DEEPEST}, one in another.")
+        if kind is Subset:
+            return _subset(dataset.indices, self.numbers(dataset.dataset, depth + 1))
+        if kind is ConcatDataset:
+            parts = [self.numbers(part, depth + 1) for part in dataset.datasets]
+            if np.cumsum([len(part) for part in parts]).tolist() != dataset.cumulative_sizes:
+                raise NotRecognised("The ConcatDataset was made when its parts had other lengths.")
+            return np.concatenate(parts)
+        if id(dataset) not in self.starts:
+            self.check(dataset)
+            self.folders.append(dataset)
+            self.starts[id(dataset)] = self.end
+            self.end += len(listed(dataset))
+        start = self.starts[id(dataset)]
+        return np.arange(start, start + len(listed(dataset)))
+
+
+def _subset(given: Any, numbers: Numbers) -> Numbers:
+    """Those of some numbers that indices choose."""
+    indices = np.asarray(given)
+    if indices.shape == (0,):
+        indices = indices.astype(np.int64)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise NotRecognised("The indices of the Subset are no list of whole numbers.")
+    length = len(numbers)
+    if indices.size and not (-length <= indices.min() and indices.max() < length):
+        raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
+    # Negative ones count from the end of what they choose from.
+    return numbers[indices.astype(np.int64) % max(length, 1)]

@@ -1,0 +1,227 @@
+"""Which images a zip or tar file holds, and where they lie in it, in a few numpy arrays.
+
+Guarantees: the samples and class numbers that `scan_folder` finds where the archive was unpacked;
+nothing is extracted; an archive is looked through once, what was found is kept in a file, whole or
+not at all, and is found again while the archive has the same size and time of change.
+
+Relies on: `zip_members` and `tar_members` for what lies in an archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import stat
+import uuid
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from feedline.errors import DatasetError
+from feedline.stores.archive_names import FolderNames
+from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
+from feedline.stores.path_table import starts_of
+from feedline.stores.read_file import without_waiting
+from feedline.stores.tar_members import tar_members
+from feedline.stores.zip_members import zip_members
+
+__all__ = ["TAR", "ArchiveIndex", "archive_index"]
+
+TAR = -1
+"""The method of a file in a tar file, which has no checksum."""
+
+_VERSION = 1
+_COLUMNS = 5
+
+Entry = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class ArchiveIndex(FolderIndex):
+    """The images of an archive; paths are relative to the class's folder in it.
+
+    Args:
+        entries: int64 (n, 5), for each the first byte and the length in the archive, the size of
+            the file, the method (TAR, or as a zip file has it) and the checksum.
+        status: the archive's size in bytes, and its time of change in ns.
+    """
+
+    entries: np.ndarray[Any, np.dtype[np.int64]]
+    status: tuple[int, int]
+
+
+def archive_index(path: str, inside: str, endings: tuple[str, ...]) -> ArchiveIndex:
+    """What an archive holds: as it was found before, or by looking through it.
+
+    Args:
+        path: the absolute path of a .zip or .tar file.
+        inside: the folder in it that holds the classes; "" for the archive itself.
+        endings: how the names of images end, in lower case.
+
+    Raises:
+        DatasetError: it is no such archive, damaged or cut off; a name in it leads out of it; a
+            file is encrypted, or packed in a way that is not read; there are no classes, or ones
+            without images.
+    """
+    key = json.dumps([_VERSION, inside, endings])
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise DatasetError(f"the archive {path!r} is no file")
+            status = about.st_size, about.st_mtime_ns
+            places = _places(path, key)
+            for place in places:
+                found = _kept(place, status, key)
+                if found is not None:
+                    return found
+            found = _scanned(file, path, inside, endings, status)
+    except OSError as error:
+        raise DatasetError(f"the archive {path!r} cannot be read: {error.strerror}") from error
+    for place in places:
+        if _keep(place, found, key):
+            break
+    return found
+
+
+def _scanned(
+    file: BinaryIO, path: str, inside: str, endings: tuple[str, ...], status: tuple[int, int]
+) -> ArchiveIndex:
+    called = f"the archive {path!r}"
+    names = FolderNames(called, inside, endings)
+    places: dict[str, int] = {}
+    entries = array("q")
+    for name, entry in _members(file, path, status[0], called, names):
+        # Of a name that comes twice the later file counts, as when the archive is unpacked.
+        places[names.below(name)] = len(entries) // _COLUMNS
+        entries.extend(entry)
+    where = os.path.join(path, inside) if inside else path
+    check_classes(where, sorted(names.classes), names.image)
+    ordered = sorted(places, key=_in_order)
+    of_class = {
+        name: [(folder and f"{folder}/", [_in_order(each)[2] for each in group])
+               for folder, group in itertools.groupby(some, lambda each: _in_order(each)[1])]
+        for name, some in itertools.groupby(ordered, lambda each: _in_order(each)[0])
+    }  # fmt: skip
+    classes = sorted(names.classes)
+    empty = [name for name in classes if name not in of_class]
+    if empty:
+        raise without_images(where, empty, len(classes), endings, "")
+    folders = [folder for folder, _ in of_class[classes[0]]]
+    if len(classes) == 1 and all(folders):
+        some = ", ".join(sorted({folder.partition("/")[0] for folder in folders})[:5])
+        raise DatasetError(
+            f"{where!r} holds one folder, {classes[0]!r}, with folders in it ({some}): if those "
+            f"are the classes, name {os.path.join(where, classes[0])!r}"
+        )
+    index = folder_index(classes, (of_class[name] for name in classes))
+    table = np.array(entries, np.int64).reshape(-1, _COLUMNS)
+    return ArchiveIndex(
+        blob=index.blob,
+        starts=index.starts,
+        labels=index.labels,
+        classes=classes,
+        entries=table[[places[name] for name in ordered]],
+        status=status,
+    )
+
+
+def _in_order(name: str) -> tuple[str, str, str]:
+    """A file's class, its folder below that, and its own name: files are sorted by these."""
+    kind, _, below = name.partition("/")
+    folder, _, own = below.rpartition("/")
+    return kind, folder, own
+
+
+def _members(
+    file: BinaryIO, path: str, size: int, called: str, names: FolderNames
+) -> Iterator[tuple[str, Entry]]:
+    if path.lower().endswith(".zip"):
+        for packed in zip_members(file, size, called, names.wanted):
+            yield packed.name, packed[1:]
+        return
+    for found in tar_members(file, size, called, names.wanted):
+        if found.link:
+            raise DatasetError(
+                f"{called} holds {found.name!r} as a link to another file: pack it anew with the "
+                "options --dereference --hard-dereference of tar"
+            )
+        yield found.name, (found.first, found.length, found.length, TAR, 0)
+
+
+def _places(path: str, key: str) -> Sequence[str]:
+    """Where an index may be kept: beside the archive, or where the user's caches are."""
+    folder, name = os.path.split(path)
+    short = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    whole = hashlib.blake2b(f"{path}\0{key}".encode(errors="surrogateescape"), digest_size=12)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return (
+        os.path.join(folder, f".{name}.{short}.feedline"),
+        os.path.join(caches, "feedline", "archives", f"{whole.hexdigest()}.feedline"),
+    )
+
+
+def _keep(place: str, index: ArchiveIndex, key: str) -> bool:
+    """Write an index, and say whether that could be done."""
+    columns = {"blob": index.blob, "labels": index.labels, "entries": index.entries}
+    about = {
+        "key": key,
+        "status": index.status,
+        "classes": index.classes,
+        "digest": _digest(columns),
+    }
+    partial = f"{place}.{uuid.uuid4().hex}.partial"
+    try:
+        os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+        with open(partial, "xb") as file:
+            text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+            np.savez(file, about=text, blob=index.blob, labels=index.labels, entries=index.entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        return False
+    return True
+
+
+def _kept(place: str, status: tuple[int, int], key: str) -> ArchiveIndex | None:
+    """An index that was kept; None where there is none of this archive as it is, or it is damaged.
+
+    What is wrong with it does not matter: the archive is looked through again.
+    """
+    try:
+        with open(place, "rb", opener=without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            with np.load(io.BytesIO(file.read()), allow_pickle=False) as read:
+                about = json.loads(read["about"].tobytes())
+                columns = {name: read[name] for name in ("blob", "labels", "entries")}
+        if (about["key"], tuple(about["status"])) != (key, status):
+            return None
+        if about["digest"] != _digest(columns):
+            return None
+        return ArchiveIndex(
+            **columns,
+            starts=starts_of(columns["blob"]),
+            classes=about["classes"],
+            status=status,
+        )
+    except Exception:  # numpy's and json's parsers raise many kinds
+        return None
+
+
+def _digest(columns: dict[str, np.ndarray[Any, Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, column in sorted(columns.items()):
+        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()

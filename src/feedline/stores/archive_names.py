@@ -1,0 +1,64 @@
+"""The names in an archive, as those of class folders with images in them.
+
+Guarantees: a name that leads out of the archive is an error, though nothing is extracted.
+"""
+
+from __future__ import annotations
+
+import re
+
+from feedline.errors import DatasetError
+
+__all__ = ["FolderNames"]
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:")
+_APPLES = "__MACOSX"  # where macOS puts what belongs to files, under the files' own names
+
+
+class FolderNames:
+    """Tells which names are images in class folders, and notes the folders.
+
+    Args:
+        called: what to call the archive in a message.
+        inside: the folder in it that holds the class folders; "" for the archive itself.
+        endings: how the names of images end, in lower case.
+    """
+
+    def __init__(self, called: str, inside: str, endings: tuple[str, ...]) -> None:
+        self._called = called
+        self._inside = f"{inside}/" if inside else ""
+        self._endings = endings
+        self.classes: set[str] = set()
+        self.image = ""
+        """An image that lies in no class folder; "" for none."""
+
+    def below(self, name: str) -> str:
+        """The name of a file below the folder that holds the classes."""
+        while name.startswith("./"):
+            name = name[2:]
+        return name[len(self._inside) :]
+
+    def wanted(self, name: str) -> bool:
+        """Whether a name is that of an image in a class folder. That of a folder ends with "/".
+
+        Raises:
+            DatasetError: it is absolute or climbs.
+        """
+        if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
+            raise DatasetError(
+                f"{self._called} holds the name {name!r}, which is absolute, climbs with '..' or "
+                "has a backslash or a zero byte: pack it anew, from within the folder that holds "
+                "the classes"
+            )
+        while name.startswith("./"):
+            name = name[2:]
+        if not name.startswith(self._inside) or name.startswith(f"{_APPLES}/"):
+            return False
+        kind, slash, own = name[len(self._inside) :].partition("/")
+        is_image = name.lower().endswith(self._endings)
+        if slash and kind:
+            self.classes.add(kind)
+            return is_image and bool(own)
+        if is_image:
+            self.image = self.image or kind
+        return False

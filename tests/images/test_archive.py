@@ -1,0 +1,369 @@
+"""Folders of images in zip and tar files, read where they lie."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline import DataLoader, EvalCrop, ImageFolder
+from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
+from feedline.plan.row import Item
+from feedline.stores import archive_index, zip_members
+
+NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
+
+
+@pytest.fixture
+def pets(jpeg_folder: Path, tmp_path: Path) -> Path:
+    """The folder that archives are made of: images with other files beside them."""
+    root = tmp_path / "pets"
+    files = sorted(jpeg_folder.glob("*/*.jpg"))
+    for name, file in zip(NAMES, files, strict=False):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, root / name)
+    (root / "cats/notes.txt").write_text("no image")
+    (root / "about.txt").write_text("no image")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def stored(root: Path, path: Path, **options: Any) -> Path:
+    return zipped(root, path, zipfile.ZIP_STORED, **options)
+
+
+def zipped(root: Path, path: Path, method: int = zipfile.ZIP_DEFLATED, below: str = "") -> Path:
+    files = [file for file in root.rglob("*") if file.is_file()]
+    random.Random(1).shuffle(files)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for file in files:
+            archive.write(file, below + str(file.relative_to(root)))
+    return path
+
+
+def tarred(root: Path, path: Path, below: str = "./") -> Path:
+    with tarfile.open(path, "w") as archive:
+        archive.add(root, below)
+    return path
+
+
+PACKED: dict[str, Callable[[Path, Path], Path]] = {
+    "stored.zip": stored,
+    "deflated.ZIP": zipped,
+    "plain.tar": tarred,
+}
+
+
+def row(source: Any, sample: int) -> tuple[Any, Any]:
+    made = np.zeros((16, 16, 3), np.uint8), np.zeros((), np.int64)
+    source.load(Item(sample, 16, 3, 1.0), made)
+    return made
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_an_archive_is_the_folder_that_it_was_packed_of(
+    pets: Path, tmp_path: Path, kind: str
+) -> None:
+    path = PACKED[kind](pets, tmp_path / kind)
+    before = sorted(path.parent.rglob("*"))
+    ours, folder = ImageFolder(path, EvalCrop()), ImageFolder(pets, EvalCrop())
+    assert len(ours) == len(folder) == 6
+    assert ours.classes == ["cats", "dogs"]
+    assert ours.targets.tolist() == folder.targets.tolist()
+    assert ours.fingerprint() == folder.fingerprint()
+    assert ours.transform_identity() == folder.transform_identity()
+    for again in (ours, pickle.loads(pickle.dumps(ours)), ImageFolder(path, EvalCrop())):
+        for sample in range(6):
+            assert again.name(sample) == folder.name(sample).replace(str(pets), str(path))
+            assert np.array_equal(row(again, sample)[0], row(folder, sample)[0])
+            assert row(again, sample)[1] == row(folder, sample)[1]
+    new = [each for each in sorted(path.parent.rglob("*")) if each not in before]
+    assert [each.suffix for each in new] == [".feedline"], "nothing is extracted"
+    with pytest.raises(IndexError):
+        ours.store.read(6, 1)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_an_archive(pets: Path, tmp_path: Path, kind: str, workers: int) -> None:
+    options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
+    made = []
+    for data in (ImageFolder(pets), ImageFolder(PACKED[kind](pets, tmp_path / kind))):
+        with DataLoader(data, 3, **options) as loader:
+            made.append([(i.clone(), n.clone()) for _ in range(2) for i, n in loader])
+    for (images, labels), (others, other_labels) in zip(*made, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
+def test_a_folder_in_an_archive_is_named_as_any_other(
+    pets: Path, tmp_path: Path, kind: str
+) -> None:
+    pack = stored if kind == "a.zip" else tarred
+    path = pack(pets, tmp_path / kind, below="all/train/")
+    ours = ImageFolder(path / "all" / "train")
+    assert ours.fingerprint() == ImageFolder(pets).fingerprint()
+    assert ours.name(0) == f"{path}/all/train/cats/1.jpg"
+    with pytest.raises(
+        DatasetError, match=rf"holds one folder, 'all'.*\(train\).* name '{path}/all'"
+    ):
+        ImageFolder(path)
+    with pytest.raises(DatasetError, match="it holds no class folders"):
+        ImageFolder(path / "none")
+
+
+def test_other_endings_are_other_samples(pets: Path, tmp_path: Path) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    assert len(ImageFolder(path)) == 6
+    with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'dogs'.*end in \.txt"):
+        ImageFolder(path, extensions=[".txt"])
+    assert len(ImageFolder(path)) == 6
+
+
+def test_what_macos_adds_is_passed_over(pets: Path, tmp_path: Path) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("__MACOSX/cats/._1.jpg", b"resources")
+    assert ImageFolder(path).fingerprint() == ImageFolder(pets).fingerprint()
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
+def test_of_a_name_that_comes_twice_the_later_file_counts(
+    pets: Path, tmp_path: Path, kind: str
+) -> None:
+    path = (stored if kind == "a.zip" else tarred)(pets, tmp_path / kind)
+    if kind == "a.zip":
+        with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+            archive.write(pets / "dogs/6.jpg", "dogs/5.jpg")
+    else:
+        with tarfile.open(path, "a") as archive:
+            archive.add(pets / "dogs/6.jpg", "dogs/5.jpg")
+    data = ImageFolder(path)
+    assert len(data) == 6
+    assert data.store.read(4, 1) == data.store.read(5, 1)
+
+
+# ------------------------------------------------------------------- what is kept of it
+
+
+def test_an_archive_is_looked_through_once(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    times = []
+    scanned = archive_index._scanned
+    monkeypatch.setattr(
+        archive_index, "_scanned", lambda *given: times.append(1) or scanned(*given)
+    )
+    first = ImageFolder(path).fingerprint()
+    assert ImageFolder(path).fingerprint() == first
+    assert len(times) == 1
+    (kept,) = tmp_path.glob(".a.zip.*.feedline")
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-30], b"\x80\x04" + whole[2:], whole.replace(b"cats", b"cows")):
+        kept.write_bytes(damaged)
+        assert ImageFolder(path).fingerprint() == first
+    assert len(times) == 5
+    kept.write_bytes(whole)
+    os.utime(path, ns=(1, 1))
+    assert ImageFolder(path).fingerprint() == first
+    assert len(times) == 6
+
+
+def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    keep = archive_index._keep
+    monkeypatch.setattr(
+        archive_index,
+        "_keep",
+        lambda place, *rest: "caches" in place and keep(place, *rest),
+    )
+    first = ImageFolder(path).fingerprint()
+    assert len(list((tmp_path / "caches/feedline/archives").iterdir())) == 1
+    monkeypatch.setattr(archive_index, "_scanned", None)
+    assert ImageFolder(path).fingerprint() == first
+
+
+def test_a_place_that_cannot_be_written_leaves_nothing(pets: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    index = archive_index.archive_index(str(stored(pets, tmp_path / "a.zip")), "", (".jpg",))
+    assert not archive_index._keep(str(tmp_path / "file/below"), index, "")
+    (tmp_path / "taken").mkdir()
+    assert not archive_index._keep(str(tmp_path / "taken"), index, "")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path, kind: str) -> None:
+    path = PACKED[kind](pets, tmp_path / kind)
+    data = ImageFolder(path)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ImageError, match=r"sample 0, .*cats/1\.jpg, .*archive was changed since"):
+        row(data, 0)
+    data = ImageFolder(path)
+    path.unlink()
+    with pytest.raises(ImageError, match=r"its archive cannot be opened: No such file"):
+        row(data, 0)
+
+
+# ------------------------------------------------------------------- what cannot be read
+
+
+def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
+    for name in ("text.zip", "text.tar", "empty.zip"):
+        (tmp_path / name).write_bytes(b"no archive at all" * 99 if "text" in name else b"")
+        with pytest.raises(DatasetError, match=r"no zip file|no tar file"):
+            ImageFolder(tmp_path / name)
+    with tarfile.open(tmp_path / "a.tar", "w:gz") as archive:
+        archive.add(pets, "")
+    with pytest.raises(DatasetError, match="no tar file that is not compressed"):
+        ImageFolder(tmp_path / "a.tar")
+    shutil.copy(tmp_path / "a.tar", tmp_path / "a.tar.gz")
+    with pytest.raises(DatasetError, match=r"it is a file.*others have to be unpacked"):
+        ImageFolder(tmp_path / "a.tar.gz")
+
+
+@pytest.mark.parametrize("name", ["/cats/1.jpg", "../cats/1.jpg", "cats/../1.jpg", "c:/a/1.jpg"])
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
+def test_names_that_lead_out_of_an_archive_are_refused(
+    pets: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    path = tmp_path / kind
+    if kind == "a.zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("dogs/1.jpg", b"")
+            archive.writestr(zipfile.ZipInfo(name), b"")
+    else:
+        with tarfile.open(path, "w") as archive:
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DatasetError, match=r"which is absolute, climbs with"):
+        ImageFolder(path)
+
+
+def test_links_and_sparse_files_are_refused(pets: Path, tmp_path: Path) -> None:
+    os.link(pets / "cats/1.jpg", pets / "cats/9.jpg")
+    with pytest.raises(DatasetError, match=r"'\./cats/.\.jpg' as a link.*--hard-dereference"):
+        ImageFolder(tarred(pets, tmp_path / "a.tar"))
+
+
+def test_encrypted_and_strangely_packed_files_are_refused(pets: Path, tmp_path: Path) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    whole = path.read_bytes()
+    at = whole.index(b"PK\1\2")
+    while not whole[at + 46 :].startswith(b"dogs/5.jpg"):
+        at = whole.index(b"PK\1\2", at + 1)
+    for place, value, said in ((8, 1, "encrypted"), (10, 12, "compressed by method 12")):
+        changed = bytearray(whole)
+        struct.pack_into("<H", changed, at + place, value)
+        path.write_bytes(changed)
+        with pytest.raises(DatasetError, match=rf"'dogs/5\.jpg' {said}"):
+            ImageFolder(path)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_an_archive_that_is_cut_off_is_refused(pets: Path, tmp_path: Path, kind: str) -> None:
+    path = PACKED[kind](pets, tmp_path / kind)
+    whole = path.read_bytes()
+    end = len(whole) if kind != "plain.tar" else len(whole.rstrip(b"\0"))
+    for length in range(1, end, max(1, end // 40)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DatasetError):
+            ImageFolder(path)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_any_damage_gives_the_image_or_an_error(pets: Path, tmp_path: Path, kind: str) -> None:
+    path = PACKED[kind](pets, tmp_path / kind)
+    whole = path.read_bytes()
+    wanted = {file.read_bytes() for file in pets.rglob("*") if file.is_file()}
+    draws = random.Random(5)
+    errors = 0
+    for _ in range(300):
+        changed = bytearray(whole)
+        # Most of a zip file's own structure lies at its end.
+        start = len(whole) - 900 if draws.random() < 0.5 else 0
+        for _ in range(draws.randint(1, 3)):
+            changed[draws.randrange(start, len(whole))] = draws.randrange(256)
+        path.write_bytes(changed)
+        os.utime(path, ns=(draws.randrange(10**18),) * 2)
+        try:
+            data = ImageFolder(path)
+            for sample in range(len(data)):
+                read = data.store.read(sample, 1)
+                assert kind == "plain.tar" or read in wanted
+        except FeedlineError:
+            errors += 1
+    assert errors > (0 if kind == "plain.tar" else 100)
+
+
+def test_a_file_that_lies_about_its_size_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cats/1.jpg", bytes(50_000_000))
+    whole = bytearray(path.read_bytes())
+    at = whole.index(b"PK\1\2")
+    struct.pack_into("<L", whole, at + 24, 1000)
+    path.write_bytes(whole)
+    data = ImageFolder(path)
+    with pytest.raises(ImageError, match="said to have 1000 bytes, and has another number"):
+        data.store.read(0, 1)
+    struct.pack_into("<L", whole, at + 24, 0xFFFFFFF0)
+    path.write_bytes(whole)
+    os.utime(path, ns=(7, 7))
+    with pytest.raises(ImageError, match="at most"):
+        ImageFolder(path).store.read(0, 1)
+
+
+def test_the_64_bit_form_is_read(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
+    path = stored(pets, tmp_path / "a.zip")
+    assert b"PK\6\6" in path.read_bytes()
+    data = ImageFolder(path)
+    assert data.fingerprint() == ImageFolder(pets).fingerprint()
+    assert data.store.read(0, 1) == (pets / "cats/1.jpg").read_bytes()
+
+
+def test_long_names_and_comments_are_read(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zip_members, "_USUAL_NAMES", 2)
+    path = stored(pets, tmp_path / "a.zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"a comment with PK\5\6 in it" * 9
+        name = "dogs/" + "long" * 50 + ".jpg"
+        archive.write(pets / "cats/1.jpg", name)
+    data = ImageFolder(path)
+    assert data.store.read(6, 1) == (pets / "cats/1.jpg").read_bytes()
+    assert data.name(6).endswith(name)
+
+
+def test_what_wants_files_refuses_an_archive(pets: Path, tmp_path: Path) -> None:
+    data = ImageFolder(stored(pets, tmp_path / "a.zip"))
+    with pytest.raises(UsageError, match=r"is an archive.*unpack it"):
+        data.path(0)
+    with (
+        pytest.raises(UsageError, match="is an archive"),
+        DataLoader(data, 2, image_size=16, cache=tmp_path / "cache") as loader,
+    ):
+        next(iter(loader))

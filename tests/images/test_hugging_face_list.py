@@ -1,0 +1,131 @@
+"""Images of Hugging Face's datasets as a source of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline import DataLoader, EvalCrop, ImageFolder, ImageList
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.plan.row import Field, Item
+
+datasets = pytest.importorskip("datasets")
+
+
+def row(source: Any, sample: int) -> tuple[Any, ...]:
+    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
+    source.load(Item(sample, 16, 3, 1.0), made)
+    return made
+
+
+@pytest.fixture(params=["bytes", "paths", "saved"])
+def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -> Any:
+    """All images of the folder, in memory, as files, and as datasets saves them."""
+    files = sorted(jpeg_folder.glob("*/*.jpg"))
+    images: list[Any] = [str(file) for file in files]
+    if request.param == "bytes":
+        images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cats", "dogs"]),
+            "box": datasets.Sequence(datasets.Value("float32")),
+            "name": datasets.Value("string"),
+        }
+    )
+    columns = {
+        "image": images,
+        "label": [0] * 6 + [1] * 6,
+        "box": [[k, 0.5] for k in range(12)],
+        "name": ["b"] * 6 + ["a"] * 6,
+    }
+    made = datasets.Dataset.from_dict(columns, features=features)
+    if request.param == "saved":
+        made.save_to_disk(tmp_path / "saved")
+        made = datasets.load_from_disk(tmp_path / "saved")
+    return made
+
+
+def test_rows_are_those_of_the_folder(dataset: Any, jpeg_folder: Path) -> None:
+    ours = ImageList.from_hf(dataset, transform=EvalCrop())
+    folder = ImageFolder(jpeg_folder, EvalCrop())
+    assert ours.classes == ["cats", "dogs"]
+    assert ours.targets.tolist() == folder.targets.tolist()
+    for sample in range(12):
+        assert np.array_equal(row(ours, sample)[0], row(folder, sample)[0])
+        assert row(ours, sample)[1] == row(folder, sample)[1]
+    assert repr(ours).startswith("ImageList(Dataset of Hugging Face, EvalCrop(")
+    with pytest.raises(IndexError):
+        ours.store.read(12, 1)
+
+
+def test_chosen_rows_and_formats_do_not_matter(dataset: Any) -> None:
+    whole = ImageList.from_hf(dataset)
+    dataset.set_transform(lambda batch: 1 / 0)
+    some = ImageList.from_hf(dataset.select([7, 2]))
+    assert some.targets.tolist() == [1, 0]
+    assert np.array_equal(row(some, 0)[0], row(whole, 7)[0])
+    assert some.fingerprint() != whole.fingerprint()
+    assert ImageList.from_hf(dataset).fingerprint() == whole.fingerprint()
+
+
+def test_labels_of_every_kind(dataset: Any) -> None:
+    boxes = ImageList.from_hf(dataset, label="box")
+    assert boxes.fields(8)[1] == Field("label", "float32", (2,))
+    names = ImageList.from_hf(dataset, label="name")
+    assert (names.classes, names.targets.tolist()) == (["a", "b"], [1] * 6 + [0] * 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_it(dataset: Any, jpeg_folder: Path, workers: int) -> None:
+    options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
+    made = []
+    for data in (ImageList.from_hf(dataset), ImageFolder(jpeg_folder, exif=True)):
+        with DataLoader(data, 5, **options) as loader:
+            made.append([(i.clone(), n.clone()) for _ in range(2) for i, n in loader])
+    for (images, labels), (others, other_labels) in zip(*made, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+
+
+def test_what_cannot_be_used_is_refused(dataset: Any, tmp_path: Path) -> None:
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        ([1], {}, "was wanted, got a list"),
+        (datasets.DatasetDict({"train": dataset}), {}, "got a DatasetDict of 'train'"),
+        (dataset.to_iterable_dataset(), {}, "got a IterableDataset: load it without streaming"),
+        (dataset, {"image": "img"}, "no column 'img'"),
+        (dataset, {"label": "labl"}, "no column 'labl'; nearest: 'label'"),
+        (dataset, {"image": "label"}, r"images are of the feature Image: dataset\.cast_column"),
+        (dataset.map(lambda r: {"label": -1}), {}, "row 0 has the label -1, and there are 2 class"),
+    ]
+    for given, options, said in refused:
+        with pytest.raises(UsageError, match=said):
+            ImageList.from_hf(given, **options)
+    with pytest.raises(DatasetError, match="has no rows"):
+        ImageList.from_hf(dataset.select([]))
+    data = ImageList.from_hf(dataset)
+    with (
+        pytest.raises(UsageError, match="leave `cache` out"),
+        DataLoader(data, 2, image_size=16, cache=tmp_path / "cache") as loader,
+    ):
+        next(iter(loader))
+
+
+def test_images_that_cannot_be_read_are_named() -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    cells = [
+        {"bytes": None, "path": "/nowhere/a.jpg"},
+        {"bytes": None, "path": "hf://datasets/x/a.jpg"},
+        {"bytes": b"no image", "path": "a.jpg"},
+        None,
+    ]
+    columns = {"image": cells, "label": [0, 1, 2, 3]}
+    data = ImageList.from_hf(datasets.Dataset.from_dict(columns, features=features))
+    said = ["No such file", "none of this machine's", "cannot be loaded", "has no image"]
+    for sample, text in enumerate(said):
+        with pytest.raises(ImageError, match=f"row {sample}.*{text}"):
+            row(data, sample)

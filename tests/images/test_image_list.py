@@ -1,0 +1,396 @@
+"""Lists of images with labels of any kind: from sequences, CSV, Parquet and frames."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.plan.row import Field, Item
+from feedline.stores.cache_layout import read_manifest
+
+NAMES = [f"{kind}/{number}.jpg" for kind in ("cats", "dogs") for number in range(6)]
+SORTS = ["cat"] * 6 + ["dog"] * 6
+
+
+def row(source: Any, sample: int, size: int = 16) -> tuple[Any, ...]:
+    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(size))
+    source.load(Item(sample, size, 3, 1.0), made)
+    return made
+
+
+def listed(root: Path, labels: Any = None, names: Any = None, **options: Any) -> ImageList:
+    names = NAMES if names is None else names
+    return ImageList(names, SORTS if labels is None else labels, root=root, **options)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_rows_are_those_of_the_folder(jpeg_folder: Path) -> None:
+    ours, folder = listed(jpeg_folder, transform=EvalCrop()), ImageFolder(jpeg_folder, EvalCrop())
+    assert len(ours) == len(folder) == 12
+    assert (ours.classes, ours.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
+    assert ours.targets.tolist() == folder.targets.tolist()
+    assert ours.targets.dtype == np.int64
+    for sample in range(12):
+        assert ours.path(sample) == folder.path(sample)
+        assert ours.name(sample) == folder.name(sample)
+        pixels, label = row(ours, sample)
+        wanted, number = row(folder, sample)
+        assert np.array_equal(pixels, wanted)
+        assert label == number
+    assert repr(ours) == (
+        f"ImageList('{jpeg_folder}', {EvalCrop()!r}, decode='exact'): 12 images, 2 classes"
+    )
+    again = pickle.loads(pickle.dumps(ours, protocol=5))
+    assert np.array_equal(row(again, 3)[0], row(ours, 3)[0])
+
+
+@pytest.mark.parametrize(
+    ("labels", "field", "values"),
+    [
+        ([5, -1, 0], Field("label", "int64", ()), [5, -1, 0]),
+        ([True, False, True], Field("label", "int64", ()), [1, 0, 1]),
+        ([1, 0.5, 2], Field("label", "float32", ()), [1, 0.5, 2]),
+        ([[1, 0], [0, 1], [1, 1]], Field("label", "int64", (2,)), [[1, 0], [0, 1], [1, 1]]),
+        ([(1, 0.5)] * 3, Field("label", "float32", (2,)), [[1, 0.5]] * 3),
+        (np.array([3, 1, 2], np.uint8), Field("label", "int64", ()), [3, 1, 2]),
+        (np.array([1.5, 2, 3]), Field("label", "float32", ()), [1.5, 2, 3]),
+        (np.eye(3, dtype=bool), Field("label", "int64", (3,)), np.eye(3).tolist()),
+        (torch.tensor([1.5, 2, 3]), Field("label", "float32", ()), [1.5, 2, 3]),
+        ([torch.tensor([1, 2])] * 3, Field("label", "int64", (2,)), [[1, 2]] * 3),
+        (np.array(["b", "a", "b"]), Field("label", "int64", ()), [1, 0, 1]),
+        (range(3), Field("label", "int64", ()), [0, 1, 2]),
+    ],
+)
+def test_labels_of_every_kind(jpeg_folder: Path, labels: Any, field: Field, values: Any) -> None:
+    data = listed(jpeg_folder, labels, NAMES[:3])
+    assert data.fields(16)[1] == field
+    assert data.targets.tolist() == values
+    assert row(data, 1)[1].tolist() == values[1]
+    with DataLoader(data, 3, image_size=16) as loader:
+        _, batch = next(iter(loader))
+    assert batch.tolist() == values
+    assert str(batch.dtype) == f"torch.{field.dtype}"
+
+
+def test_classes_may_be_given(jpeg_folder: Path) -> None:
+    data = listed(jpeg_folder, classes=["dog", "eel", "cat"])
+    assert data.targets.tolist() == [2] * 6 + [0] * 6
+    assert data.classes == ["dog", "eel", "cat"]
+    assert listed(jpeg_folder, [1] * 12, classes=["a", "b"]).class_to_idx == {"a": 0, "b": 1}
+
+
+BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "too few": ([1], {}, "there are 12 paths and 1 labels"),
+    "one text": ("cat", {}, "labels must be a sequence"),
+    "mixed": ([1, "cat", *[1] * 10], {}, r"mixed types: sample 0.*has 1 \(int\) and sample 1, 'ca"),
+    "truths and numbers": ([1, True, *[1] * 10], {}, "mixed types"),
+    "missing": ([1, None, *[1] * 10], {}, r"sample 1, 'cats/1.jpg', has no label \(None\)"),
+    "no name": (["a", "", *["b"] * 10], {}, "sample 1.* has no label"),
+    "NaN among names": (["a", float("nan"), *["b"] * 10], {}, r"sample 1.* no label \(nan\)"),
+    "NaN": (np.array([0.5, np.nan, *[1] * 10]), {}, "sample 1.* has the label nan, which is no fi"),
+    "NaN in a row": ([[0.5, float("nan")]] * 12, {}, r"sample 0.*\[0\.5, nan\], which is no fin"),
+    "infinite as float32": ([1e300] * 12, {}, r"1e\+300, which is no finite number of float32"),
+    "rows of texts": ([["a", "b"]] * 12, {}, "all must be numbers"),
+    "rows of two lengths": ([[1], *[[1, 2]] * 11], {}, "Rows must have one length"),
+    "rows of nothing": ([[]] * 12, {}, "an axis has length 0"),
+    "objects": ([{}] * 12, {}, r"has the label \{\} \(dict\)"),
+    "too large": ([2**70] * 12, {}, "fit into 64 bits"),
+    "too large for a sign": (np.full(12, 2**63, np.uint64), {}, "no finite number of int64"),
+    "unknown": (SORTS, {"classes": ["cats", "dog"]}, "6 of 12.*'cat' of sample 0.*nearest: 'cats'"),
+    "beyond": ([*[0] * 11, 2], {"classes": ["a", "b"]}, "sample 11.* label 2, and there are 2"),
+    "fractions": ([0.5] * 12, {"classes": ["a"]}, "only whole numbers and texts are classes"),
+    "a class twice": (SORTS, {"classes": ["a", "a"]}, "holds 'a' twice"),
+    "classes in one text": (SORTS, {"classes": "ab"}, "classes must be names in a sequence"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELS)
+def test_labels_that_cannot_be_used_are_refused(jpeg_folder: Path, case: str) -> None:
+    labels, options, said = BAD_LABELS[case]
+    with pytest.raises(UsageError, match=said):
+        listed(jpeg_folder, labels, **options)
+
+
+BAD_PATHS: dict[str, tuple[Any, str]] = {
+    "nothing": ([], "paths is empty"),
+    "a folder": ("train", "use feedline.ImageFolder"),
+    "a number": (7, "paths must be a sequence"),
+    "numbers": ([*NAMES[:11], 3], "that of sample 11 is 3, a int: is this the column"),
+    "bytes": ([b"a", *NAMES[:11]], "sample 0 is b'a', a bytes"),
+    "an empty one": ([*NAMES[:11], ""], "sample 11 has an empty path"),
+    "a zero byte": (["a\0b", *NAMES[:11]], "sample 0 has a path with a zero byte"),
+    "one with two labels": (
+        [*NAMES[:11], NAMES[0]],
+        r"sample 0.*again as sample 11.*\(0, then 1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PATHS)
+def test_paths_that_cannot_be_used_are_refused(jpeg_folder: Path, case: str) -> None:
+    names, said = BAD_PATHS[case]
+    with pytest.raises(UsageError, match=said):
+        listed(jpeg_folder, names=names)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"decode": "quick"}, "decode"),
+        ({"max_pixels": 0}, "max_pixels"),
+        ({"root": 3}, "root must"),
+    ],
+)
+def test_other_arguments_are_checked(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ImageList(["a.jpg"], [0], **options)
+
+
+def test_paths_may_be_absolute_relative_repeated_and_anywhere(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(jpeg_folder / "cats")
+    other = tmp_path / "other.jpg"
+    other.write_bytes((jpeg_folder / "dogs/0.jpg").read_bytes())
+    names = ["1.jpg", Path("../dogs/2.jpg"), str(other), "1.jpg", str(jpeg_folder / "cats/3.jpg")]
+    data = ImageList(names, [0, 1, 2, 0, 4])
+    for sample, name in enumerate(names):
+        assert os.path.samefile(data.path(sample), name)
+        row(data, sample)
+    assert ImageList(["1.jpg"], [0]).root == str(jpeg_folder / "cats")
+    assert os.path.isabs(data.root)
+
+
+def test_the_fingerprint_is_of_paths_below_the_root_and_of_labels(jpeg_folder: Path) -> None:
+    inside = [str(jpeg_folder / name) for name in NAMES]
+    prints = [
+        listed(jpeg_folder),
+        ImageList(inside, SORTS, root=jpeg_folder),
+        listed(Path("/nowhere")),
+        listed(jpeg_folder, transform=EvalCrop()),
+    ]
+    assert len({data.fingerprint() for data in prints}) == 1
+    others = [
+        listed(jpeg_folder, [0] * 12),
+        listed(jpeg_folder, [0.0] * 12),
+        listed(jpeg_folder, [1.0] * 12),
+        listed(jpeg_folder, [[0.0]] * 12),
+        listed(jpeg_folder, names=[*NAMES[:11], "dogs/other.jpg"]),
+        prints[0],
+    ]
+    assert len({data.fingerprint() for data in others}) == len(others)
+    assert prints[0].transform_identity() != prints[3].transform_identity()
+
+
+def test_a_missing_file_is_an_error_when_it_is_read_or_looked_for(jpeg_folder: Path) -> None:
+    names = [*NAMES[:11], "dogs/none.jpg"]
+    data = listed(jpeg_folder, names=names)
+    with pytest.raises(
+        ImageError, match=r"sample 11, .*/dogs/none\.jpg, cannot be loaded: .*No su"
+    ):
+        row(data, 11)
+    with DataLoader(data, 12, image_size=16, on_error="skip") as loader:
+        assert len(next(iter(loader))[0]) == 11
+        assert "none.jpg" in str(loader.skipped)
+    with pytest.raises(DatasetError, match=r"1 of 12 images are not there.*none\.jpg"):
+        listed(jpeg_folder, names=names, check=True)
+    assert len(listed(jpeg_folder, check=True)) == 12
+
+
+# ------------------------------------------------------------------- tables
+
+
+def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder: Path, tmp_path: Path) -> None:
+    lines = [f'"{name}",{sort},x' for name, sort in zip(NAMES, SORTS, strict=True)]
+    text = "\ufeff" + "\r\n".join(["path,label,more", *lines, "", ""])
+    root = shutil.copytree(jpeg_folder, tmp_path / "images")
+    data = ImageList.from_csv(write(root / "train.csv", text), transform=EvalCrop(), check=True)
+    assert data.fingerprint() == listed(jpeg_folder).fingerprint()
+    assert data.root == str(root)
+    assert data.transform == EvalCrop()
+    moved = write(tmp_path / "elsewhere.tsv", text.replace(",", "\t"))
+    moved_list = ImageList.from_csv(str(moved), sep="\t", root=jpeg_folder, check=True)
+    assert moved_list.fingerprint() == data.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("column", "label", "options", "values"),
+    [
+        (["1", " 2", "-3"], "a", {}, [1, 2, -3]),
+        (["1", "2.5", "1e-1"], "a", {}, [1, 2.5, np.float32(0.1)]),
+        (["b", "a", "b"], "a", {}, [1, 0, 1]),
+        (["01", "1", "01"], "a", {"classes": ["1", "01"]}, [1, 0, 1]),
+        (["1", "2", "3"], ["a", "b"], {}, [[1, 0], [2, 0], [3, 0]]),
+        (["1", "2.5", "3"], ["b", "a"], {}, [[0, 1], [0, 2.5], [0, 3]]),
+        (["1", "2", "3"], ["a"], {}, [[1], [2], [3]]),
+    ],
+)
+def test_cells_are_numbers_where_all_are(
+    tmp_path: Path, column: list[str], label: Any, options: dict[str, Any], values: Any
+) -> None:
+    lines = [f"{number}.jpg,{cell},0" for number, cell in enumerate(column)]
+    csv = write(tmp_path / "a.csv", "\n".join(["file,a,b", *lines]))
+    data = ImageList.from_csv(csv, "file", label, **options)
+    assert data.targets.tolist() == values
+
+
+BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no such column": (
+        "paths,label\na,1",
+        {},
+        "no column 'path'; nearest: 'paths'. Its columns are: 'paths', 'label'",
+    ),
+    "no such label": ("path,labl\na,1", {}, "no column 'label'; nearest: 'labl'"),
+    "one of several": ("path,a\nx,1", {"label": ["a", "zz"]}, "no column 'zz'. Its columns"),
+    "twice": ("path,label,label\na,1,2", {}, "2 columns called 'label'"),
+    "no rows": ("path,label\n", {}, "has no rows"),
+    "no lines": ("", {}, "no column 'path'.* none"),
+    "cut": ("path,label\na,1\nb", {}, "1 cells in line 3, and its first line names 2"),
+    "mixed": ("path,label\na,1\nb,cat", {}, "mixed types: 'cat' of sample 1.*and '1' is one.*clas"),
+    "NaN": ("path,label\na,1\nb,nan", {}, r"CSV file.*sample 1, 'b', has .*nan"),
+    "no label": ("path,label\na,1\nb,", {}, r"sample 1, 'b', has no label \(''\)"),
+    "no label of several": ("path,a\nx,", {"label": ["a"]}, "sample 0.* must be numbers"),
+    "no path": ("path,label\n,1", {}, "sample 0 has an empty path"),
+    "open quotes": ('path,label\n"a,1', {}, "cannot be read: unexpected end"),
+    "two characters": ("path,label\na,1", {"sep": ",,"}, "sep must be one character"),
+    "no names": ("path,label\na,1", {"label": []}, "label must be the name of a column"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, case: str) -> None:
+    text, options, said = BAD_TABLES[case]
+    with pytest.raises(UsageError, match=said):
+        ImageList.from_csv(write(tmp_path / "a.csv", text), **options)
+
+
+def test_a_csv_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="cannot be read: No such file"):
+        ImageList.from_csv(tmp_path / "none.csv")
+    (tmp_path / "latin.csv").write_bytes(b"path,label\n\xe4.jpg,1")
+    with pytest.raises(DatasetError, match="must be text in UTF-8"):
+        ImageList.from_csv(tmp_path / "latin.csv")
+
+
+def test_a_parquet_file_is_read(jpeg_folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table(
+        {
+            "path": NAMES,
+            "label": pyarrow.array(SORTS).dictionary_encode(),
+            "boxes": [[0.5, k] for k in range(12)],
+            "gaps": [None, *[1] * 11],
+        }
+    )
+    file = tmp_path / "train.parquet"
+    parquet.write_table(table, file)
+    data = ImageList.from_parquet(file, root=jpeg_folder)
+    assert data.fingerprint() == listed(jpeg_folder).fingerprint()
+    boxes = ImageList.from_parquet(file, label="boxes")
+    assert boxes.root == str(tmp_path)
+    assert boxes.fields(8)[1] == Field("label", "float32", (2,))
+    with pytest.raises(UsageError, match=r"sample 0, 'cats/0.jpg', has no label \(None\)"):
+        ImageList.from_parquet(file, label="gaps")
+    with pytest.raises(UsageError, match="no column 'boxs'; nearest: 'boxes'"):
+        ImageList.from_parquet(file, label="boxs")
+    with pytest.raises(DatasetError, match="cannot be read"):
+        ImageList.from_parquet(write(tmp_path / "text.parquet", "path,label"))
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_frame_is_read(jpeg_folder: Path, package: str) -> None:
+    frames = pytest.importorskip(package)
+    columns = {"path": NAMES, "label": SORTS, "x": [k / 2 for k in range(12)], "y": [1] * 12}
+    frame = frames.DataFrame(columns)
+    data = ImageList.from_frame(frame, root=jpeg_folder, transform=EvalCrop())
+    assert data.fingerprint() == listed(jpeg_folder).fingerprint()
+    several = ImageList.from_frame(frame, label=["x", "y"], root=jpeg_folder)
+    assert several.targets.tolist() == [[k / 2, 1] for k in range(12)]
+    with pytest.raises(
+        UsageError, match=rf"{package} DataFrame has no column 'lable'; nearest: 'la"
+    ):
+        ImageList.from_frame(frame, label="lable")
+    with pytest.raises(UsageError, match=r"that of sample 0 is 0\.0, a float"):
+        ImageList.from_frame(frame, image="x")
+    with pytest.raises(DatasetError, match="has no rows"):
+        ImageList.from_frame(frame[:0])
+    columns["label"] = [None, *SORTS[1:]]
+    with pytest.raises(UsageError, match=r"sample 0.* has no label"):
+        ImageList.from_frame(frames.DataFrame(columns))
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"was wanted, got builtins\.dict"):
+        ImageList.from_frame({"path": ["a"], "label": [1]})
+
+
+# ------------------------------------------------------------------- under a loader
+
+
+def batches(loader: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(images.clone(), labels.clone()) for images, labels in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_schedules_and_resume(jpeg_folder: Path, workers: int) -> None:
+    data = listed(jpeg_folder, [[k, k / 4] for k in range(12)])
+    options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 2}
+    with DataLoader(data, 4, **options) as loader:
+        whole = batches(loader) + batches(loader)
+    assert [images.shape[2:] for images, _ in whole] == [(8, 8)] * 3 + [(16, 16)] * 3
+    with DataLoader(data, 4, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+    with DataLoader(data.with_transform(data.transform), 4, **options) as loader:
+        loader.load_state_dict(state)
+        rest = batches(loader) + batches(loader)
+    assert len(rest) == 5
+    for ours, wanted in zip(rest, whole[1:], strict=True):
+        assert all(map(torch.equal, ours, wanted))
+    with DataLoader(listed(jpeg_folder), 4, **options) as loader, pytest.raises(UsageError):
+        loader.load_state_dict(state)
+
+
+def test_a_cache_is_built_of_a_list_and_read_under_it(jpeg_folder: Path, tmp_path: Path) -> None:
+    data = listed(jpeg_folder, [k / 2 for k in range(12)], transform=EvalCrop())
+    build_cache(data, tmp_path / "cache", (24,), raw=True, workers=0)
+    manifest = read_manifest(str(tmp_path / "cache"))
+    assert (manifest.samples, manifest.source) == (12, ("files", str(jpeg_folder)))
+    whole = ImageFolder(tmp_path / "cache")
+    assert whole.targets.tolist() == data.targets.tolist()
+    assert whole.classes == []
+    some = listed(jpeg_folder, [7, 7, 8], [NAMES[4], NAMES[4], NAMES[1]])
+    with DataLoader(some, 3, image_size=16, cache=tmp_path / "cache") as loader:
+        images, labels = next(iter(loader))
+    assert labels.tolist() == [7, 7, 8]
+    assert images.shape == (3, 3, 16, 16)
+
+
+def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path: Path) -> None:
+    names = [*NAMES, NAMES[0]]
+    root = shutil.copytree(jpeg_folder, tmp_path / "images")
+    data = listed(root, [*SORTS, "cat"], names, transform=EvalCrop())
+    cache = root / "cache"  # beside the images, which a list allows
+    options: dict[str, Any] = {"image_size": 16, "num_workers": 1, "shuffle": False, "seed": 0}
+    with DataLoader(data, 4, cache=cache, **options) as loader:
+        first, second = batches(loader), batches(loader)
+    manifest = read_manifest(str(cache))
+    assert (manifest.samples, manifest.classes) == (12, ("cat", "dog"))
+    for (images, labels), (other, other_labels) in zip(first, second, strict=True):
+        assert torch.equal(labels, other_labels)
+        assert (images.float() - other.float()).abs().mean() < 8
