@@ -159,7 +159,7 @@ class ImagePipeline(SamplePipeline):
         """As of `SamplePipeline`; its pixels are those that `load` writes for the same item."""
         pixels, label = self._pixels(item)
         tail = self.recognised.tail
-        if not tail.as_is:
+        if not tail.draws:
             return tail.run(pixels, 0), int(label)
         with Request(item.image_size, item.strength):
             return tail.run(pixels, extend(item.seed, STEPS)), int(label)

@@ -22,6 +22,7 @@ from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
+from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
@@ -59,9 +60,9 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         resize_mode=reader.resize_mode,
         image_size=side,
         tail=tail,
-        fast=tuple(map(words, (*steps[:taken], *tail.tabled))),
+        fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
-        notes=(why, _said_of(tail)) if rest else (),
+        notes=(_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else (),
         no_rows=no_rows,
     )
 
@@ -93,6 +94,7 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     return TransformTail(
         held=lut.form,
         before=tuple(rest[:start]),
+        in_place=tuple(_in_place(step, lut, originals) for step in rest[:start]),
         table=values,
         tabled=tuple(rest[start:stop]),
         form=longer.form,
@@ -100,9 +102,21 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     )
 
 
+def _in_place(step: Step, lut: PixelLut, originals: Originals) -> PixelStep | None:
+    return pixel_step(step, originals) if lut.form == "pil" else None
+
+
+def _why_not(tail: TransformTail, why: str, originals: Originals) -> str:
+    """Why the first step that runs as it is does, a sentence; `why`: where the reader stopped."""
+    first = tail.as_is[0]
+    stopped = tail.before[0] if tail.before else first
+    return why if first is stopped else no_fast_step(first, originals)
+
+
 def _said_of(tail: TransformTail) -> str:
     """Which steps run unchanged, and where: a sentence."""
-    before, after = (", ".join(map(words, steps)) for steps in (tail.before, tail.after))
+    own = tail.as_is[: len(tail.as_is) - len(tail.after)]
+    before, after = (", ".join(map(words, steps)) for steps in (own, tail.after))
     if not before:
         return f"So {after} runs unchanged, after the fast steps."
     if not after:
