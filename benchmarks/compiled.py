@@ -9,7 +9,7 @@ For views there are two more columns, of how the decode could be shared: the who
 once, and each view decoded for itself.
 
 Caveats: files come from the page cache; other images, as of other sizes, have other ratios; steps
-that run as they are, such as ColorJitter, cost the same in both.
+that run as they are, such as RandomSolarize, cost the same in both.
 
     python benchmarks/compiled.py FOLDER [--images N] [--rounds N] [--json FILE]
 """

@@ -58,12 +58,15 @@ def compile(transform: Callable[..., Any]) -> Compiled:
                 return self.transform(self.paths[index])  # no Image.open, no convert
 
     It takes a path (str or Path), the bytes of an image file, or an image of Pillow's, and gives
-    what the pipeline gives: the same type, the same pixels within 0.06 grey levels on average, the
-    same distribution of what is random. A path and bytes count as what torchvision's loader makes
-    of them, `Image.open(file).convert("RGB")`. Of a JPEG, also of one that `Image.open` has opened
-    and nothing has loaded or changed, no more is decoded than is shown. An RGB image of Pillow's
-    that is loaded is fused from its pixels. With any other image, any other thing (a tensor, an
-    array), several or named arguments the pipeline itself is called with what was given.
+    what the pipeline gives: the same type, the same distribution of what is random, the same pixels
+    but for some that are rounded otherwise (0.002 grey levels on average over 125 ImageNet
+    photographs at 224 px, 0.08 in the worst, 2 at most).
+
+    A path and bytes count as what torchvision's loader makes of them,
+    `Image.open(file).convert("RGB")`. Of a JPEG, also of one that `Image.open` has opened and
+    nothing has loaded or changed, no more is decoded than is shown. An RGB image of Pillow's that
+    is loaded is fused from its pixels. With any other image, any other thing (a tensor, an array),
+    several or named arguments the pipeline itself is called with what was given.
 
     Of a pipeline the steps are taken, from the first one on, that feedline surely understands:
     torchvision's (both versions) and timm's crops, resizes, flips and conversions. The others run
@@ -77,8 +80,8 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     its workers have the meaning that they have for the pipeline, with other draws.
 
     The result pickles if the pipeline does, and may be called from several threads. Where a
-    feedline loader asks for an image size it is followed, in proportion, as in
-    `feedline.ImageFolder`; else the pipeline's own is.
+    feedline loader asks for an image size it is followed, with a Resize before the crop in
+    proportion; else the pipeline's own is.
 
     Args:
         transform: a pipeline of torchvision's or timm's, or any other function of an image.

@@ -55,7 +55,6 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         )
     tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
     tail, no_rows = tail_of(tail, side, originals)
-    notes = (_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else ()
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
@@ -63,7 +62,7 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         tail=tail,
         fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
-        notes=notes,
+        notes=(_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else (),
         no_rows=no_rows,
     )
 

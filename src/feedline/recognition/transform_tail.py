@@ -118,8 +118,8 @@ class TransformTail:
     def run(self, pixels: Pixels, seed: int | None, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the pipeline gives: in memory of its own, or in `row` if that is possible.
 
-        The steps draw from global random states that are seeded with `seed` meanwhile; for None
-        from those that there are.
+        The steps that draw do so from global random states that are seeded with `seed` meanwhile;
+        for None from those that there are.
         """
         if not self.draws:
             return self._values(pixels, row)
