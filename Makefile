@@ -1,8 +1,10 @@
 # Two commands on a fresh machine with Python, pip and make:
-#   make demo   sets everything up and trains with progressive resizing on images it makes itself
+#   make demo   sets everything up and shows all of it on images it makes itself: a cache of smaller
+#               copies, a training while the images grow, what bound it, and the report as a page
 #   make test   sets everything up, lints, type-checks and runs the tests
 # and   make test-all   runs those that are marked as slow, too
 #       make docs       builds the documentation as a site
+#       make notebook   executes examples/story.ipynb
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,11 +12,26 @@ PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint docs bench-peers clean
+DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+DEMO_SIZES := 64,112,160
+DEMO_TRAINING := --model resnet18 --schedule "64x2,112x2,160x2" --batch-size 16
 
+.PHONY: demo test test-all lint docs notebook bench-peers clean
+
+# Each demo is a run of its own; one that Ctrl-C has stopped says how it goes on. A report's status
+# is 1 where it has something to mend, which is no failure here.
 demo: $(READY)
-	$(BIN)/feedline demo-data demo-data
-	$(BIN)/feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2" --batch-size 16
+	@echo; echo "1 of 4: photographs"
+	@$(BIN)/feedline demo-data demo-data
+	@echo; echo "2 of 4: a cache of smaller copies"
+	@$(BIN)/feedline cache build demo-data/train demo-cache --sizes $(DEMO_SIZES)
+	@echo; echo "3 of 4: a training whose images grow; each phase reads the smallest copies that serve it"
+	@$(BIN)/feedline train demo-data --cache demo-cache --out $(DEMO_RUN) $(DEMO_TRAINING)
+	@echo; echo "4 of 4: what bound it"
+	@$(BIN)/feedline report $(DEMO_RUN) --html $(DEMO_RUN)/report.html > $(DEMO_RUN)/report.txt \
+		|| [ $$? -ne 2 ]
+	@sed '/^Phases$$/,$$d' $(DEMO_RUN)/report.txt
+	@echo "the report as a page: $(DEMO_RUN)/report.html"
 
 # Many tests wait for processes, so there are more at a time than cores.
 test: lint
@@ -24,13 +41,17 @@ test-all: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks conformance examples laboratory
-	$(BIN)/ruff format --check src tests benchmarks conformance examples laboratory
+	$(BIN)/ruff check src tests benchmarks conformance docs examples laboratory
+	$(BIN)/ruff format --check src tests benchmarks conformance docs examples laboratory
 	$(BIN)/mypy
 
 # The documentation as a site, in build/site; a test builds it, too.
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
+
+# What the cells of examples/story.ipynb say, anew.
+notebook: $(READY)
+	$(BIN)/python docs/notebook.py
 
 # An environment with what feedline is compared with, apart from feedline's own.
 bench-peers:
@@ -45,4 +66,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS) demo-data runs build/site
+	rm -rf $(VENV) $(PEERS) demo-data demo-cache runs build/site

@@ -24,6 +24,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "feedline.images._photometric",
+            ["src/feedline/images/_photometric.c"],
+            # No contraction: the bytes are Pillow's. The compiler may take what AVX2 has.
+            extra_compile_args=["-O3", "-ffp-contract=off"],
+            optional=True,
+        ),
+        Extension(
             "feedline.images._jpeg",
             ["src/feedline/images/_jpeg.c", "src/feedline/images/_entropy.c"],
             depends=["src/feedline/images/_entropy.h", "src/feedline/images/_libjpeg.h"],

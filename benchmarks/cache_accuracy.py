@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import tempfile
 import time
@@ -36,7 +35,7 @@ from typing import Any
 
 import timm
 import torch
-from report import machine, save, versions
+from report import begun, save
 from torch import Tensor, nn
 
 from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop, build_cache
@@ -159,24 +158,6 @@ def facts(roots: dict[str, dict[str, Path]]) -> Found:
     return found
 
 
-def begun(path: Path, settings: Found) -> Found:
-    """What the file holds already, or a beginning; refuses one of other settings."""
-    fresh: Found = {
-        "machine": machine(),
-        "versions": versions(PACKAGES),
-        "settings": settings,
-        "runs": [],
-    }
-    if not path.exists():
-        return fresh
-    found: Found = json.loads(path.read_text())
-    for part in ("versions", "settings"):
-        # As JSON gives them back: tuples as lists.
-        if found[part] != json.loads(json.dumps(fresh[part])):
-            raise SystemExit(f"{path} holds runs of other {part}; name another file")
-    return found
-
-
 def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) -> None:
     folders = {part: options.folder.resolve() / part for part in ("train", "val")}
     roots = {ORIGINALS: folders}
@@ -199,7 +180,7 @@ def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) ->
         "threads": options.threads,
         "data": facts(roots),
     }
-    found = begun(options.json, settings)
+    found = begun(options.json, settings, PACKAGES)
     validation = {
         name: rows_of(opened(root["val"], EvalCrop()), options.size) for name, root in roots.items()
     }

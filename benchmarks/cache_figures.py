@@ -1,4 +1,4 @@
-"""What was measured of caches, as the rows that README's table has; `results/` holds every turn.
+"""What was measured of caches, as rows of BENCHMARKS.md's first table; `results/` has every turn.
 
 python benchmarks/cache_figures.py
 """
@@ -17,12 +17,12 @@ from caches_table import BARE, FFCV, FILES, OURS, TORCH, WEBDATASET, part, rate,
 __all__ = ["rows", "table"]
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+IN_SHORT = ROOT / "docs" / "BENCHMARKS.md"
 PAGE = ROOT / "docs" / "CACHE.md"
 
 
 def rows() -> str:
-    """README's rows, one a figure: what, measured, script."""
+    """The first table's rows, one a figure: what, measured, script."""
     return "\n".join(
         [
             *_versus(_results("caches")),
@@ -146,10 +146,10 @@ def _progressive(found: dict[str, Any]) -> list[str]:
 
 def write() -> None:
     """Put the figures where those of before are."""
-    lines = README.read_text().split("\n")
+    lines = IN_SHORT.read_text().split("\n")
     first = next(k for k, line in enumerate(lines) if "`caches_versus.py`" in line)
     last = next(k for k, line in enumerate(lines) if "`cache_progressive.py`" in line)
-    README.write_text("\n".join([*lines[:first], rows(), *lines[last + 1 :]]))
+    IN_SHORT.write_text("\n".join([*lines[:first], rows(), *lines[last + 1 :]]))
     before, heading, section = PAGE.read_text().partition("## How fast it is\n")
     parts = section.split("\n\n")
     place = next(k for k, part in enumerate(parts) if part.startswith("|"))
@@ -159,7 +159,9 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into README and docs/CACHE.md")
+    parser.add_argument(
+        "--write", action="store_true", help="into docs/BENCHMARKS.md and docs/CACHE.md"
+    )
     if parser.parse_args().write:
         write()
     else:

@@ -8,12 +8,13 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
 from feedline.system import cpu_model, usable_cores
 
-__all__ = ["machine", "save", "spread", "table", "versions"]
+__all__ = ["begun", "machine", "save", "spread", "table", "versions"]
 
 
 def machine() -> dict[str, str | int | float]:
@@ -43,6 +44,26 @@ def save(found: Mapping[str, object], path: Path | None) -> None:
     """Write figures as JSON, replacing those of before; nowhere where there is no path."""
     if path is not None:
         path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def begun(
+    path: Path | None, settings: Mapping[str, object], packages: Sequence[str]
+) -> dict[str, Any]:
+    """What a file of runs holds already, or a beginning; refuses one of other settings."""
+    fresh: dict[str, Any] = {
+        "machine": machine(),
+        "versions": versions(packages),
+        "settings": settings,
+        "runs": [],
+    }
+    if path is None or not path.exists():
+        return fresh
+    found: dict[str, Any] = json.loads(path.read_text())
+    for part in ("versions", "settings"):
+        # As JSON gives them back: tuples as lists.
+        if found[part] != json.loads(json.dumps(fresh[part])):
+            raise SystemExit(f"{path} holds runs of other {part}; name another file")
+    return found
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

@@ -68,12 +68,13 @@ def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
     return f"{task['name']}\n\n{report.table(rows, HEADERS, markdown=markdown)}\n"
 
 
-def summary(found: dict[str, Any], only: Sequence[str] = ()) -> str:
+def summary(found: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str] = ()) -> str:
     """A row a loader and a column a task: img/s, and how many times as fast feedline is.
 
     Args:
         found: of `versus.py`.
         only: names of tasks; all if empty.
+        peers: keys of loaders; all if empty.
     """
     tasks = list(only) or [task["name"] for task in found["tasks"]]
     names: dict[str, str] = {}
@@ -86,7 +87,9 @@ def summary(found: dict[str, Any], only: Sequence[str] = ()) -> str:
             if name != OURS:
                 cells[name, task["name"]] += f" ({median(ratios(part[OURS], peer)):.2f})"
     rows = [
-        [label, *[cells.get((name, task), "") for task in tasks]] for name, label in names.items()
+        [label, *[cells.get((name, task), "") for task in tasks]]
+        for name, label in names.items()
+        if not peers or name in peers
     ]
     return report.table(rows, ["images per second (feedline / it)", *tasks], markdown=True)
 

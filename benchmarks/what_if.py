@@ -41,6 +41,7 @@ from feedline.forecast.schedule import forecast
 from feedline.forecast.what_if import what_if
 from feedline.system import usable_cores
 from feedline.tuning.metered import Metered
+from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal
 from feedline.tuning.trial import Trial
@@ -310,11 +311,7 @@ class Measured:
 
     def _looked(self, state: State, loader: Any) -> Rates:
         step = Metered(self.workload.step(state.gpu))
-        rehearsal = Rehearsal(loader, step, self.workload.size)
-        rehearsal.trial(state.workers, least_s=_WARM_S, most_s=_WARM_S)
-        ceiling = rehearsal.ceiling(_CEILING_S)
-        trial = rehearsal.trial(state.workers, least_s=_LEAST_S, most_s=_MOST_S)
-        rehearsal.close()
+        ceiling, trial = looked(loader, step, state.workers, self.workload.size)
         found = rates_of(loader, _phase(self.workload.size, ceiling, trial), step.cpu_s)
         assert found is not None, "there is a trial"
         return replace(found, wanted_px=self.workload.size, level_px=state.cache)
@@ -345,9 +342,24 @@ class Measured:
         return found
 
 
+def looked(loader: Any, step: Metered, workers: int, size: int | None) -> tuple[float, Trial]:
+    """Steps per second with data for free, and steps over the loader with so many workers."""
+    tried = OwnLoader(loader)
+    tried.begin(tried.phases[0])
+    setting = replace(tried.start, workers=workers)
+    try:
+        rehearsal = Rehearsal(tried, step, size)
+        rehearsal.trial(setting, least_s=_WARM_S, most_s=_WARM_S)
+        ceiling = rehearsal.ceiling(_CEILING_S)
+        return ceiling, rehearsal.trial(setting, least_s=_LEAST_S, most_s=_MOST_S)
+    finally:
+        tried.close()
+
+
 def _phase(size: int | None, ceiling: float, trial: Trial) -> TunedPhase:
     return TunedPhase(
         size=size,
+        batch_size=None,
         ceiling=ceiling,
         trials=(trial,),
         best=trial,
@@ -376,11 +388,7 @@ def progressive(folder: Path) -> list[Row]:
     for size in (112, 224):
         with loader(f"{size}x1000") as steady:
             metered = Metered(step)
-            rehearsal = Rehearsal(steady, metered, size)
-            rehearsal.trial(2, least_s=_WARM_S, most_s=_WARM_S)
-            ceiling = rehearsal.ceiling(_CEILING_S)
-            trial = rehearsal.trial(2, least_s=_LEAST_S, most_s=_MOST_S)
-            rehearsal.close()
+            ceiling, trial = looked(steady, metered, 2, size)
             found = rates_of(steady, _phase(size, ceiling, trial), metered.cpu_s)
             assert found is not None, "there is a trial"
             rates.append(found)

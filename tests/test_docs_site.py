@@ -25,6 +25,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "reference" / "loading" / "index.html").read_text()
     assert "persistent_workers" in page
+    assert "feedline.tune" in (tmp_path / "STORY" / "index.html").read_text(), "the notebook"
     assert "OneCycleLR" in (tmp_path / "index.html").read_text(), "the example is in it"
 
 

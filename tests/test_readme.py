@@ -12,12 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "versus.json"
-IN_README = (
-    "originals @224",
-    "originals @112",
-    "256 px copies @224",
-    "128 px copies @112",
-    "128 px raw @112",
+IN_README = ("originals @224", "256 px copies @224", "128 px copies @112")
+LOADERS = (
+    *("feedline_exact", "torch_pillow", "torch_stock", "timm_prefetch"),
+    *("dali", "ffcv", "webdataset"),
 )
 
 
@@ -27,7 +25,8 @@ def test_the_tables_of_peers_are_those_that_were_measured(monkeypatch: pytest.Mo
     versus_table = importlib.import_module("versus_table")
     found = json.loads(RESULTS.read_text())
     try:
-        some, all_of_them = versus_table.summary(found, IN_README), versus_table.summary(found)
+        some = versus_table.summary(found, IN_README, LOADERS)
+        all_of_them = versus_table.summary(found)
     finally:
         for name in ("versus_table", "report"):
             sys.modules.pop(name, None)
@@ -46,8 +45,24 @@ def test_the_figures_of_caches_are_those_that_were_measured(
     finally:
         for name in ("cache_figures", "caches_table", "report"):
             sys.modules.pop(name, None)
-    assert rows in (ROOT / "README.md").read_text()
+    assert rows in (ROOT / "docs" / "BENCHMARKS.md").read_text()
     assert table in (ROOT / "docs" / "CACHE.md").read_text()
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
+def test_every_range_that_the_readme_quotes_is_in_a_page_of_benchmarks() -> None:
+    text = (ROOT / "README.md").read_text()
+    quoted = re.findall(r"\d+\.\d+ \(\d+\.\d+-\d+\.\d+\)", text)
+    assert len(quoted) >= 3
+    page = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+    assert [each for each in quoted if each not in page] == []
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
+def test_every_page_and_picture_that_the_readme_names_is_there() -> None:
+    named = re.findall(r"\]\((?!http)([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(named) > 8
+    assert [each for each in named if not (ROOT / each).exists()] == []
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")

@@ -22,6 +22,7 @@ from feedline.errors import SampleError
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
+from feedline.recognition import pixel_steps
 from feedline.recognition.originals import Originals
 from feedline.recognition.pipeline import _STEPS
 from feedline.recognition.recognise import recognise
@@ -32,6 +33,12 @@ from torchvision_folder import item_row, pixel_error, write_images
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
 CROP = [v1.Resize(40), v1.CenterCrop(32)]
+
+
+@pytest.fixture(autouse=True)
+def _steps_run_themselves(monkeypatch):
+    """Also those that feedline has code of its own for; test_pixel_steps.py is about that."""
+    monkeypatch.setattr(pixel_steps, "compiled", None)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,12 @@ def test_it_is_said_in_tables_and_as_data(plan: PlannedRun) -> None:
     assert said["phases"][1]["mixup"] == 0.2
     assert said["seconds"] == plan.left_s
     assert Recipe(**said["recipe"]) == plan.recipe
+
+
+def test_a_machine_that_was_busy_is_said(plan: PlannedRun) -> None:
+    busy, idle = (" ".join(str(replace(plan, load=load)).split()) for load in (64.0, 0.1))
+    assert "other processes kept the machine busy (load 64.0)" in busy
+    assert "busy" not in idle
 
 
 def test_workers_are_rehearsed_with_and_end(tiny_set: Path) -> None:

@@ -1,13 +1,16 @@
-"""A small data set, and a report that remembers."""
+"""A small data set, a report that remembers, and whether two runs ended alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
+import torch
 
+from feedline.train.checkpoint import load_checkpoint
 from feedline.train.journal import EpochRecord
 from feedline.train.recipe import Recipe
 from feedline.train.standing import Standing
@@ -68,3 +71,25 @@ class Recorder:
 
     def stopping(self) -> None:
         self.stops += 1
+
+
+def assert_same_training(one: Path, two: Path) -> None:
+    """Both runs ended with the same weights, statistics, optimizer, rate and random state."""
+    a, b = load_checkpoint(one), load_checkpoint(two)
+    for name in ("learner", "random", "loader"):
+        assert_equal(a[name], b[name], name)
+
+
+def assert_equal(a: Any, b: Any, where: str) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{k}]")
+    else:
+        assert a == b, where

@@ -5,7 +5,6 @@ Imports torch and timm only when it runs: they take seconds.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +17,7 @@ from feedline.system import rank_and_world
 
 if TYPE_CHECKING:
     from feedline.train.result import Result
+    from feedline.train.run_settings import RunSettings
 
 __all__ = ["train"]
 
@@ -160,19 +160,21 @@ def train(
         result = run_training(recipe, TrainProgress(bar), asked)
     if not rank_and_world()[0]:  # rank 0 alone says how it ended
         write_json(json, result.as_dict())
-        _say_end(result, folder)
+        _say_end(result, asked)
     if result.stopped_by is not None:
         raise typer.Exit(_INTERRUPTED + result.stopped_by)
 
 
-def _say_end(result: Result, folder: Path) -> None:
+def _say_end(result: Result, asked: RunSettings) -> None:
     """How a run ended, and how to go on."""
     for path, reason in result.skipped:
         typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
+        places = {"--resume": result.out, "--val": asked.val, "--cache": asked.cache}
+        again = " ".join(f"{name} {place}" for name, place in places.items() if place is not None)
         typer.echo(
-            f"stopped; everything is in {result.out}/. Go on with: feedline train {folder} "
-            f"--resume {result.out}",
+            f"stopped; everything is in {result.out}/. Go on with: feedline train {asked.root} "
+            f"{again}",
             err=True,
         )
     elif result.best_top1 is not None:

@@ -12,6 +12,7 @@ from feedline.engine.board import pages_of
 from feedline.engine.fill import fill
 from feedline.engine.make_batch import SlotMemory, make_batch
 from feedline.engine.messages import BatchTask, Piece, Report
+from feedline.engine.process import keep_freed_memory
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 from feedline.trace.stage_page import StagePage
 from feedline.trace.switch import recorded
@@ -47,6 +48,7 @@ def work_for(
             begin(seat, workers)
         return lambda message, _: fill(Piece.unpack(message), rows, block, line, seat, page)
     whole = cast(BatchSource, source)
+    keep_freed_memory()
     whole.open(seat, workers)
     return lambda message, fd: make_batch(
         BatchTask.unpack(message, fd), whole, memory, line, seat, page

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from feedline.dataset import generators
 from feedline.engine.defaults import slots_for
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.forecast import forecast_of
+from feedline.loader.levels import copies_in_words
 from feedline.loader.predict import in_memory, measured, predicted
 from feedline.loader.settings import Settings
 from feedline.plan.order import in_words
@@ -36,7 +35,7 @@ def explain(
     rows = measured(settings, decision) if measure else ""
     facts = {
         "samples": _samples(settings),
-        "copies": _copies(settings, decision),
+        "copies": copies_in_words(settings, decision),
         "engine": str(decision).partition(" (")[0],
         "recognised": ", ".join(decision.fast),
         "unchanged": ", ".join(decision.unchanged),
@@ -64,24 +63,6 @@ def _samples(settings: Settings) -> str:
         text = repr(dataset)
         return count + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
-
-
-def _copies(settings: Settings, decision: Decision) -> str:
-    """Which of a cache's levels each phase reads."""
-    if decision.to_fill is not None:
-        sides = ", ".join(f"{side} px" for side in decision.to_fill.sides)
-        return (
-            f"none until an epoch is read; meanwhile the cache {decision.to_fill.root} is filled "
-            f"with copies of {sides}"
-        )
-    source: Any = decision.rows or decision.samples
-    level_at = getattr(source, "level_at", None)
-    if level_at is None:
-        return ""
-    sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
-    levels = {size: level_at(size) for size in sizes}
-    said = [f"{level} for {size} px" for size, level in levels.items() if level]
-    return f"{', '.join(said)} (cache {source.copies_from})" if said else ""
 
 
 def _size(settings: Settings, decision: Decision) -> str:

@@ -6,10 +6,11 @@ from typing import Any
 
 from feedline.images.crops import wanted_side
 from feedline.loader.decide import Decision
+from feedline.loader.settings import Settings
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
 
-__all__ = ["cache_of", "level_read"]
+__all__ = ["cache_of", "copies_in_words", "level_read"]
 
 
 def cache_of(decision: Decision) -> CacheStore | None:
@@ -32,3 +33,21 @@ def level_read(decision: Decision, size: int | None) -> tuple[int | None, int | 
     wanted = wanted_side(source.transform, size)
     cache = cache_of(decision)
     return wanted, None if cache is None else cache.level_for(wanted).side
+
+
+def copies_in_words(settings: Settings, decision: Decision) -> str:
+    """Which of a cache's levels each phase reads; "" where no cache is read."""
+    if decision.to_fill is not None:
+        sides = ", ".join(f"{side} px" for side in decision.to_fill.sides)
+        return (
+            f"none until an epoch is read; meanwhile the cache {decision.to_fill.root} is filled "
+            f"with copies of {sides}"
+        )
+    source: Any = decision.rows or decision.samples
+    level_at = getattr(source, "level_at", None)
+    if level_at is None:
+        return ""
+    sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
+    levels = {size: level_at(size) for size in sizes}
+    said = [f"{level} for {size} px" for size, level in levels.items() if level]
+    return f"{', '.join(said)} (cache {source.copies_from})" if said else ""

@@ -23,8 +23,8 @@ from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
 from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
+from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import in_full
-from feedline.recognition.transform_reader import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
@@ -116,7 +116,7 @@ class ImagePipeline(RowPipeline[FileStore[LabelledPaths]]):
         pixels, number = self._pixels(item)
         tail, target = self.recognised.tail, self.recognised.target_transform
         label = int(number)
-        if not tail.as_is and target is None:
+        if not tail.draws and target is None:
             return tail.run(pixels, 0), label
         with Request(item.image_size, item.strength):
             image = tail.run(pixels, extend(item.seed, _STEPS))

@@ -20,9 +20,10 @@ from feedline.recognition.folders import folders_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import ImagePipeline
+from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, said, words
-from feedline.recognition.transform_reader import RecognisedTransform, read
+from feedline.recognition.transform_reader import read
 
 __all__ = ["Recognition", "recognise"]
 

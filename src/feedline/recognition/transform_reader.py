@@ -10,8 +10,7 @@ torchvision's transforms.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import torch
@@ -23,42 +22,19 @@ from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
+from feedline.recognition.pixel_steps import PixelStep, pixel_step
+from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
-__all__ = ["RecognisedTransform", "read"]
+__all__ = ["read"]
 
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
 _OF_TENSORS = ("bilinear", "bicubic", "nearest")
 _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
-
-
-@dataclass(frozen=True)
-class RecognisedTransform:
-    """How to make a row or a sample of an image.
-
-    Args:
-        crop: which part of the image is shown.
-        resize_mode: how that is resized.
-        image_size: the side of the pipeline's own output, in pixels.
-        tail: what becomes of the part's pixels.
-        fast: the steps that these stand for, as words.
-        as_is: those that run as they are, as words.
-        notes: why those do, sentences.
-        target_transform: is called on each label, as it is, after all steps; None: nothing is.
-    """
-
-    crop: Transform
-    resize_mode: ResizeMode
-    image_size: int
-    tail: TransformTail
-    fast: tuple[str, ...]
-    as_is: tuple[str, ...]
-    notes: tuple[str, ...]
-    target_transform: Callable[[int], Any] | None = None
 
 
 def read(transform: object, originals: Originals) -> RecognisedTransform:
@@ -79,9 +55,7 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         )
     tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
     tail, no_rows = tail_of(tail, side, originals)
-    notes = [why] if rest else []
-    if rest:
-        notes.append(_said_of(tail))
+    notes = [_why_not(tail, why, originals), _said_of(tail)] if tail.as_is else []
     if no_rows:
         notes.append(f"{no_rows} So samples are made, and collated afterwards.")
     return RecognisedTransform(
@@ -89,7 +63,7 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         resize_mode=reader.resize_mode,
         image_size=side,
         tail=tail,
-        fast=tuple(map(words, (*steps[:taken], *tail.tabled))),
+        fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
         notes=tuple(notes),
     )
@@ -122,6 +96,7 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     return TransformTail(
         held=lut.form,
         before=tuple(rest[:start]),
+        in_place=tuple(_in_place(step, lut, originals) for step in rest[:start]),
         table=values,
         tabled=tuple(rest[start:stop]),
         form=longer.form,
@@ -129,9 +104,21 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     )
 
 
+def _in_place(step: Step, lut: PixelLut, originals: Originals) -> PixelStep | None:
+    return pixel_step(step, originals) if lut.form == "pil" else None
+
+
+def _why_not(tail: TransformTail, why: str, originals: Originals) -> str:
+    """Why the first step that runs as it is does, a sentence; `why`: where the reader stopped."""
+    first = tail.as_is[0]
+    stopped = tail.before[0] if tail.before else first
+    return why if first is stopped else no_fast_step(first, originals)
+
+
 def _said_of(tail: TransformTail) -> str:
     """Which steps run unchanged, and where: a sentence."""
-    before, after = (", ".join(map(words, steps)) for steps in (tail.before, tail.after))
+    own = tail.as_is[: len(tail.as_is) - len(tail.after)]
+    before, after = (", ".join(map(words, steps)) for steps in (own, tail.after))
     if not before:
         return f"So {after} runs unchanged, after the fast steps."
     if not after:

@@ -1,4 +1,4 @@
-"""From the uint8 pixels of a square image to its row or sample: unchanged steps, and a table.
+"""From the uint8 pixels of a square image to its row or sample: steps of a user's, and a table.
 
 Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
 not changed; a row follows from the pixels and the seed alone, if the steps follow from their input
@@ -23,6 +23,7 @@ from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
+from feedline.recognition.pixel_steps import PixelStep
 from feedline.recognition.steps import is_librarys, said, well_behaved, words
 from feedline.stores.store import Pixels
 from feedline.trace.laps import lap, timing
@@ -37,11 +38,13 @@ Form: TypeAlias = Literal["pil", "tensor", "image"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TransformTail:
-    """What becomes of the pixels: steps that run as they are, a table, more of such steps.
+    """What becomes of the pixels: steps, a table, more steps.
 
     Args:
         held: what holds the pixels for the first steps.
-        before: the steps that run as they are on the pixels, one after another.
+        before: steps on the pixels, one after another.
+        in_place: for each of them what is done to the pixels in its place; None where it runs
+            as it is.
         table: (3, 256), the value of each grey level, for each channel; None: whatever comes first
             of the steps behind it, or the user, gets the pixels themselves.
         tabled: the steps that the table stands for. They run themselves where those before them
@@ -55,6 +58,7 @@ class TransformTail:
 
     held: Form = "pil"
     before: tuple[Step, ...] = ()
+    in_place: tuple[PixelStep | None, ...] = ()
     table: np.ndarray[Any, Any] | None = None
     tabled: tuple[Step, ...] = ()
     form: Form = "pil"
@@ -66,7 +70,19 @@ class TransformTail:
     @property
     def as_is(self) -> tuple[Step, ...]:
         """The steps that run as they are."""
-        return self.before + self.after
+        own = (step for step, fast in zip(self.before, self.in_place, strict=True) if fast is None)
+        return *own, *self.after
+
+    @property
+    def fast(self) -> tuple[Step, ...]:
+        """The steps that something else stands for."""
+        pairs = zip(self.before, self.in_place, strict=True)
+        return *(step for step, fast in pairs if fast is not None), *self.tabled
+
+    @property
+    def draws(self) -> bool:
+        """Whether there are steps, which may draw random numbers."""
+        return bool(self.before or self.after)
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
         """Write the row.
@@ -80,7 +96,7 @@ class TransformTail:
             SampleError: the steps made something else than such a row.
             Exception: whatever a step raises.
         """
-        if self.table is not None and not self.as_is:
+        if self.table is not None and not self.draws:
             apply_lut(pixels, self.table, row)
             lap("to values")
             return
@@ -99,16 +115,33 @@ class TransformTail:
 
     def run(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the pipeline gives: in memory of its own, or in `row` if that is possible."""
-        if not self.as_is:
+        if not self.draws:
             return self._values(pixels, row)
         with seeded(seed, torch_only=self.well_behaved):
-            if not self.before:
-                value = self._values(pixels, row)
+            left, value = self._changed(pixels)
+            if left is None and self.table is not None:
+                left = _pixels_of(value, self.held)
+            if left is not None and (self.table is not None or not self.before):
+                value = self._values(left, row)
             else:
-                value = _done(self.before, _held(pixels, self.held))
-                left = None if self.table is None else _pixels_of(value, self.held)
-                value = _done(self.tabled, value) if left is None else self._values(left, row)
+                value = _done(self.tabled, value if left is None else _held(left, self.held))
             return _done(self.after, value)
+
+    def _changed(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
+        """What the first steps leave: pixels, or None and what the last one gave."""
+        left: Pixels | None = pixels
+        value: Any = None
+        for step, fast in zip(self.before, self.in_place, strict=True):
+            if left is None and fast is not None:
+                left = _pixels_of(value, self.held)
+            if left is None or fast is None:
+                value = step(value if left is None else _held(left, self.held))
+                left = None
+            else:
+                left = fast(left)
+            if timing():
+                lap(f"transform: {type(step).__name__}")
+        return left, value
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
         """The values of pixels (height, width, 3), held as the steps would leave them."""
@@ -173,7 +206,7 @@ def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[Trans
     Returns:
         the tail; and why it makes no rows, a sentence, "" where it does.
     """
-    steps, table = tail.as_is, tail.table
+    steps, table = tail.before + tail.after, tail.table
     if not steps:
         if table is None:
             return tail, "The pipeline gives PIL images, which are no rows."

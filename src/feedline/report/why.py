@@ -41,7 +41,14 @@ class Why:
 
 def verdict_text(verdict: Verdict) -> str:
     """A verdict as text, in lines of at most 100 columns, without colours."""
-    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False)
+    # In a notebook rich would show what is captured, too: an empty box.
+    console = Console(
+        width=WIDTH,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        highlight=False,
+    )
     with console.capture() as captured:
         console.print(verdict_view(verdict, glyphs_for(sys.stdout)))
     return captured.get().rstrip("\n")

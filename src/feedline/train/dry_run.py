@@ -6,6 +6,7 @@ where it raises or is interrupted; workers end with it. What a run would refuse 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -96,6 +97,7 @@ def _planned(
     told: _Told,
     begun: float,
 ) -> PlannedRun:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     ready = prepared(recipe, note, asked, world=1)
     recipe, data = ready.recipe, ready.data
     if data.note:
@@ -175,6 +177,7 @@ def _planned(
         validations=tuple(validations.values()),
         cores=usable_cores(),
         threads=torch.get_num_threads(),
+        load=load,
         seconds=time.monotonic() - begun,
     )
 

@@ -114,6 +114,8 @@ class PlannedRun:
         validations: that were measured.
         cores: that all processes may use.
         threads: that torch computes with on the CPU.
+        load: of the machine in the minute before, as processes that were running or ready to; None
+            where it does not say.
         seconds: that the rehearsal took.
     """
 
@@ -131,6 +133,7 @@ class PlannedRun:
     validations: tuple[Validation, ...]
     cores: int
     threads: int
+    load: float | None
     seconds: float
 
     @property
@@ -157,6 +160,7 @@ class PlannedRun:
                 "seconds": self.seconds,
                 "cores": self.cores,
                 "torch_threads": self.threads,
+                "load_before": self.load,
                 "validations": [asdict(each) for each in self.validations],
             },
         }
@@ -251,6 +255,11 @@ class PlannedRun:
                 for each in self.validations
             )
             how += f"; validation: {judged}"
+        if self.load is not None and self.load >= self.cores:
+            how += (
+                f"; in the minute before, other processes kept the machine busy (load "
+                f"{self.load:.1f}): times are of the machine as it was"
+            )
         without = (
             "not in the times: the start of workers, checkpoints, reading files from a disk, and "
             "workers that num_workers='auto' adds or takes away"

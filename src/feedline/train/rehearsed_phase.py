@@ -122,7 +122,8 @@ def rehearse_phase(
             few = _STEPS * step_s > until - time.monotonic()
             metered = Metered(step)
             rehearsal = Rehearsal(tried, metered, phase.size, few=few)
-            ceiling = rehearsal.ceiling(0.0 if few else _CEILING * budget_s)
+            # Where a step takes long, the one that was timed tells enough of it.
+            ceiling = 1.0 / step_s if few else rehearsal.ceiling(_CEILING * budget_s)
             told("steps over the loader")
             left_s = max(_LEAST * budget_s, until - time.monotonic())
             trial = rehearsal.trial(

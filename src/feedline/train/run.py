@@ -15,6 +15,7 @@ import torch
 from feedline.bench.machine import versions
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
+from feedline.loader.levels import copies_in_words
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
@@ -80,6 +81,8 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             stack.enter_context(occupied(out))
         stop = stack.enter_context(StopRequest(report.stopping))
         loader = train_loader(recipe, data.train, asked, device, stack)
+        if copies := copies_in_words(loader._session.settings, loader._session.decision()):
+            report.note(f"copies: {copies}")
         validating = val_loader(recipe, data, asked, device, stack)
         learner = ready.learner()
         learner.forward = ranks.parallel(learner.model, device)

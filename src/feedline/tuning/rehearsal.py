@@ -29,7 +29,6 @@ _SURE = 0.01  # an error that is small enough
 _LEAST_STEPS = 16  # before an error is believed to be small
 _KEPT = 3
 _WARM_STEPS = 2
-_FEW = 1  # in the place of both, where a step takes long
 _STARTED_WITHIN_S = 60.0
 
 
@@ -48,7 +47,7 @@ class Rehearsal:
         loader: whose batches are taken.
         step: is done with each. It really trains.
         phase: what all trials have in common, for their windows.
-        few: as few steps as can be are done before others are timed, and kept batches are as few.
+        few: steps take long, so that a single one is done before others are timed.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Rehearsal:
         self._loader = loader
         self._step = step
         self._phase = phase
-        self._kept, self._warm_steps = (_FEW, _FEW) if few else (_KEPT, _WARM_STEPS)
+        self._warm_steps = 1 if few else _WARM_STEPS
         self.batch_bytes = 0
         """Of the tensors in a batch; 0 before `ceiling` has seen one."""
 
@@ -88,7 +87,7 @@ class Rehearsal:
             Exception: whatever the step or the dataset raises.
         """
         kept = []
-        for _ in range(self._kept):
+        for _ in range(_KEPT):
             batch = tree_map(_copied, self._loader.next())
             kept.append(batch)
             begun = time.perf_counter()
@@ -98,8 +97,8 @@ class Rehearsal:
         tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
         self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
         begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds or steps < self._kept:
-            self._step(kept[steps % self._kept])
+        while time.perf_counter() - begun < seconds or steps < _KEPT:
+            self._step(kept[steps % _KEPT])
             steps += 1
             if time.monotonic() >= until:
                 break

@@ -1,0 +1,205 @@
+"""What growing images do to a training: its time and its accuracy, against one size throughout.
+
+    python benchmarks/progressive_training.py --json result.json
+    python benchmarks/progressive_training.py FOLDER --seeds 8 --json result.json
+    python benchmarks/progressive_training.py --table result.json        Markdown
+
+FOLDER holds train/ and val/ with class folders; without it there are the pictures that `feedline
+demo-data` draws. For each seed `feedline train` runs twice, each time as a program of its own: once
+by `--schedule`, and once at that schedule's last size for as many epochs. All else is the same:
+model, images, batch size, the one curve of the rate, seed, and validation at the last size behind
+each epoch. Seeds take turns, and so does which of the two comes first.
+
+Figures are paired by seeds: the progressive run's minus, or over, the fixed one's of the same seed.
+Intervals are Student's, 95%, with one degree of freedom less than there are seeds; those of ratios
+are of their logarithms. `seconds` are those of all epochs with their validation, the wait for each
+first batch included, the program's start left out. Accuracy is the last epoch's. The epochs at the
+last size are compared with those that have the same numbers in the fixed run: what came before
+should not matter, and what feedline is held to is at most 1.02 times their time.
+
+Caveats: a small network from scratch on some hundred images is no ImageNet. How many epochs a
+training gets decides what progressive resizing gains or costs: with the same number of epochs it
+sees as many images, and fewer pixels. The default model and schedule are small: by the CPU time of
+a step, two cores should do 5 seeds in about 20 minutes. What a small difference in accuracy proves,
+the interval says; with some hundred validation images a single one is 0.3 to 1 points.
+
+Runs are saved one by one. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from cache_accuracy_table import Interval, interval
+from report import begun, save, table
+
+from feedline.plan.schedule import Schedule
+from feedline.system import usable_cores
+from feedline.train.demo_set import DemoSet, write_demo_set
+
+PACKAGES = ("feedline", "torch", "timm", "numpy", "simplejpeg", "pillow")
+PROGRESSIVE, FIXED = "progressive", "fixed"
+MOST_LAST = 1.02
+"""How many times the fixed run's the time of an epoch at the last size may be."""
+
+Found = dict[str, Any]
+Figure = Callable[[Found], float]
+TRAIN = "import sys; from feedline.cli.app import main; main(sys.argv[1:])"
+
+
+def trained(folder: Path, schedule: str, seed: int, settings: Found) -> list[Found]:
+    """The epochs of one run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        said = Path(scratch) / "result.json"
+        options = {
+            "--schedule": schedule,
+            "--seed": seed,
+            "--out": Path(scratch) / "out",
+            "--json": said,
+            **{f"--{name}": settings[name] for name in ("model", "batch-size", "workers")},
+        }
+        arguments = [str(each) for option in options.items() for each in option]
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN, "train", str(folder), "--device", "cpu", *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(settings["threads"])},
+        )
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        epochs: list[Found] = json.loads(said.read_text())["epochs"]
+    return epochs
+
+
+def epoch_seconds(epoch: Found) -> float:
+    """From asking for its first batch to the end of its last step."""
+    return float(epoch["first_wait_s"] + epoch["seconds"])
+
+
+def seconds(run: Found) -> float:
+    """Of all epochs, with their validation."""
+    return sum(epoch_seconds(each) + float(each["val_seconds"]) for each in run["epochs"])
+
+
+def top1(run: Found) -> float:
+    """Of the last epoch, in percent."""
+    return 100.0 * float(run["epochs"][-1]["val_top1"])
+
+
+def loss(run: Found) -> float:
+    """Of the last epoch, on the validation images."""
+    return float(run["epochs"][-1]["val_loss"])
+
+
+def last_epoch(schedule: Schedule) -> Figure:
+    """The mean seconds of an epoch among those at the schedule's last size."""
+    first = schedule.epochs - schedule.phases[-1].epochs
+    return lambda run: mean(map(epoch_seconds, run["epochs"][first:]))
+
+
+def pairs(found: Found) -> list[tuple[Found, Found]]:
+    """The runs of each seed that has both."""
+    by = {(run["seed"], run["kind"]): run for run in found["runs"]}
+    seeds = sorted({seed for seed, _ in by})
+    return [
+        (by[seed, PROGRESSIVE], by[seed, FIXED])
+        for seed in seeds
+        if (seed, PROGRESSIVE) in by and (seed, FIXED) in by
+    ]
+
+
+def ratio(both: list[tuple[Found, Found]], figure: Figure) -> Interval:
+    """Of the progressive runs over the fixed ones: the geometric mean."""
+    logs = interval([math.log(figure(one) / figure(other)) for one, other in both])
+    return Interval(*map(math.exp, logs))
+
+
+def summary(found: Found, *, markdown: bool = False) -> str:
+    """Both kinds beside each other, their difference, and whether the bar is met."""
+    both, schedule = pairs(found), Schedule.parse(found["settings"]["schedule"])
+    if len(both) < 2:
+        return f"{len(found['runs'])} runs: an interval needs two seeds with both\n"
+    rows = []
+    last = last_epoch(schedule)
+    for name, figure, digits in (
+        ("seconds of all epochs", seconds, 1),
+        (f"seconds of an epoch at {schedule.phases[-1].size} px", last, 2),
+        ("top-1 %, last epoch", top1, 1),
+        ("validation loss, last epoch", loss, 3),
+    ):
+        middle = [f"{mean(map(figure, runs)):.{digits}f}" for runs in zip(*both, strict=True)]
+        less = interval([figure(one) - figure(other) for one, other in both]).text(digits)
+        of = "{:.3f} ({:.3f} to {:.3f})".format(*ratio(both, figure)) if "sec" in name else ""
+        rows.append([name, *middle, less, of])
+    heads = [f"{len(both)} seeds", PROGRESSIVE, FIXED, "difference (95%)", "ratio (95%)"]
+    bar = ratio(both, last)
+    held = "met" if bar.high <= MOST_LAST else "MISSED" if bar.low > MOST_LAST else "not decided"
+    return (
+        f"{table(rows, heads, markdown=markdown)}\n\n"
+        f"the bar, at most {MOST_LAST} times the time of an epoch at the last size: {held}\n"
+    )
+
+
+def run_all(options: argparse.Namespace, scratch: Path) -> Found:
+    folder = options.folder
+    if folder is None:
+        folder = scratch / "demo-data"
+        write_demo_set(folder, DemoSet(val_per_class=32))
+    schedule = Schedule.parse(options.schedule)
+    fixed = f"{schedule.phases[-1].size}x{schedule.epochs}"
+    settings = {
+        "folder": folder.resolve().name,
+        "schedule": str(schedule),
+        "fixed": fixed,
+        "model": options.model,
+        "batch-size": options.batch_size,
+        "workers": options.workers,
+        "threads": options.threads,
+    }
+    found = begun(options.json, settings, PACKAGES)
+    done = {(run["seed"], run["kind"]) for run in found["runs"]}
+    for seed in range(options.seeds):
+        kinds = [(PROGRESSIVE, str(schedule)), (FIXED, fixed)]
+        for kind, said in reversed(kinds) if seed % 2 else kinds:
+            if (seed, kind) in done:
+                continue
+            run = {"seed": seed, "kind": kind, "epochs": trained(folder, said, seed, settings)}
+            found["runs"].append(run)
+            save(found, options.json)
+            print(
+                f"seed {seed}  {kind:11}  {seconds(run):6.1f} s  top-1 {top1(run):.1f}", flush=True
+            )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="holds train/ and val/")
+    parser.add_argument("--schedule", default="64x8,96x6,128x6", help="SIZExEPOCHS, the last: both")
+    parser.add_argument("--model", default="resnet10t", help="timm's name")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of torch")
+    parser.add_argument("--json", type=Path, help="where runs are kept")
+    parser.add_argument("--table", type=Path, help="a file of runs, to be printed as Markdown")
+    options = parser.parse_args()
+    if options.table:
+        print(summary(json.loads(options.table.read_text()), markdown=True))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        print(summary(run_all(options, Path(scratch))))
+
+
+if __name__ == "__main__":
+    main()

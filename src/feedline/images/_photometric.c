@@ -1,0 +1,336 @@
+/* Colours and sharpness of an image, changed as Pillow and torchvision change them.
+
+Guarantees: brightness, contrast, saturation, hue and grey are Pillow's bytes (ImageEnhance, its conversions
+to "L" and "HSV"), hue shifted as torchvision shifts it; a blur is torchvision's, whose sums are floats,
+within a rounding. All sizes and layouts are checked; nothing outside the target is written, which
+may be the image itself. Python's lock is not held meanwhile.
+
+Relies on nothing: without a compiler the steps of torchvision run themselves.
+
+How it is quick: an image stays in the layout it has. What depends on few values is looked up: a hue on
+its sextant, the spread and the middle one of three colours, of which the largest and the smallest are
+the ends; a saturation on spread and largest. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { CHANNELS = 3, GREYS = 256, SEXTANTS = 6, WIDEST = 127 };
+enum { BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, KINDS };
+
+static uint8_t hue_of[SEXTANTS][GREYS][GREYS];   /* by sextant, spread, middle less smallest */
+static uint8_t saturation_of[GREYS][GREYS];      /* by largest, spread */
+
+static uint8_t clipped(int value)
+{
+    return value < 0 ? 0 : value > 255 ? 255 : (uint8_t)value;
+}
+
+/* Pillow's weighing of red, green and blue, which sum up to 1 << 16. */
+static int luma(const uint8_t *rgb)
+{
+    return (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16;
+}
+
+/* Pillow's blend: of `from` with a share of the way to `to`, which may be above 1. */
+static uint8_t blended(int from, int to, float share)
+{
+    const float made = (float)from + share * (float)(to - from);
+    if (share >= 0.0f && share <= 1.0f)
+        return (uint8_t)made;
+    return made <= 0.0f ? 0 : made >= 255.0f ? 255 : (uint8_t)made;
+}
+
+/* The colour in which each sextant has its smallest, middle and largest. */
+static const int order[SEXTANTS][3] = {
+    {2, 1, 0}, {1, 2, 0}, {2, 0, 1}, {0, 2, 1}, {1, 0, 2}, {0, 1, 2}};
+
+/* Pillow's arithmetic, float for float and double for double, once for each entry. */
+static void fill_tables(void)
+{
+    for (int sextant = 0; sextant < SEXTANTS; sextant++)
+        for (int spread = 1; spread < GREYS; spread++)
+            for (int middle = 0; middle <= spread; middle++) {
+                int rgb[3] = {0};
+                rgb[order[sextant][1]] = middle;
+                rgb[order[sextant][2]] = spread;
+                const float cr = (float)spread;
+                const float rc = (float)(spread - rgb[0]) / cr;
+                const float gc = (float)(spread - rgb[1]) / cr;
+                const float bc = (float)(spread - rgb[2]) / cr;
+                const int largest = order[sextant][2];
+                float h = largest == 0 ? bc - gc
+                        : largest == 1 ? (float)(2.0 + rc - bc) : (float)(4.0 + gc - rc);
+                h = (float)fmod(h / 6.0 + 1.0, 1.0);
+                hue_of[sextant][spread][middle] = clipped((int)(h * 255.0));
+            }
+    for (int largest = 1; largest < GREYS; largest++)
+        for (int spread = 0; spread <= largest; spread++) {
+            const float s = (float)spread / (float)largest;
+            saturation_of[largest][spread] = clipped((int)(s * 255.0));
+        }
+}
+
+/* Which sextant; where colours are equal, Pillow's first of red, green, blue is the largest. */
+static int sextant_of(int r, int g, int b)
+{
+    if (r >= g && r >= b)
+        return b <= g ? 0 : 1;
+    if (g >= b)
+        return b <= r ? 2 : 3;
+    return g <= r ? 4 : 5;
+}
+
+static void shift_hue(const uint8_t *from, uint8_t *to, size_t pixels, int by)
+{
+    /* Of each hue: its sextant in the way back, and how far in it. */
+    int sextants[GREYS];
+    double parts[GREYS];
+    for (int h = 0; h < GREYS; h++) {
+        const double place = (double)((float)h * 6.0 / 255.0);
+        sextants[h] = (int)floor(place) % 6;
+        parts[h] = (double)(float)(place - floor(place));
+    }
+    for (size_t i = 0; i < pixels; i++, from += CHANNELS, to += CHANNELS) {
+        const int rgb[3] = {from[0], from[1], from[2]};
+        const int sextant = sextant_of(rgb[0], rgb[1], rgb[2]);
+        const int low = rgb[order[sextant][0]], v = rgb[order[sextant][2]];
+        const int spread = v - low;
+        const int s = saturation_of[v][spread];
+        /* Pillow has hue 0 for greys, and a shifted grey has no saturation. */
+        if (spread == 0 || s == 0) {
+            to[0] = to[1] = to[2] = (uint8_t)v;
+            continue;
+        }
+        const int h = (hue_of[sextant][spread][rgb[order[sextant][1]] - low] + by) & 255;
+        const double fs = (double)(float)(s / 255.0), f = parts[h];
+        const uint8_t p = clipped((int)round(v * (1.0 - fs)));
+        const uint8_t q = clipped((int)round(v * (1.0 - fs * f)));
+        const uint8_t t = clipped((int)round(v * (1.0 - fs * (1.0 - f))));
+        switch (sextants[h]) {
+        case 0: to[0] = (uint8_t)v; to[1] = t; to[2] = p; break;
+        case 1: to[0] = q; to[1] = (uint8_t)v; to[2] = p; break;
+        case 2: to[0] = p; to[1] = (uint8_t)v; to[2] = t; break;
+        case 3: to[0] = p; to[1] = q; to[2] = (uint8_t)v; break;
+        case 4: to[0] = t; to[1] = p; to[2] = (uint8_t)v; break;
+        default: to[0] = (uint8_t)v; to[1] = p; to[2] = q; break;
+        }
+    }
+}
+
+static void look_up(const uint8_t *from, uint8_t *to, size_t bytes, const uint8_t *table)
+{
+    for (size_t i = 0; i < bytes; i++)
+        to[i] = table[from[i]];
+}
+
+static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, float factor, int by)
+{
+    uint8_t table[GREYS];
+    int grey = 0;
+    switch (kind) {
+    case CONTRAST: {
+        uint64_t sum = 0;
+        for (size_t i = 0; i < pixels; i++)
+            sum += (uint64_t)luma(from + CHANNELS * i);
+        grey = (int)((double)sum / (double)pixels + 0.5);
+    } /* fall through */
+    case BRIGHTNESS:
+        for (int level = 0; level < GREYS; level++)
+            table[level] = blended(grey, level, factor);
+        look_up(from, to, pixels * CHANNELS, table);
+        break;
+    case SATURATION:
+        for (size_t i = 0; i < pixels; i++, from += CHANNELS, to += CHANNELS) {
+            const int l = luma(from);
+            for (int c = 0; c < CHANNELS; c++)
+                to[c] = blended(l, from[c], factor);
+        }
+        break;
+    case HUE:
+        shift_hue(from, to, pixels, by);
+        break;
+    default:
+        for (size_t i = 0; i < pixels; i++, from += CHANNELS, to += CHANNELS)
+            to[0] = to[1] = to[2] = (uint8_t)luma(from);
+    }
+}
+
+/* Where a place beyond the ends lies within, mirrored at the outer pixels. */
+static Py_ssize_t mirrored(Py_ssize_t at, Py_ssize_t length)
+{
+    at = at < 0 ? -at : at;
+    return at >= length ? 2 * (length - 1) - at : at;
+}
+
+/* A row, padded by mirroring, as floats; then blurred along itself. */
+static void blur_row(
+    const uint8_t *from, Py_ssize_t width, const float *kernel, int taps, float *padded, float *to)
+{
+    const Py_ssize_t half = taps / 2, bytes = CHANNELS * width;
+    for (Py_ssize_t x = -half; x < width + half; x++)
+        for (int c = 0; c < CHANNELS; c++)
+            padded[CHANNELS * (x + half) + c] = from[CHANNELS * mirrored(x, width) + c];
+    for (Py_ssize_t i = 0; i < bytes; i++)
+        to[i] = 0.0f;
+    for (int k = 0; k < taps; k++) {
+        const float weight = kernel[k];
+        const float *shifted = padded + CHANNELS * k;
+        for (Py_ssize_t i = 0; i < bytes; i++)
+            to[i] += weight * shifted[i];
+    }
+}
+
+/* 0, or -1 where memory is missing. */
+static int blur(
+    const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const float *across,
+    int wide, const float *down, int tall)
+{
+    const Py_ssize_t bytes = CHANNELS * width, padding = CHANNELS * (wide - 1);
+    float *rows = PyMem_RawMalloc(sizeof(float) * (size_t)(bytes * (height + 2) + padding));
+    if (!rows)
+        return -1;
+    float *padded = rows + bytes * height, *sum = padded + bytes + padding;
+    for (Py_ssize_t y = 0; y < height; y++)
+        blur_row(from + y * bytes, width, across, wide, padded, rows + y * bytes);
+    for (Py_ssize_t y = 0; y < height; y++) {
+        for (Py_ssize_t i = 0; i < bytes; i++)
+            sum[i] = 0.0f;
+        for (int k = 0; k < tall; k++) {
+            const float *row = rows + bytes * mirrored(y + k - tall / 2, height);
+            for (Py_ssize_t i = 0; i < bytes; i++)
+                sum[i] += down[k] * row[i];
+        }
+        for (Py_ssize_t i = 0; i < bytes; i++)
+            to[y * bytes + i] = clipped((int)(sum[i] + 0.5f));
+    }
+    PyMem_RawFree(rows);
+    return 0;
+}
+
+enum { LAYOUT = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT };
+
+static int is_image(const Py_buffer *view)
+{
+    return view->ndim == 3 && view->shape[2] == CHANNELS && strcmp(view->format, "B") == 0
+        && view->len > 0;
+}
+
+static int is_kernel(const Py_buffer *view, Py_ssize_t along)
+{
+    return view->ndim == 1 && strcmp(view->format, "f") == 0 && view->shape[0] % 2 == 1
+        && view->shape[0] <= WIDEST && view->shape[0] / 2 < along;
+}
+
+/* The image and the target, or 0 with an exception; both are to be released. */
+static int both(PyObject *given, PyObject *written, Py_buffer *image, Py_buffer *target)
+{
+    if (PyObject_GetBuffer(given, image, LAYOUT) < 0)
+        return 0;
+    if (PyObject_GetBuffer(written, target, LAYOUT | PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(image);
+        return 0;
+    }
+    const int alike = is_image(image) && is_image(target) && image->shape[0] == target->shape[0]
+        && image->shape[1] == target->shape[1];
+    if (!alike) {
+        PyErr_SetString(PyExc_ValueError, "image and target must be uint8 (h, w, 3), and alike");
+        PyBuffer_Release(target);
+        PyBuffer_Release(image);
+    }
+    return alike;
+}
+
+static PyObject *py_adjust(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written;
+    Py_buffer image, target;
+    int kind;
+    double factor;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOid:adjust", &given, &written, &kind, &factor))
+        return NULL;
+    if (kind < 0 || kind >= KINDS || !isfinite(factor))
+        return PyErr_Format(PyExc_ValueError, "no such change");
+    if (!both(given, written, &image, &target))
+        return NULL;
+    /* torchvision adds a part of 255 to the hue, cut to a whole number that wraps around. */
+    const int by = kind == HUE ? (int)(factor * 255.0) & 255 : 0;
+    const size_t pixels = (size_t)image.shape[0] * (size_t)image.shape[1];
+    Py_BEGIN_ALLOW_THREADS
+    change(image.buf, target.buf, pixels, kind, (float)factor, by);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&image);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_blur(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written, *wide, *tall, *answer = NULL;
+    Py_buffer image, target, across, down;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOO:blur", &given, &written, &wide, &tall))
+        return NULL;
+    if (!both(given, written, &image, &target))
+        return NULL;
+    if (PyObject_GetBuffer(wide, &across, LAYOUT) < 0)
+        goto with_images;
+    if (PyObject_GetBuffer(tall, &down, LAYOUT) < 0)
+        goto with_across;
+    if (!is_kernel(&across, image.shape[1]) || !is_kernel(&down, image.shape[0])) {
+        PyErr_SetString(
+            PyExc_ValueError, "kernels must be float32, of an odd length, and reach within the image");
+    } else {
+        int failed;
+        Py_BEGIN_ALLOW_THREADS
+        failed = blur(image.buf, target.buf, image.shape[0], image.shape[1], across.buf,
+                      (int)across.shape[0], down.buf, (int)down.shape[0]);
+        Py_END_ALLOW_THREADS
+        answer = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&down);
+with_across:
+    PyBuffer_Release(&across);
+with_images:
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&image);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    {"adjust", py_adjust, METH_VARARGS, "Change the colours of an image; see _photometric.pyi."},
+    {"blur", py_blur, METH_VARARGS, "Blur an image; see _photometric.pyi."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int begin(PyObject *module)
+{
+    (void)module;
+    fill_tables();
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, begin},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_photometric",
+    .m_doc = "Colours and sharpness of an image, changed.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__photometric(void)
+{
+    return PyModuleDef_Init(&definition);
+}

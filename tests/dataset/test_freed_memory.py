@@ -1,0 +1,42 @@
+"""Workers of whole batches keep the memory of large blocks that they free, for the next ones."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from feedline.loader import DataLoader
+
+SIDE = 1 << 22  # floats: 16 MiB, above what glibc takes from its heap by itself
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone"
+)
+
+
+class Large(Dataset[Any]):
+    """Says how many pages the kernel had to give for a block of 16 MiB."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(SIDE)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_large_blocks_are_had_from_the_kernel_once(method: str) -> None:
+    with DataLoader(Large(), 1, num_workers=1, multiprocessing_context=method) as loader:
+        faults = [int(batch) for batch in loader]
+    pages = 4 * SIDE // resource.getpagesize()
+    assert faults[0] > pages // 8, "the first one is new, in pages of any size"
+    # The next ones may be, too, until there is room between other blocks.
+    assert all(count <= pages // 8 for count in faults[6:]), faults

@@ -1,0 +1,104 @@
+"""Colours and blurs, compiled: Pillow's bytes for every colour, and never a byte too far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional
+
+photometric = pytest.importorskip("feedline.images._photometric", reason="not compiled")
+
+CHANGES = {
+    0: functional.adjust_brightness,
+    1: functional.adjust_contrast,
+    2: functional.adjust_saturation,
+    3: functional.adjust_hue,
+    4: lambda image, factor: functional.to_grayscale(image, 3),
+}
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def every_colour(step):
+    levels = np.arange(0, 256, step, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
+    return np.ascontiguousarray(colours[None])
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("factor", [-0.5, -0.31, -0.1, 0.0, 0.02, 0.25, 0.499, 0.5])
+def test_colours_are_pillows_to_the_byte(kind, factor):
+    amount = factor if kind == 3 else 1 + 2 * factor
+    for image in (every_colour(5), noise(37, 41), noise(1, 1), np.full((3, 2, 3), 255, np.uint8)):
+        target = np.empty_like(image)
+        photometric.adjust(image, target, kind, amount)
+        theirs = np.asarray(CHANGES[kind](Image.fromarray(image), amount))
+        assert np.array_equal(target, theirs)
+
+
+def test_every_hue_of_near_and_equal_colours_is_pillows():
+    near = np.array(
+        [(a, b, c) for a in range(0, 256, 17) for b in range(7) for c in range(7)], np.uint8
+    )
+    for image in (near[None], near[None, :, ::-1].copy(), near[None][..., [1, 0, 2]].copy()):
+        for factor in np.linspace(-0.5, 0.5, 23).tolist():
+            target = np.empty_like(image)
+            photometric.adjust(image, target, 3, factor)
+            theirs = np.asarray(functional.adjust_hue(Image.fromarray(image), factor))
+            assert np.array_equal(target, theirs)
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (12, 13), (50, 12)])
+@pytest.mark.parametrize("taps", [(1, 1), (3, 23), (23, 3), (9, 9)])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 2.0])
+def test_a_blur_is_torchvisions_within_a_level(shape, taps, sigma):
+    image = noise(*shape)
+    kernels = []
+    for count in taps:
+        half = (count - 1) / 2
+        weights = np.exp(-0.5 * (np.linspace(-half, half, count) / sigma) ** 2)
+        kernels.append((weights / weights.sum()).astype(np.float32))
+    if taps[0] // 2 >= shape[1] or taps[1] // 2 >= shape[0]:
+        pytest.skip("no room to mirror")
+    target = np.empty_like(image)
+    photometric.blur(image, target, *kernels)
+    theirs = functional.gaussian_blur(torch.from_numpy(image).permute(2, 0, 1), taps, [sigma] * 2)
+    difference = np.abs(target.astype(int) - theirs.permute(1, 2, 0).numpy())
+    assert difference.max() <= 1
+    assert difference.mean() <= 0.01
+
+
+def test_the_target_may_be_the_image_itself():
+    kernel = np.full(5, 0.2, np.float32)
+    for change in (
+        *(lambda i, t, k=kind: photometric.adjust(i, t, k, 0.3) for kind in CHANGES),
+        lambda i, t: photometric.blur(i, t, kernel, kernel),
+    ):
+        image, other = noise(20, 30), np.empty((20, 30, 3), np.uint8)
+        change(image, other)
+        change(image, image)
+        assert np.array_equal(image, other)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_written():
+    image, target = noise(9, 9), np.full((9, 9, 3), 7, np.uint8)
+    kernel = np.full(3, 1 / 3, np.float32)
+    empty = np.zeros((0, 9, 3), np.uint8)
+    for wrong in (image[:5], image[..., 0], image.astype(np.float32), empty):
+        with pytest.raises(ValueError, match="alike"):
+            photometric.adjust(np.ascontiguousarray(wrong), target, 0, 1.0)
+    for kind, factor in ((-1, 1.0), (5, 1.0), (0, float("nan")), (3, float("inf"))):
+        with pytest.raises(ValueError, match="no such change"):
+            photometric.adjust(image, target, kind, factor)
+    for wrong in (np.ones(2, np.float32), np.ones(19, np.float32), np.ones(3), np.ones((1, 3))):
+        with pytest.raises(ValueError, match="kernels must be"):
+            photometric.blur(image, target, kernel, wrong)
+        with pytest.raises(ValueError, match="kernels must be"):
+            photometric.blur(image, target, wrong, kernel)
+    with pytest.raises((ValueError, BufferError)):
+        photometric.adjust(image[:, ::-1], target, 0, 1.0)
+    assert (target == 7).all()

@@ -1,0 +1,165 @@
+"""Steps that are done on pixels: what the steps themselves give of the same random numbers."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from feedline.plan.row import Item
+from feedline.recognition import pixel_steps
+from feedline.recognition.originals import Originals
+from feedline.recognition.pixel_steps import pixel_step
+from feedline.recognition.recognise import recognise
+from torchvision_folder import write_images
+
+pytestmark = pytest.mark.skipif(pixel_steps.compiled is None, reason="not compiled")
+
+FLOATS = [v1.ToTensor(), v1.Normalize([0.5], [0.2])]
+
+STEPS = {
+    f"{name}, {version.__name__.rpartition('.')[2]}": make(version)
+    for version in (v1, v2)
+    for name, make in {
+        "all colours": lambda v: v.ColorJitter(0.8, 0.8, 0.8, 0.4),
+        "contrast": lambda v: v.ColorJitter(contrast=(0.2, 3.0)),
+        "hue": lambda v: v.ColorJitter(hue=0.5),
+        "none": lambda v: v.ColorJitter(),
+        "grey": lambda v: v.RandomGrayscale(0.5),
+        "blur": lambda v: v.GaussianBlur(9, (0.1, 2.0)),
+        "uneven blur": lambda v: v.GaussianBlur((3, 11), 1.5),
+        "a kernel without room": lambda v: v.GaussianBlur(49),
+        "flip": lambda v: v.RandomHorizontalFlip(0.5),
+        "never": lambda v: v.RandomHorizontalFlip(0.0),
+        "perhaps": lambda v: v.RandomApply([v.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.6),
+        "perhaps two": lambda v: v.RandomApply(
+            nn.ModuleList([v.RandomGrayscale(0.5), v.GaussianBlur(5)]), 0.5
+        ),
+    }.items()
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+def noise(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
+    step = STEPS[case]
+    fast = pixel_step(step, Originals())
+    assert fast is not None
+    fast = pickle.loads(pickle.dumps(fast))
+    changed = 0
+    for seed in range(30):
+        image = noise(seed)
+        if "without room" in case:
+            with pytest.raises(RuntimeError):
+                step(Image.fromarray(image))
+            with pytest.raises(RuntimeError):
+                fast(image)
+            continue
+        torch.manual_seed(seed)
+        theirs = np.asarray(step(Image.fromarray(image)))
+        drawn = torch.rand(1)
+        for writable in (True, False):
+            given = image.copy()
+            given.flags.writeable = writable
+            torch.manual_seed(seed)
+            ours = fast(given)
+            assert torch.equal(torch.rand(1), drawn)
+            assert ours.flags.c_contiguous
+            difference = np.abs(ours.astype(int) - theirs)
+            assert difference.max() <= ("blur" in case or "two" in case)
+            assert writable or np.array_equal(given, image)
+        changed += not np.array_equal(theirs, image)
+    if any(word in case for word in ("never", "none", "room")):
+        assert changed == 0
+    elif any(word in case for word in ("grey", "flip", "perhaps")):
+        assert 0 < changed < 30
+    else:
+        assert changed > 20  # a narrow blur may change nothing
+
+
+class Own(v1.ColorJitter):
+    pass
+
+
+def replaced(step: nn.Module) -> nn.Module:
+    step.forward = lambda image: image  # type: ignore[method-assign]
+    return step
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(Own(0.4), replaced(v1.ColorJitter(0.4)), v1.RandomAffine(9), v1.GaussianBlur(129)),
+        *(v1.RandomApply([Own(0.4)]), v1.RandomApply([v1.RandomAffine(9)]), v1.ToTensor()),
+        *(v1.RandomChoice([v1.ColorJitter(0.4)]), lambda image: image),
+    ],
+)
+def test_what_is_not_known_runs_itself(step: object) -> None:
+    assert pixel_step(step, Originals()) is None
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_pipeline_gives_the_same_with_them_and_without(
+    root: Path, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        *(v1.RandomResizedCrop(32), v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomAffine(10)),
+        *(v1.RandomGrayscale(0.5), v1.RandomHorizontalFlip(), *FLOATS, v1.RandomErasing(0.5)),
+    ]
+    dataset = ImageFolder(str(root), v1.Compose(steps))
+    with monkeypatch.context() as patched:
+        patched.setattr(pixel_steps, "compiled", None)
+        plain = recognise(dataset)
+    recognition = recognise(dataset)
+    assert plain.pipeline is not None
+    assert recognition.pipeline is not None
+    assert [step.partition("(")[0] for step in recognition.as_is] == [
+        *("RandomAffine", "RandomErasing")
+    ]
+    assert [step.partition("(")[0] for step in plain.as_is] == [
+        *("ColorJitter", "RandomAffine", "RandomGrayscale", "RandomHorizontalFlip", "RandomErasing")
+    ]
+    assert recognition.pipeline.writes_rows
+    assert "RandomAffine" in recognition.refused[0]
+    for seed in range(20):
+        item = Item(seed % 4, None, seed, 1.0)
+        assert torch.equal(recognition.pipeline.sample(item)[0], plain.pipeline.sample(item)[0])
+    assert recognition.pipeline.transform_identity() != ""
+
+
+def test_steps_on_tensors_run_themselves(root: Path) -> None:
+    steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.ColorJitter(0.4), v2.ToDtype(torch.float32)]
+    recognition = recognise(ImageFolder(str(root), v2.Compose(steps)))
+    assert [step.partition("(")[0] for step in recognition.as_is] == ["ColorJitter"]
+
+
+def test_a_user_s_array_is_not_taken_for_pixels(root: Path) -> None:
+    def doubled(image: Image.Image) -> np.ndarray:
+        return np.asarray(image).astype(np.float32) * 2
+
+    def back(array: np.ndarray) -> Image.Image:
+        return Image.fromarray((array / 2).astype(np.uint8))
+
+    steps = [v1.RandomResizedCrop(32), doubled, back, v1.ColorJitter(0.4), v1.ToTensor()]
+    recognition = recognise(ImageFolder(str(root), v1.Compose(steps)))
+    assert recognition.pipeline is not None
+    other = recognise(ImageFolder(str(root), v1.Compose([steps[0], *steps[3:]])))
+    assert other.pipeline is not None
+    item = Item(1, None, 5, 1.0)
+    assert torch.equal(recognition.pipeline.sample(item)[0], other.pipeline.sample(item)[0])

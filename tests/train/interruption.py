@@ -1,0 +1,145 @@
+"""A training that gets a signal behind one of its steps, in a process of its own.
+
+With an argument, as torchrun starts it on each rank, this script trains what the argument says.
+Without one it trains what each line of its input says, each in a fork of itself, and answers with
+the fork's exit status: torch and timm are imported once for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
+from tiny_training import Recorder
+
+from feedline.system import rank_and_world
+from feedline.train import training
+from feedline.train.recipe import Recipe
+from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
+
+__all__ = ["Forks", "forks", "job", "on_ranks", "said_in"]
+
+
+def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str, Any]:
+    """What a process is asked for, JSON-able.
+
+    Args:
+        recipe: what is trained.
+        data: the images.
+        folder: below it lie the run's folder, `out`, and what each rank says.
+        of: `after` and `signum` for a signal to the last rank behind a step; and what
+            `RunSettings` has.
+    """
+    folder.mkdir(exist_ok=True)
+    signalled = {name: int(of.pop(name, 0)) for name in ("after", "signum")}
+    settings = {"device": "cpu", "workers": 0, **of}
+    return {
+        "recipe": recipe,
+        "root": str(data),
+        "folder": str(folder),
+        "settings": settings,
+        **signalled,
+    }
+
+
+def said_in(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """What a rank said of its training, which was not killed."""
+    said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
+    return said
+
+
+def on_ranks(asked: dict[str, Any], ranks: int) -> subprocess.CompletedProcess[str]:
+    """Train on several processes, as torchrun starts them."""
+    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [sys.executable, *(run if ranks > 1 else []), __file__, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+@dataclass(frozen=True)
+class Forks:
+    """The script, which forks for each job."""
+
+    script: subprocess.Popen[str]
+
+    def run(self, asked: dict[str, Any]) -> int:
+        """Train in a fork; its exit status, which is negative for a signal that ended it."""
+        assert self.script.stdin is not None
+        assert self.script.stdout is not None
+        print(json.dumps(asked), file=self.script.stdin, flush=True)
+        return int(self.script.stdout.readline())
+
+
+@contextmanager
+def forks() -> Iterator[Forks]:
+    """The script as long as it is entered."""
+    with subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as script:
+        yield Forks(script)
+
+
+def _signal_behind(step: int, signum: int) -> None:
+    """Let this process get a signal as soon as it has taken a step of the optimizer."""
+    real = training.train_step
+
+    def train_step(learner: Any, *batch: Any, **part: Any) -> Any:
+        before = learner.step
+        loss = real(learner, *batch, **part)
+        if before < learner.step == step:
+            os.kill(os.getpid(), signum)
+        return loss
+
+    training.train_step = train_step
+
+
+def _trained(asked: dict[str, Any]) -> None:
+    rank, world = rank_and_world()
+    if asked["after"] and rank == world - 1:
+        _signal_behind(asked["after"], asked["signum"])
+    report, folder = Recorder(), Path(asked["folder"])
+    place: dict[str, Any] = {"root": Path(asked["root"]), "out": folder / "out"}
+    result = run_training(
+        Recipe(**asked["recipe"]), report, RunSettings(**place, **asked["settings"])
+    )
+    said = {
+        "notes": report.notes,
+        "steps": report.steps,
+        "stopped_by": result.stopped_by,
+        "records": [[r.epoch, r.samples, r.train_loss, r.val_samples] for r in result.records],
+        "judged": [[r.val_loss, r.val_top1] for r in result.records],
+        "sizes": [size for _, size, _ in report.begun],
+    }
+    (folder / f"rank{rank}.json").write_text(json.dumps(said))
+
+
+def _main() -> None:
+    if sys.argv[1:]:
+        _trained(json.loads(sys.argv[1]))
+        return
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            _trained(json.loads(line))
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,206 @@
+"""A run with phases of every kind, interrupted at drawn steps, ends with the same weights always.
+
+Every step is interrupted in every way; the steps behind which a phase ends, and those before and
+behind these, are always among them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from itertools import accumulate, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interruption import Forks, forks, job, on_ranks, said_in
+from tiny_training import assert_same_training, write_tiny_set
+
+from feedline.train.checkpoint import load_checkpoint
+from feedline.train.recipe import Recipe
+
+IMAGES = 40
+PROGRESSIVE: dict[str, Any] = {
+    "model": "test_resnet.r160_in1k",
+    "schedule": [
+        {"size": 24, "epochs": 2, "batch_size": 4},
+        {"size": 32, "epochs": 1, "batch_size": 3, "lr": 0.5, "label_smoothing": 0.0},
+        {"size": 40, "epochs": 1, "batch_size": 6, "val_size": 32},
+        {"size": 48, "epochs": 2, "batch_size": 5},
+    ],
+    "batch_size": 4,
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "policy": "trivial",
+    "erasing": 0.3,
+    "drop_path": 0.1,
+    "dropout": 0.2,
+    "accumulate": 2,
+    "clip": 1.0,
+    "ema": 0.9,
+    "class_weights": "balanced",
+    "freeze": ("conv1",),
+    "curve": "cosine",
+}
+WAYS = [
+    signal.SIGKILL,
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []),
+]
+
+
+def last_steps(ranks: int) -> tuple[list[int], list[int]]:
+    """The last step of each epoch, and of each phase."""
+    recipe = Recipe(**PROGRESSIVE)
+    phases = [recipe.phase_at(epoch) for epoch in range(recipe.epochs)]
+    batches = (IMAGES // ((phase.batch_size or 0) * ranks) for phase in phases)
+    ends = list(accumulate(-(-each // recipe.accumulate) for each in batches))
+    return ends, [ends[k - 1] for k in accumulate(phase.epochs for phase in recipe.phases)]
+
+
+def drawn_steps(ranks: int, count: int) -> list[int]:
+    """So many steps: those around each edge of a phase, and others."""
+    *edges, last = last_steps(ranks)[1]
+    near = {edge + k for edge in edges for k in (-1, 0, 1)}
+    others = sorted(set(range(1, last + 1)) - near)
+    return sorted(near | set(random.Random(0).sample(others, count - len(near))))
+
+
+def gone_on_from(step: int, signum: int, every: int, ranks: int) -> int:
+    """The step whose checkpoint an interrupted run leaves."""
+    if signum != signal.SIGKILL:
+        return step  # it ends behind the step, with a checkpoint
+    ends = last_steps(ranks)[0]
+    return max(k for k in range(step) if k in ends or k % every == 0)
+
+
+STEPS = drawn_steps(1, 20)
+ON_RANKS = [(step, WAYS[(step + 2) % len(WAYS)]) for step in drawn_steps(2, 10)]
+QUICK = {(9, signal.SIGKILL), (10, signal.SIGTERM), (11, WAYS[-1])}
+INTERRUPTED = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in product(STEPS, WAYS)
+]
+
+
+def test_the_steps_are_those_that_matter() -> None:
+    assert last_steps(2) == ([3, 6, 9, 11, 13, 15], [6, 9, 11, 15])
+    assert {5, 6, 7, 8, 9, 10, 11, 12} < {step for step, _ in ON_RANKS}
+    assert (6, signal.SIGKILL) in ON_RANKS
+    ends, edges = last_steps(1)
+    assert (ends, edges) == ([5, 10, 17, 20, 24, 28], [10, 17, 20, 28])
+    assert len(STEPS) == len(set(STEPS)) == 20
+    assert {9, 10, 11, 16, 17, 18, 19, 20, 21} <= set(STEPS) <= set(range(1, 29))
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forks]:
+    with forks() as script:
+        yield script
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forks) -> Path:
+    """The folder of a run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert forked.run(job(PROGRESSIVE, tiny_set, folder)) == 0
+    said = said_in(folder)
+    assert said["steps"] == list(range(1, 29))
+    assert said["sizes"] == [24, 24, 32, 40, 48, 48]
+    return folder
+
+
+@pytest.mark.parametrize(("step", "way"), INTERRUPTED)
+def test_a_run_goes_on_to_the_same_weights(
+    tiny_set: Path,
+    uninterrupted: Path,
+    forked: Forks,
+    tmp_path: Path,
+    step: int,
+    way: signal.Signals,
+) -> None:
+    draw = random.Random(step * 100 + way)
+    every, before, behind = draw.randint(1, 4), draw.choice([0, 0, 1]), draw.choice([0, 0, 1])
+    asked = job(
+        *(PROGRESSIVE, tiny_set, tmp_path),
+        after=step,
+        signum=way,
+        checkpoint_every=every,
+        workers=before,
+    )
+    ended = forked.run(asked)
+    left = gone_on_from(step, way, every, ranks=1)
+    if way is signal.SIGKILL:
+        assert ended == -way
+    else:
+        assert ended == 0
+        assert said_in(tmp_path)["stopped_by"] == way
+    if left:
+        assert load_checkpoint(tmp_path / "out")["learner"]["step"] == left
+    assert forked.run(job(PROGRESSIVE, tiny_set, tmp_path, resume="auto", workers=behind)) == 0
+    said, whole = said_in(tmp_path), said_in(uninterrupted)
+    assert said["steps"] == list(range(left + 1, 29))
+    assert (said["records"], said["judged"]) == (whole["records"], whole["judged"])
+    assert_same_training(tmp_path / "out", uninterrupted / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (uninterrupted / "out").iterdir()
+    )
+    shutil.rmtree(tmp_path / "out")  # dozens of runs would fill a disk in memory
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # 7 images of a class to validate on: 14 cannot be shared evenly by batches of 6 on 2 ranks.
+    return write_tiny_set(tmp_path_factory.mktemp("shared") / "set", val=7)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_ranks(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = on_ranks(job(PROGRESSIVE, shared, folder, workers=1), 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lead, other = said_in(folder, 0), said_in(folder, 1)
+    assert lead["records"] == other["records"], "figures are of all ranks"
+    assert [val for *_, val in lead["records"]] == [14] * 6
+    assert lead["steps"] == list(range(1, last_steps(2)[0][-1] + 1))
+    assert lead["notes"]
+    assert not other["notes"], "rank 0 alone speaks"
+    return folder
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("step", "way"),
+    [pytest.param(*case, marks=pytest.mark.slow) for case in ON_RANKS],
+)
+def test_two_ranks_go_on_together_to_the_same_weights(
+    shared: Path, uninterrupted_ranks: Path, tmp_path: Path, step: int, way: signal.Signals
+) -> None:
+    """The last rank alone gets the signal."""
+    every = random.Random(step).randint(1, 3)
+    asked = job(
+        *(PROGRESSIVE, shared, tmp_path),
+        after=step,
+        signum=way,
+        checkpoint_every=every,
+        workers=1,
+    )
+    done = on_ranks(asked, 2)
+    left = gone_on_from(step, way, every, ranks=2)
+    if way is signal.SIGKILL:
+        assert done.returncode != 0
+    else:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said_in(tmp_path, 1)["stopped_by"] == way
+    if left:
+        assert load_checkpoint(tmp_path / "out")["learner"]["step"] == left
+    done = on_ranks(job(PROGRESSIVE, shared, tmp_path, resume="auto", workers=1), 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, whole = said_in(tmp_path), said_in(uninterrupted_ranks)
+    assert said["steps"] == list(range(left + 1, last_steps(2)[0][-1] + 1))
+    assert (said["records"], said["judged"]) == (whole["records"], whole["judged"])
+    assert_same_training(tmp_path / "out", uninterrupted_ranks / "out")
+    shutil.rmtree(tmp_path / "out")
