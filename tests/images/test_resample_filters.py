@@ -47,7 +47,7 @@ def test_the_pixels_are_pillows(filter, h, w, height, width, flip):
         assert not difference.any()
     else:  # 16-bit weights where Pillow's have 22
         assert difference.max() <= 2
-        assert difference.mean() <= 0.02 or difference.size < 3000
+        assert difference.mean() <= 0.1 or difference.size < 3000
 
 
 @pytest.mark.parametrize("filter", PILLOWS)
