@@ -315,6 +315,7 @@ def test_too_little_room_for_the_copies_is_said(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_large_images_end_the_looking_early(
     photos: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
