@@ -42,6 +42,7 @@ import feedline
 from feedline.images.placement import Box
 from feedline.plan.row import Item
 from feedline.recognition.compiled import Compiled
+from feedline.recognition.pipeline import ImagePipeline
 from feedline.recognition.recognise import recognise
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
@@ -116,7 +117,7 @@ def rate(epoch: Epoch) -> float:
 def difference(dataset: Any) -> float | None:
     """Of the crops' pixels from Pillow's with the same corners; None where none is taken over."""
     pipeline = recognise(dataset).pipeline
-    if pipeline is None:
+    if not isinstance(pipeline, ImagePipeline):
         return None
     apart = []
     for sample in range(0, len(dataset), max(1, len(dataset) // 100)):
