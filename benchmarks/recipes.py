@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import segmentation
 import torch
 from PIL import Image
 from report import machine, save, table, versions
@@ -192,6 +193,19 @@ def measured(name: str, folder: Path, rounds: int) -> Row:
     return Row(name, torchs, feedlines, said or list(found.refused), difference(dataset))
 
 
+def measured_pairs(folder: Path, rounds: int) -> Row:
+    """torchvision's segmentation preset, with masks that are made for it; a Dataset for each."""
+    torchs, feedlines = [], []
+    with segmentation.masks_of(folder) as pairs:
+        usual, paired = segmentation.datasets(pairs)
+        for _ in range(rounds):
+            torchs.append(rate(DataLoader, usual, None))
+            feedlines.append(rate(feedline.DataLoader, paired, None))
+        apart = segmentation.difference(usual, paired)
+    said = paired.transforms.explain().splitlines()
+    return Row(segmentation.NAME, torchs, feedlines, [f"fast: {line}" for line in said], apart)
+
+
 def in_words(row: Row) -> list[str]:
     """A line of the table."""
     as_is = [said for said in row.said if not said.startswith("fast: ")]
@@ -223,6 +237,9 @@ def main() -> None:
         if options.only in name:
             rows.append(measured(name, options.folder, options.rounds))
             print("  ".join(in_words(rows[-1])), flush=True)
+    if options.only in segmentation.NAME:
+        rows.append(measured_pairs(options.folder, options.rounds))
+        print("  ".join(in_words(rows[-1])), flush=True)
     headers = ["recipe", "torch", "feedline", "ratio", "difference", "runs as it is"]
     print("\n" + table([in_words(row) for row in rows], headers, markdown=True))
     found = {

@@ -96,7 +96,10 @@ def _padded(
 ) -> np.ndarray[Any, Any]:
     """What is shown, (..., height, width, channels), where it stands on the canvas."""
     padded = np.empty((*shown.shape[:-3], *canvas.size, len(colour)), colour.dtype)
-    padded[:] = colour
+    if len(set(colour.tolist())) == 1:
+        padded.fill(colour[0])
+    else:  # numpy takes fifty times as long
+        padded[:] = colour
     if not canvas.is_empty:
         down, across = canvas.down, canvas.across
         rows = slice(down.at, down.at + down.count)
