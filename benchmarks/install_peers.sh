@@ -55,6 +55,8 @@ peer DALI pip nvidia-dali-cuda130
 peer FFCV ffcv
 peer SPDL spdl
 peer WebDataset pip webdataset
+peer albumentations pip albumentations
+peer "datasets of Hugging Face" pip datasets
 # Without these bounds pip goes back through boto3 to one of 2014, which no longer imports, or
 # through both for ten minutes and gives up.
 peer LitData pip 'litdata>=0.2.70' 'boto3>=1.40'

@@ -1,16 +1,19 @@
-"""Published recipes, unchanged, under torch's DataLoader and under feedline's: images per second.
+"""Published recipes under torch's DataLoader and under feedline's: images per second.
 
     python benchmarks/recipes.py FOLDER [--only NAME] [--rounds N] [--json FILE]
 
-FOLDER/CLASS/*.jpg. Each recipe is one dataset object with torchvision's or timm's own transforms,
-given to both loaders with 2 workers, batches of 32, shuffled. They take turns: a loader is built,
-one epoch is read (workers start, files come into the page cache), then whole epochs are timed for
-three seconds at least. Given are the median of the rounds, with their range, and what feedline says
-that it does in the place of the recipe's own code.
+FOLDER/CLASS/*.jpg. `recipe_list.py` has the recipes: most are one dataset object with torchvision's
+or timm's own transforms, given to both loaders, 2 workers, batches of 32, shuffled; of the others
+it says what a user changes. Where DALI, albumentations or timm's own loader have a recipe and are
+installed (`make bench-peers`), they take part (`recipe_peers.py`). All take turns: a loader is
+built, one epoch is read (workers start, files come into the page cache), then whole epochs are
+timed for three seconds at least. Given are the median of the rounds, with their range, and what
+feedline says that it does in the place of the recipe's own code.
 
 The difference in pixels is that of the crops alone, in grey levels of 255 in the mean over 100
 images, against Pillow's crop and resize with the same corners: all that follows them is done by the
-recipe's own steps, or to the same bytes, but for a blur (within one level).
+recipe's own steps, or to the same bytes, but for a blur (within one level). It is measured where
+both loaders are given the same ImageFolder.
 
 Caveats: the training process only takes batches; other images have other ratios.
 """
@@ -22,93 +25,39 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import segmentation
 import torch
 from PIL import Image
+from recipe_list import RECIPES, Recipe
+from recipe_peers import peers_of
 from report import machine, save, table, versions
-from timm.data import create_transform
-from torch.utils.data import DataLoader, default_collate
-from torchvision import transforms as v1
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
+from torch.utils.data import DataLoader
 
 import feedline
 from feedline.images.placement import Box
 from feedline.plan.row import Item
+from feedline.recognition.compiled import Compiled
+from feedline.recognition.pair import Pair
 from feedline.recognition.recognise import recognise
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
-REFERENCE_END = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float), v1.Normalize(MEAN, STD)]
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+PACKAGES = [
+    *("torch", "torchvision", "timm", "pillow", "datasets", "albumentations"),
+    *("opencv-python-headless", "nvidia-dali-cuda130"),
+]
 
-
-def train_crop(**how: Any) -> list[Any]:
-    """The crop and the flip that most recipes begin with."""
-    return [v1.RandomResizedCrop(224, **how), v1.RandomHorizontalFlip()]
-
-
-def simclr() -> v1.Compose:
-    """Chen et al., 2020, in torchvision's terms: colours of strength 1, grey, a blur of 23 px."""
-    return v1.Compose(
-        [
-            *train_crop(),
-            v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-            v1.RandomGrayscale(0.2),
-            v1.RandomApply([v1.GaussianBlur(23, (0.1, 2.0))], p=0.5),
-            *FLOATS,
-        ]
-    )
-
-
-TRANSFORMS: dict[str, Callable[[], Any]] = {
-    "torchvision, training": lambda: v1.Compose([*train_crop(), *FLOATS]),
-    "MAE": lambda: v1.Compose(
-        [*train_crop(scale=(0.2, 1.0), interpolation=v1.InterpolationMode.BICUBIC), *FLOATS]
-    ),
-    "timm, evaluation": lambda: create_transform(224, interpolation="bicubic"),
-    "timm, training": lambda: create_transform(224, is_training=True),
-    "timm, training, bicubic": lambda: create_transform(
-        224, is_training=True, interpolation="bicubic", color_jitter=None
-    ),
-    "timm, RandAugment": lambda: create_transform(
-        224, is_training=True, interpolation="bicubic", auto_augment="rand-m9-mstd0.5", re_prob=0.25
-    ),
-    "torchvision's reference, TrivialAugment": lambda: v1.Compose(
-        [*train_crop(), v1.TrivialAugmentWide(), *REFERENCE_END, v1.RandomErasing(0.1)]
-    ),
-    "torchvision's reference, RandAugment": lambda: v1.Compose(
-        [*train_crop(), v1.RandAugment(), *REFERENCE_END]
-    ),
-    "torchvision's reference, mixing in collate_fn": lambda: v1.Compose(
-        [*train_crop(), *REFERENCE_END]
-    ),
-    "SimCLR, a single view": simclr,
-}
-
-
-class Mixing:
-    """A `collate_fn` that mixes, as torchvision's reference training has it."""
-
-    def __init__(self, classes: int) -> None:
-        self._mix = v2.RandomChoice(
-            [v2.MixUp(num_classes=classes, alpha=0.2), v2.CutMix(num_classes=classes, alpha=1.0)]
-        )
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """A batch, mixed."""
-        return self._mix(*default_collate(samples))
+Epoch = Callable[[], Iterator[int]]
+"""Goes through an epoch and gives how many images each batch has."""
 
 
 @dataclass
@@ -117,26 +66,26 @@ class Row:
 
     Args:
         recipe: its name.
-        torchs: images per second of each turn,
-        feedlines: likewise.
+        changed: what a user changes for feedline, beside the loader.
+        rates: images per second of each turn, by the loader's name.
         said: what feedline says of it.
         difference: of the crops' pixels, in grey levels in the mean.
     """
 
     recipe: str
-    torchs: list[float]
-    feedlines: list[float]
+    changed: str
+    rates: dict[str, list[float]]
     said: list[str]
     difference: float | None
     ratios: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        pairs = zip(self.feedlines, self.torchs, strict=True)
+        pairs = zip(self.rates["feedline"], self.rates["torch"], strict=True)
         self.ratios = [ours / theirs for ours, theirs in pairs]
 
 
-def rate(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> float:
-    """Images per second of a loader that is built for this turn."""
+def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any, **options: Any) -> Epoch:
+    """The epochs of a loader that is built for this turn."""
     loader = make(
         dataset,
         BATCH,
@@ -145,13 +94,23 @@ def rate(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> float:
         persistent_workers=True,
         drop_last=True,
         collate_fn=collate_fn,
+        **options,
     )
-    for _ in loader:
+
+    def epoch() -> Iterator[int]:
+        for batch in loader:
+            yield len(batch["label"] if isinstance(batch, dict) else batch[1])
+
+    return epoch
+
+
+def rate(epoch: Epoch) -> float:
+    """Images per second, behind an epoch that is not timed."""
+    for _ in epoch():
         pass
     begun, images = time.perf_counter(), 0
     while time.perf_counter() - begun < TIMED_S:
-        for batch in loader:
-            images += len(batch[1])
+        images += sum(epoch())
     return images / (time.perf_counter() - begun)
 
 
@@ -180,44 +139,56 @@ def difference(dataset: Any) -> float | None:
     return statistics.mean(apart)
 
 
-def measured(name: str, folder: Path, rounds: int) -> Row:
-    """A recipe under both loaders, in turns."""
-    dataset = ImageFolder(str(folder), TRANSFORMS[name]())
-    collate_fn = Mixing(len(dataset.classes)) if "collate" in name else None
-    torchs, feedlines = [], []
+def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
+    """A recipe under all loaders, in turns."""
+    theirs = recipe.theirs(folder)
+    ours = theirs if recipe.ours is None else recipe.ours(folder)
+    collate_fn = recipe.collate and recipe.collate(len(theirs.classes))
+    loaders: dict[str, Callable[[], Epoch]] = {
+        "torch": lambda: epoch_of(DataLoader, theirs, collate_fn),
+        "feedline": lambda: epoch_of(feedline.DataLoader, ours, collate_fn, **dict(recipe.options)),
+    }
+    for peer, epochs in peers_of(name).items():
+        loaders[peer] = lambda epochs=epochs: epochs(folder, BATCH, WORKERS)
+    rates: dict[str, list[float]] = {loader: [] for loader in loaders}
     for _ in range(rounds):
-        torchs.append(rate(DataLoader, dataset, collate_fn))
-        feedlines.append(rate(feedline.DataLoader, dataset, collate_fn))
+        for loader, begin in loaders.items():
+            rates[loader].append(rate(begin()))
+    apart = difference(ours) if recipe.ours is None else None
+    return Row(name, recipe.changed, rates, said_of(ours), apart)
+
+
+def said_of(dataset: Any) -> list[str]:
+    """What feedline does in the place of a recipe's own code, and what runs as it is."""
+    transform = getattr(dataset, "transform", None)
+    if isinstance(transform, (Compiled, Pair)):
+        return [f"compiled: {line}" for line in transform.explain().splitlines()]
+    if isinstance(dataset, feedline.ImageList):
+        return ["fast: all of it"]
     found = recognise(dataset)
     said = [*(f"fast: {step}" for step in found.fast), *(f"as it is: {s}" for s in found.as_is)]
-    return Row(name, torchs, feedlines, said or list(found.refused), difference(dataset))
-
-
-def measured_pairs(folder: Path, rounds: int) -> Row:
-    """torchvision's segmentation preset, with masks that are made for it; a Dataset for each."""
-    torchs, feedlines = [], []
-    with segmentation.masks_of(folder) as pairs:
-        usual, paired = segmentation.datasets(pairs)
-        for _ in range(rounds):
-            torchs.append(rate(DataLoader, usual, None))
-            feedlines.append(rate(feedline.DataLoader, paired, None))
-        apart = segmentation.difference(usual, paired)
-    said = paired.transforms.explain().splitlines()
-    return Row(segmentation.NAME, torchs, feedlines, [f"fast: {line}" for line in said], apart)
+    return said or list(found.refused)
 
 
 def in_words(row: Row) -> list[str]:
     """A line of the table."""
-    as_is = [said for said in row.said if not said.startswith("fast: ")]
-    names = [said.removeprefix("as it is: ").partition("(")[0] for said in as_is]
+    names = [
+        said.removeprefix("as it is: ").partition("(")[0]
+        for said in row.said
+        if said.startswith("as it is: ")
+    ]
     low, high = min(row.ratios), max(row.ratios)
+    medians = {loader: statistics.median(rates) for loader, rates in row.rates.items()}
+    peers = [f"{loader} {rate:.0f}" for loader, rate in list(medians.items())[2:]]
     return [
         row.recipe,
-        f"{statistics.median(row.torchs):.0f}",
-        f"{statistics.median(row.feedlines):.0f}",
+        f"{medians['torch']:.0f}",
+        f"{medians['feedline']:.0f}",
         f"{statistics.median(row.ratios):.2f} ({low:.2f}-{high:.2f})",
         "-" if row.difference is None else f"{row.difference:.2f}",
         ", ".join(names) or "nothing",
+        row.changed,
+        ", ".join(peers) or "-",
     ]
 
 
@@ -233,18 +204,16 @@ def main() -> None:
     torch.set_num_threads(1)
     random.seed(0)
     rows = []
-    for name in TRANSFORMS:
+    for name, recipe in RECIPES.items():
         if options.only in name:
-            rows.append(measured(name, options.folder, options.rounds))
+            rows.append(measured(name, recipe, options.folder, options.rounds))
             print("  ".join(in_words(rows[-1])), flush=True)
-    if options.only in segmentation.NAME:
-        rows.append(measured_pairs(options.folder, options.rounds))
-        print("  ".join(in_words(rows[-1])), flush=True)
     headers = ["recipe", "torch", "feedline", "ratio", "difference", "runs as it is"]
+    headers += ["changed", "others"]
     print("\n" + table([in_words(row) for row in rows], headers, markdown=True))
     found = {
         "machine": machine(),
-        "versions": versions(["torch", "torchvision", "timm", "pillow"]),
+        "versions": versions(PACKAGES),
         "rows": [asdict(row) for row in rows],
     }
     save(found, options.json)

@@ -1,7 +1,11 @@
 """torchvision's segmentation preset, as a Dataset is usually written and with feedline.pair.
 
 The preset is that of torchvision's references for base_size=520 and crop_size=480, in v2, with
-RandomCrop's own padding in the place of the references' PadIfSmaller. `recipes.py` measures it.
+RandomCrop's own padding in the place of the references' PadIfSmaller. `recipes.py` measures it, and
+
+    python benchmarks/segmentation.py FOLDER
+
+compares what both give.
 
 Masks are made, for photographs that have none: 20 grey levels of a copy that is 24 times smaller,
 enlarged, as indices of a palette.
@@ -9,10 +13,11 @@ enlarged, as indices of a palette.
 
 from __future__ import annotations
 
-import contextlib
+import argparse
+import atexit
+import functools
 import statistics
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +30,8 @@ from torchvision.transforms import v2
 
 import feedline
 
-__all__ = ["NAME", "Paired", "Usual", "datasets", "difference", "masks_of", "preset"]
+__all__ = ["Paired", "Usual", "masks_of", "preset"]
 
-NAME = "segmentation, torchvision's preset"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COARSER, CLASSES = 24, 20
 
@@ -51,10 +55,10 @@ def preset() -> v2.Compose:
 
 
 class Usual(Dataset[Any]):
-    """As it is written everywhere."""
+    """As it is written everywhere: the JPEGs below a folder, with a mask for each."""
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.pairs, self.transforms = pairs, preset()
+    def __init__(self, folder: Path) -> None:
+        self.pairs, self.transform = masks_of(folder), preset()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -62,39 +66,33 @@ class Usual(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         path, mask = self.pairs[index]
         image = Image.open(path).convert("RGB")
-        return self.transforms(image, tv_tensors.Mask(Image.open(mask)))
+        return self.transform(image, tv_tensors.Mask(Image.open(mask)))
 
 
-class Paired(Dataset[Any]):
+class Paired(Usual):
     """The same with two lines changed."""
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.pairs, self.transforms = pairs, feedline.pair(preset())
-
-    def __len__(self) -> int:
-        return len(self.pairs)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.transform = feedline.pair(self.transform)
 
     def __getitem__(self, index: int) -> Any:
         path, mask = self.pairs[index]
-        return self.transforms(path, mask)
+        return self.transform(path, mask)
 
 
-def datasets(pairs: Pairs) -> tuple[Usual, Paired]:
-    """Both."""
-    return Usual(pairs), Paired(pairs)
-
-
-@contextlib.contextmanager
-def masks_of(folder: Path) -> Iterator[Pairs]:
-    """Each JPEG below a folder with a mask, which lies in a temporary folder meanwhile."""
+@functools.cache
+def masks_of(folder: Path) -> Pairs:
+    """Each JPEG below a folder with its mask, which lies in a temporary folder until the end."""
     found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
-    with tempfile.TemporaryDirectory() as made:
-        pairs = []
-        for number, path in enumerate(found):
-            mask = Path(made) / f"{number}.png"
-            _mask(path).save(mask)
-            pairs.append((str(path), str(mask)))
-        yield pairs
+    made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
+    pairs = []
+    for number, path in enumerate(found):
+        mask = Path(made.name) / f"{number}.png"
+        _mask(path).save(mask)
+        pairs.append((str(path), str(mask)))
+    return pairs
 
 
 def _mask(path: Path) -> Image.Image:
@@ -108,19 +106,30 @@ def _mask(path: Path) -> Image.Image:
     return mask
 
 
-def difference(usual: Usual, paired: Paired) -> float:
-    """Of the images' pixels after the same seed, in grey levels in the mean over 100 samples.
+def main() -> None:
+    """Print how far images are apart after the same seed, in grey levels, and that masks are not.
 
     Raises:
         ValueError: a mask differs.
     """
-    scale, apart = 255 * torch.tensor(STD)[:, None, None], []
-    for sample in range(0, len(usual), max(1, len(usual) // 100)):
+    parser = argparse.ArgumentParser(description=main.__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="of photographs")
+    folder = parser.parse_args().folder
+    usual, paired = Usual(folder), Paired(folder)
+    scale, means, most = 255 * torch.tensor(STD)[:, None, None], [], 0.0
+    for sample in range(len(usual)):
         torch.manual_seed(sample)
         theirs, mask = usual[sample]
         torch.manual_seed(sample)
         ours, other = paired[sample]
         if not torch.equal(mask, other):
-            raise ValueError(f"the masks of sample {sample} differ")
-        apart.append(float(((ours - theirs).abs() * scale).mean()))
-    return statistics.mean(apart)
+            raise ValueError(f"the masks of {usual.pairs[sample]} differ")
+        apart = (ours - theirs).abs() * scale
+        means.append(float(apart.mean()))
+        most = max(most, float(apart.max()))
+    mean = statistics.mean(means)
+    print(f"{len(means)} samples: all masks equal; images: mean {mean:.4f}, at most {most:.2f}")
+
+
+if __name__ == "__main__":
+    main()

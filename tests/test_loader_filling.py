@@ -130,6 +130,7 @@ def test_parts_of_a_torchvision_folder_fill_one_cache(
     assert read_manifest(str(root)).classes == ("a", "b")
 
 
+@pytest.mark.slow
 def test_torch_own_samplers_switch_too(photos: Path, tmp_path: Path) -> None:
     folder = TorchvisionFolder(str(photos), TRAIN)
     with DataLoader(folder, 8, num_workers=1, cache=tmp_path / "cache", shuffle=True) as loader:

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache, system
 from feedline.plan.row import Field, Item
 from feedline.randomness import fingerprint
+from slow import slow
 
 PREDICTED = re.compile(r"(?m)^predicted   (.*)$")
 
@@ -147,7 +148,7 @@ def test_an_iteration_under_way_goes_on_as_if_nothing_had_been(
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("format", ["webdataset", "lmdb", "folder"])
+@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
 def test_of_a_cache_it_says_whether_memory_holds_what_is_read(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:

@@ -159,11 +159,16 @@ def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-@pytest.mark.parametrize("text", [GUARDED, UNGUARDED, IMPORTS], ids=["guard", "plain", "imports"])
+@pytest.mark.parametrize(
+    "text",
+    [UNGUARDED, *slow(GUARDED, IMPORTS)],
+    ids=["plain", "guard", "imports"],
+)
 def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, text) == ("fine", "")
 
 
+@pytest.mark.slow
 def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_path: Path) -> None:
     output, errors = run(tmp_path, UNGUARDED_MAIN)
     assert "fine" not in output
@@ -182,9 +187,12 @@ def test_a_module_finds_the_trainers_arguments_paths_and_directory(tmp_path: Pat
     ("method", "data", "fine"),
     [
         ("forkserver", "Mine(0)", False),
-        ("forkserver", "Kept(0)", True),
         # multiprocessing itself imports the script in any case
-        *slow(("spawn", "Kept(0)", False), ("fork", "Mine(0)", True)),
+        *slow(
+            ("forkserver", "Kept(0)", True),
+            ("spawn", "Kept(0)", False),
+            ("fork", "Mine(0)", True),
+        ),
     ],
 )
 def test_a_script_from_stdin_is_told_to_be_a_file(

@@ -146,7 +146,7 @@ def values_in(made: Any) -> set[float]:
     return {float(value) for images, _ in made for value in images.unique()}
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_workers_of_a_recognised_pipeline_begin_as_torchs_do(folder: Path, method: str) -> None:
     data = ImageFolder(folder, transforms.Compose([*EVAL.transforms, Among()]))
     with loader(data, worker_init_fn=tell, start_method=method) as made:

@@ -238,6 +238,7 @@ def entries(root: Path) -> dict[bytes, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_where_the_nodes_see_the_folder_no_copies_travel(
     cluster: Any, source: Path, tmp_path: Path, away: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

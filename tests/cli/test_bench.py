@@ -194,6 +194,7 @@ def test_torchvision_is_asked_for_where_it_is_missing(
     assert_refused(ended, "--against torch", "built for another torch", "pip install torchvision")
 
 
+@pytest.mark.slow
 def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path) -> None:
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")

@@ -206,6 +206,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_verify_and_info_take_a_url(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

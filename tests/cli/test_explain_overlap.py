@@ -105,6 +105,7 @@ def test_a_broken_image_is_named(feedline: Command, tmp_path: Path) -> None:
     assert "torn.jpg" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_images_are_made_where_none_are_named_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(

@@ -66,6 +66,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in text.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_ctrl_c_leaves_nothing_behind(tiny_set: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "feedline.cli.app", "train", str(tiny_set), "--device", "cpu"]

@@ -94,6 +94,7 @@ def test_the_bar_reckons_with_what_phases_to_come_cost() -> None:
     assert STOPPING in seen.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 def test_a_run_without_a_terminal_says_that_a_stop_was_heard(
     tiny_set: Path, tmp_path: Path

@@ -104,6 +104,7 @@ def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     del sys.modules["feedline_tuned_code"]
 
 
+@pytest.mark.slow
 def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_path: Path) -> None:
     file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
     arguments = [
@@ -162,6 +163,7 @@ class _Interrupted(Rehearsal):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_ctrl_c_in_another_way_gives_what_is_known(
     folder: Path, monkeypatch: pytest.MonkeyPatch

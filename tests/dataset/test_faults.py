@@ -139,7 +139,7 @@ def test_a_sample_with_another_key_than_a_number_is_named_too(batch_size: int | 
 
 
 @pytest.mark.parametrize("way", ["exit", "SIGKILL"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_a_sample_that_ends_its_worker_once_is_made_again(
     way: str, method: str, tmp_path: Path
 ) -> None:

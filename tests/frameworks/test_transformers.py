@@ -221,9 +221,10 @@ def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(
     ("way", "case"),
-    [("prepare", case) for case in ("persistent", "accumulation", "data_seed", "evaluated")]
+    [("prepare", case) for case in ("data_seed", "evaluated")]
     + slow(
         *(("prepare", case) for case in ("drop_last", "prefetch", "lengths", "nothing skipped")),
+        *(("prepare", case) for case in ("persistent", "accumulation")),
         *(("prepare", case) for case in ("split", "stream")),
     )
     + [("swapped", "defaults"), ("bare", "nothing skipped")]

@@ -140,6 +140,7 @@ def test_a_step_of_lightnings_that_raises_is_recorded(tmp_path: Path) -> None:
     assert (entry.batches, entry.ended) == (4, "raised")
 
 
+@pytest.mark.slow
 def test_accelerates_loaders_are_watched_and_its_trackers_told(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     assert run_script(ACCELERATE, tmp_path) == "well\n"

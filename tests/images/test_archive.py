@@ -21,6 +21,7 @@ from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.plan.row import Item
 from feedline.stores import archive_index, zip_members
+from slow import slow
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
 
@@ -98,8 +99,10 @@ def test_an_archive_is_the_folder_that_it_was_packed_of(
         ours.store.read(6, 1)
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("plain.tar", 2), *((kind, 0) for kind in PACKED), *slow(("stored.zip", 2))],
+)
 def test_a_loader_reads_an_archive(pets: Path, tmp_path: Path, kind: str, workers: int) -> None:
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
     made = []

@@ -16,6 +16,7 @@ from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.plan.row import Field, Item
 from feedline.stores.cache_layout import read_manifest
+from slow import slow
 
 NAMES = [f"{kind}/{number}.jpg" for kind in ("cats", "dogs") for number in range(6)]
 SORTS = ["cat"] * 6 + ["dog"] * 6
@@ -345,7 +346,7 @@ def batches(loader: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(images.clone(), labels.clone()) for images, labels in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_schedules_and_resume(jpeg_folder: Path, workers: int) -> None:
     data = listed(jpeg_folder, [[k, k / 4] for k in range(12)])
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 2}
@@ -381,6 +382,7 @@ def test_a_cache_is_built_of_a_list_and_read_under_it(jpeg_folder: Path, tmp_pat
     assert images.shape == (3, 3, 16, 16)
 
 
+@pytest.mark.slow
 def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path: Path) -> None:
     names = [*NAMES, NAMES[0]]
     root = shutil.copytree(jpeg_folder, tmp_path / "images")

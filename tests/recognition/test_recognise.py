@@ -16,6 +16,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
 
+import feedline
 from feedline.images import lut
 from feedline.images.crops import TrainCrop
 from feedline.plan.row import Field, Item
@@ -94,6 +95,10 @@ FIXED = {
         255,
         [v1.Resize((32, 32), antialias=None), v1.ToTensor()],
     ),
+    "v1 oblong": (0.225 * 255, [v1.Resize((32, 20)), *V1_FLOATS]),
+    "v1 oblong centre": (255, [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()]),
+    "v2 oblong centre": (1, [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()]),
+    "v2 oblong bytes": (1, [v2.ToImage(), v2.Resize((20, 32), 3)]),
     "v2 usual": (0.225 * 255, [v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS]),
     "v2 image first": (
         0.225 * 255,
@@ -150,6 +155,7 @@ RANDOM = {
         *(v2.RandomResizedCrop(32, interpolation=1), v2.RandomHorizontalFlip()),
         *(v2.ToImage(), *V2_FLOATS),
     ],
+    "v1 oblong": [v1.RandomResizedCrop((32, 20)), v1.RandomHorizontalFlip(), *V1_FLOATS],
     "v1 flip first": [v1.RandomHorizontalFlip(), v1.RandomResizedCrop(32), *V1_FLOATS],
     "v1 floats flipped": [v1.RandomResizedCrop(32), *V1_FLOATS, v1.RandomHorizontalFlip()],
     "v1 own shares": [
@@ -199,7 +205,8 @@ def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monk
         monkeypatch.setattr(lut, "compiled", None)
     _, steps = FIXED[case]
     _, recognition = recognised(root, *steps)
-    noise = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    shape = recognition.pipeline.recognised.shape_at(32)
+    noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     field = recognition.pipeline.fields(32)[0]
     row = np.zeros(field.shape, field.dtype)
     recognition.pipeline.recognised.tail.write(noise, 0, row)
@@ -221,6 +228,28 @@ def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, c
         assert ours.contiguous().numpy().tobytes() == row.tobytes()
         kept.append((ours, row))
     assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
+
+
+def test_an_image_size_is_that_of_the_longer_side(root):
+    steps = [v1.Resize((40, 24)), v1.CenterCrop((32, 20)), *V1_FLOATS]
+    _, recognition = recognised(root, *steps)
+    _, smaller = recognised(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
+    for sample in range(len(IMAGES)):
+        row, _ = item_row(recognition.pipeline, sample, 16)
+        assert row.shape == (3, 16, 10)
+        assert np.array_equal(row, item_row(smaller.pipeline, sample)[0])
+
+
+def test_a_loader_takes_oblong_images_and_their_sizes(root):
+    data = ImageFolder(str(root), v1.Compose([v1.Resize((32, 20)), *V1_FLOATS]))
+    with feedline.DataLoader(data, batch_size=7, num_workers=1) as loader:
+        assert "(32, 20)" in str(loader.explain())
+        images, _ = next(iter(loader))
+        expected = torch.stack([data[k][0] for k in range(7)])
+        assert images.shape == expected.shape == (7, 3, 32, 20)
+        assert pixel_error(images, expected) * 0.225 * 255 <= 0.06
+        loader.set_image_size(16)
+        assert next(iter(loader))[0].shape == (7, 3, 16, 10)
 
 
 def flat(steps):
@@ -269,10 +298,10 @@ def test_the_shares_ratios_and_chances_are_the_pipelines(root):
     assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
     steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
     _, recognition = recognised(root, *steps)
-    assert recognition.pipeline.recognised.crop == WindowCrop(40, 32, False, True, 0.1, True)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), True, 0.1, True)
     steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.1), v1.ToTensor()]
     _, recognition = recognised(root, *steps)
-    assert recognition.pipeline.recognised.crop == WindowCrop(40, 32, False, False, 0.1, False)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), False, 0.1, False)
 
 
 def test_many_rows_are_distributed_as_torchvisions(root):

@@ -366,6 +366,7 @@ def test_an_index_is_fetched_once_and_a_new_one_where_the_cache_is_another(
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_two_runs_keep_their_images_in_one_folder(
     server: RangeServer, caches: Path, tmp_path: Path
 ) -> None:

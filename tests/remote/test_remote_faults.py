@@ -364,6 +364,7 @@ def test_a_server_that_says_nothing_is_given_up(
 # The local disk
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_nothing(server: RangeServer, cache: Path, tmp_path: Path) -> None:
     script = (
         "import resource, torch, logging\n"

@@ -158,6 +158,7 @@ def test_s3_gives_the_batches_of_the_cache_itself(
     assert same(batches(data, **how), wanted)
 
 
+@pytest.mark.slow
 def test_an_endpoint_may_be_named_in_the_options(
     bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"model": "test_resnet", "schedule": "32x1,48x2", "batch_size": 4}

@@ -252,6 +252,7 @@ print(len(result.records), *report.notes, sep="\\n")
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path: Path) -> None:
     """From the second epoch on no file may be larger than a page."""
     script = tmp_path / "full.py"

@@ -86,6 +86,7 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
     assert "8 px" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_batches_are_as_large_as_the_phase_says() -> None:
     seen: set[tuple[int, int]] = set()

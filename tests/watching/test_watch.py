@@ -460,6 +460,7 @@ print("well")
 """
 
 
+@pytest.mark.slow
 def test_multiprocessings_start_method_can_still_be_set(tmp_path: Path) -> None:
     done = run_script(UNTOUCHED, tmp_path)
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
@@ -634,6 +635,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(CHILDREN)
     done = subprocess.run(

@@ -23,7 +23,7 @@ _ORIGINAL_BYTES, _RAW_BYTES_PER_PIXEL = 2 << 20, 6  # at most, about, of a pictu
 
 
 class Silent:
-    """A `Report` to nobody."""
+    """A `Report` that says nothing."""
 
     def begin(self, what: str, total: int) -> None:
         """Nothing is shown."""

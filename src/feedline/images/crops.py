@@ -163,7 +163,7 @@ class EvalCrop:
         The resized image is never smaller than the square, so nothing is padded.
         """
         whole = resized(height, width, self.wanted_side(size))
-        return Window(*whole, *centred(*whole, size), False, self.filter)
+        return Window(*whole, *centred(*whole, size, size), False, self.filter)
 
     def wanted_side(self, size: int) -> int:
         """The shorter side, in pixels, to which images are resized for rows of `size` px."""
@@ -178,10 +178,10 @@ def resized(height: int, width: int, short: int) -> tuple[int, int]:
     return short, int(short * width / height)
 
 
-def centred(height: int, width: int, size: int) -> tuple[int, int]:
-    """The top and left of a central square of `size` px in (height, width) pixels."""
+def centred(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """The top and left of a central part of (rows, columns) in (height, width) pixels."""
     # As torchvision rounds: the corner goes to the even neighbour.
-    return round((height - size) / 2.0), round((width - size) / 2.0)
+    return round((height - rows) / 2.0), round((width - columns) / 2.0)
 
 
 def checked_transform(transform: object) -> Transform:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from feedline.images.shape import shape_in_words
 from feedline.recognition.originals import Originals
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, said, words
@@ -48,13 +49,19 @@ class Fused:
             ("recognised", ", ".join(recognised.fast)),
             ("unchanged", ", ".join(recognised.as_is)),
             ("because", " ".join(self.why)),
-            ("size", f"{recognised.image_size} px, or as a feedline loader's schedule asks"),
+            ("size", f"{_shape(recognised)}, or as a feedline loader's schedule asks"),
         ]
 
     def __str__(self) -> str:
         if self.recognised is None:
             return f"as it is: {words(self.transform)}"
         return str(self.recognised)
+
+
+def _shape(recognised: RecognisedTransform) -> str:
+    height, width = recognised.shape
+    at = "" if height == width else " (height x width; an image size is that of the longer side)"
+    return shape_in_words(recognised.shape) + at
 
 
 def fuse(transform: Callable[..., Any]) -> Fused:

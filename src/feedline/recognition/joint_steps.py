@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from feedline.images.canvas import Canvas
+from feedline.images.shape import Shape
 
-__all__ = ["JOINT_STEPS", "RESIZES", "Drawn", "draw", "fixed_side", "may_pad", "scaled"]
+__all__ = ["JOINT_STEPS", "RESIZES", "Drawn", "draw", "fixed_shape", "may_pad", "scaled"]
 
 _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
@@ -134,8 +135,8 @@ def may_pad(step: Any) -> bool:
     return type(step).__name__ in ("CenterCrop", "Pad")
 
 
-def fixed_side(steps: Sequence[Any]) -> int | None:
-    """The side in pixels of the squares that steps leave of any image; None where it differs."""
+def fixed_shape(steps: Sequence[Any]) -> Shape | None:
+    """The height and width that steps leave of any image, in pixels; None where they differ."""
     size: list[int] = []
     for step in steps:
         name = type(step).__name__
@@ -144,22 +145,22 @@ def fixed_side(steps: Sequence[Any]) -> int | None:
         elif name in RESIZES or name == "Pad":
             given = step.size if name == "Resize" else ()
             size = list(given) if isinstance(given, (list, tuple)) and len(given) == 2 else []
-    return int(size[0]) if size and size[0] == size[1] else None
+    return (int(size[0]), int(size[1])) if size else None
 
 
-def scaled(steps: Sequence[Any], side: int, of: int, strength: float) -> tuple[Any, ...]:
-    """The steps for images of `side` px where they are for `of`: all sizes in proportion.
+def scaled(steps: Sequence[Any], size: int, of: int, strength: float) -> tuple[Any, ...]:
+    """The steps for images of `size` px where they are for `of`: all numbers in proportion.
 
     Args:
         strength: 0 to 1: it weakens the scale of RandomResizedCrop, as `TrainCrop` says.
     """
-    if side == of and strength == 1.0:
+    if size == of and strength == 1.0:
         return tuple(steps)
 
     def in_proportion(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(map(in_proportion, value))
-        return value if value is None else max(min(value, 1), round(value * side / of))
+        return value if value is None else max(min(value, 1), round(value * size / of))
 
     made = []
     for step in steps:

@@ -67,7 +67,7 @@ def mask_image(given: object) -> MaskImage | None:
         ImageError: it cannot be read or opened; names it.
     """
     if isinstance(given, Image.Image):
-        return MaskImage(given, repr(name) if (name := name_of(given)) else "that was given")
+        return MaskImage(given, repr(name_of(given)) if name_of(given) else "that was given")
     file = file_of(given)
     if file is None:
         return None

@@ -17,6 +17,7 @@ from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feedline.errors import ImageError, UsageError, note
+from feedline.images.shape import shape_in_words
 from feedline.recognition.fused import in_lines
 from feedline.recognition.given import FileBytes, file_of, has_rgb_pixels, opened
 from feedline.recognition.mask_image import MaskImage, check_size, mask_image, name_of, size_of
@@ -65,8 +66,8 @@ def pair(transforms: Callable[..., Any]) -> Pair:
     The others run as they are behind them, on the whole sample; `explain()` says which and why.
 
     The result pickles if the pipeline does, and may be called from several threads. Where a
-    feedline loader asks for an image size it is followed, all sizes in proportion; where the
-    pipeline's images are no squares of one size, that is an error.
+    feedline loader asks for an image size it is followed, all sizes in proportion, and is that of
+    the longer side; where the pipeline's images have no common size, that is an error.
 
     Args:
         transforms: a pipeline of torchvision's v2, or any other function of an image and a mask.
@@ -125,8 +126,8 @@ class Pair:
             raise UsageError(
                 f"the loader asks for {outer.size} px, and what {words(self.transforms)} makes of "
                 f"{type(sample[0]).__name__ if sample else 'named arguments'} has a size of its "
-                "own: it ran as it is, or does not crop or resize all images to squares of one "
-                "size. Make it by feedline.per_size(...), or leave the schedule's size out"
+                "own: it ran as it is, or does not crop or resize all images to one size. "
+                "Make it by feedline.per_size(...), or leave the schedule's size out"
             )
         return made
 
@@ -151,7 +152,7 @@ class Pair:
         image, rest = sample[0], sample[1:]
         mask = mask_image(rest[0]) if rest else None
         leaves = tree_flatten(rest if mask is None else rest[1:])[0]
-        name = repr(name_of(image)) if name_of(image) else "that was given"
+        name = repr(name_of(image)) if name_of(image) else "the image that was given"
         if file is not None:
             name = file.name
         readable = file is not None or has_rgb_pixels(image)
@@ -176,8 +177,9 @@ class Pair:
             as_is = f"all: {words(self.transforms)}, called with the opened image and the mask"
             return in_lines((("unchanged", as_is), ("because", why)))
         size = "differs from image to image; a schedule's size cannot be followed"
-        if recognised.side is not None:
-            size = f"{recognised.side} px, or as a feedline loader's schedule asks"
+        if recognised.shape is not None:
+            shape = shape_in_words(recognised.shape)
+            size = f"{shape}, or as a feedline loader's schedule asks"
         return in_lines(
             (
                 ("recognised", ", ".join(recognised.fast)),
@@ -234,5 +236,5 @@ def _along(
 
 def _asked(recognised: RecognisedPair) -> tuple[int | None, float]:
     """The size and the strength of augmentation that are asked of this sample."""
-    side = None if recognised.side is None else image_size(recognised.side)
-    return side, augmentation_strength() if recognised.uses_strength else 1.0
+    size = None if recognised.shape is None else image_size(max(recognised.shape))
+    return size, augmentation_strength() if recognised.uses_strength else 1.0

@@ -19,7 +19,7 @@ from PIL import Image
 
 from feedline.images.canvas_pixels import Colour
 from feedline.images.resample_filter import Filter
-from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_side, may_pad
+from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
@@ -84,7 +84,7 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
-        side=fixed_side(reader.geometry),
+        shape=fixed_shape(reader.geometry),
         filter=reader.filter,
         resize_mode="pillow" if reader.held == "pil" else "bytes",
         colour=reader.colour,

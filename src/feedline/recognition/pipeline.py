@@ -17,6 +17,7 @@ import numpy as np
 
 from feedline.images.crops import Transform
 from feedline.images.rows import RowPipeline
+from feedline.images.shape import shape_in_words
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
@@ -60,7 +61,7 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     @property
     def image_size(self) -> int:
-        """The side of the transform's own output, in pixels: of an item that asks for none."""
+        """The longer side of the transform's own output: of an item that asks for none."""
         raise NotImplementedError
 
     @property
@@ -134,7 +135,7 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
 class ImagePipeline(SamplePipeline):
     """The images of a recognised dataset; `recognise` makes it.
 
-    A row is "image", (channels, size, size) as the transform gives it, and "label", int64.
+    A row is "image", (channels, height, width) as the transform gives it, and "label", int64.
 
     Args:
         store: the samples' files and labels.
@@ -155,7 +156,7 @@ class ImagePipeline(SamplePipeline):
 
     @property
     def image_size(self) -> int:
-        """The side of the transform's own output, in pixels: of an item that asks for none."""
+        """The longer side of the transform's own output: of an item that asks for none."""
         return self.recognised.image_size
 
     @property
@@ -168,7 +169,8 @@ class ImagePipeline(SamplePipeline):
         tail = self.recognised.tail
         image_size = image_size or self.image_size
         self.level_at(image_size)
-        image = Field("image", tail.dtype, (tail.channels, image_size, image_size))
+        shape = self.recognised.shape_at(image_size)
+        image = Field("image", tail.dtype, (tail.channels, *shape))
         return image, self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
@@ -194,7 +196,7 @@ class ImagePipeline(SamplePipeline):
         return made, self._target(number, item)
 
     def _pixels(self, item: Item) -> tuple[Pixels, Any]:
-        """The part that is shown, uint8 (size, size, 3), in memory of its own; and the label."""
+        """The part that is shown, uint8 (height, width, 3), in memory of its own; the label."""
         item = self._counted(item)
         image, placement = self._part(item)
         pixels = self.recognised.resized(image, placement, item.side)
@@ -209,5 +211,5 @@ class ImagePipeline(SamplePipeline):
         made, where = self.recognised.tail.dtype or "samples", os.fsdecode(self.store.folders[0])
         return (
             f"ImagePipeline({where!r}, {self.recognised}): "
-            f"{len(self)} images to {made}, {self.image_size} px"
+            f"{len(self)} images to {made}, {shape_in_words(self.recognised.shape)}"
         )

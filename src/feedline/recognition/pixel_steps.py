@@ -44,11 +44,11 @@ def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
         case "ColorJitter":
             return _Jitter(step, second)
         case "RandomGrayscale":
-            return _Grey(step, second)
+            return _Grey(step)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
             return _Blur(step, second)
         case "RandomHorizontalFlip":
-            return _Flip(step, second)
+            return _Flip(step)
         case "RandomApply":
             held = [pixel_step(each, originals) for each in step.transforms]
             fused = tuple(each for each in held if each is not None)
@@ -56,10 +56,9 @@ def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
     return None
 
 
-def _applied(step: Any, second: bool) -> bool:
-    """Whether a step with a probability is done now, by its version's own comparison."""
-    drawn = torch.rand(1)
-    return not drawn >= step.p if second else bool(drawn < step.p)
+def _applied(step: Any) -> bool:
+    """Whether a step with a probability is done now; both versions compare in this way."""
+    return bool(torch.rand(1) < step.p)
 
 
 def _params(step: Any) -> dict[str, Any]:
@@ -69,8 +68,13 @@ def _params(step: Any) -> dict[str, Any]:
     return drawn
 
 
+def _target(pixels: Pixels) -> Pixels:
+    """Where changed pixels go: in their own place where that may be written."""
+    return pixels if pixels.flags.writeable else np.empty_like(pixels)
+
+
 def _adjusted(pixels: Pixels, kind: int, factor: float) -> Pixels:
-    target = pixels if pixels.flags.writeable else np.empty_like(pixels)
+    target = _target(pixels)
     compiled.adjust(pixels, target, kind, factor)
     return target
 
@@ -96,10 +100,9 @@ class _Jitter:
 @dataclass(frozen=True, slots=True)
 class _Grey:
     step: Any
-    second: bool
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        return _adjusted(pixels, _GREY, 1.0) if _applied(self.step, self.second) else pixels
+        return _adjusted(pixels, _GREY, 1.0) if _applied(self.step) else pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class _Blur:
             sigmas = _params(self.step)["sigma"]
         else:
             sigmas = [self.step.get_params(*self.step.sigma)] * 2
-        target = pixels if pixels.flags.writeable else np.empty_like(pixels)
+        target = _target(pixels)
         compiled.blur(pixels, target, _gaussian(wide, sigmas[0]), _gaussian(tall, sigmas[1]))
         return target
 
@@ -132,10 +135,9 @@ def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 @dataclass(frozen=True, slots=True)
 class _Flip:
     step: Any
-    second: bool
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        if not _applied(self.step, self.second):
+        if not _applied(self.step):
             return pixels
         return np.ascontiguousarray(pixels[:, ::-1])
 
@@ -149,7 +151,7 @@ class _Perhaps:
     def __call__(self, pixels: Pixels) -> Pixels:
         # Version 1 compares the other way round: p = 0 may still apply, where 0 is drawn.
         drawn = torch.rand(1)
-        if drawn >= self.step.p if self.second else self.step.p < drawn:
+        if not (drawn < self.step.p if self.second else drawn <= self.step.p):
             return pixels
         for each in self.held:
             pixels = each(pixels)

@@ -191,7 +191,7 @@ def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:
     return (
         one.crop == other.crop
         and one.resize_mode == other.resize_mode
-        and one.image_size == other.image_size
+        and one.shape == other.shape
         and one.tail.form == other.tail.form
         and values[0] == values[1]
         and list(map(id, steps)) == list(map(id, others))

@@ -21,6 +21,7 @@ from feedline.images.canvas_pixels import Colour, image_on, mask_on
 from feedline.images.placement import Part
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
+from feedline.images.shape import Shape
 from feedline.recognition.joint_steps import Drawn, draw, scaled
 from feedline.recognition.recognised_transform import names_of
 from feedline.recognition.transform_tail import Step, TransformTail
@@ -39,7 +40,7 @@ class RecognisedPair:
 
     Args:
         geometry: the steps that move all of it.
-        side: of the squares that these leave, in pixels; None where it differs.
+        shape: the height and width that these leave, in pixels; None where they differ.
         filter, resize_mode: how the image is resized.
         colour: of the image where it is padded.
         value: of a mask where it is padded.
@@ -53,7 +54,7 @@ class RecognisedPair:
     """
 
     geometry: tuple[Any, ...]
-    side: int | None
+    shape: Shape | None
     filter: Filter
     resize_mode: ResizeMode
     colour: Colour
@@ -66,15 +67,15 @@ class RecognisedPair:
     as_is: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def draw(self, height: int, width: int, side: int | None, strength: float) -> Drawn:
+    def draw(self, height: int, width: int, size: int | None, strength: float) -> Drawn:
         """Let the steps draw what they do to an image of this many pixels.
 
         Args:
-            side: that of what they leave, in pixels; None for their own.
+            size: the longer side of what they leave, in pixels; None for their own.
             strength: of the augmentation, 0 to 1.
         """
-        own = self.side or 1  # where there is none nothing is scaled
-        return draw(scaled(self.geometry, side or own, own, strength), height, width)
+        own = max(self.shape or (1,))  # where there is none nothing is scaled
+        return draw(scaled(self.geometry, size or own, own, strength), height, width)
 
     @property
     def uses_strength(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from feedline.images.crops import Transform
 from feedline.images.placement import Placement
 from feedline.images.resize_mode import ResizeMode, fill_as
+from feedline.images.shape import Shape, scaled
 from feedline.images.stable_repr import without_addresses
 from feedline.recognition.steps import in_full
 from feedline.recognition.transform_tail import TransformTail
@@ -30,7 +31,7 @@ class RecognisedTransform:
     Args:
         crop: which part of the image is shown.
         resize_mode: how that is resized.
-        image_size: the side of the pipeline's own output, in pixels.
+        shape: the height and width of the pipeline's own output, in pixels.
         tail: what becomes of the part's pixels.
         fast: the steps that these stand for, as words.
         as_is: those that run as they are, as words.
@@ -40,22 +41,31 @@ class RecognisedTransform:
 
     crop: Transform
     resize_mode: ResizeMode
-    image_size: int
+    shape: Shape
     tail: TransformTail
     fast: tuple[str, ...]
     as_is: tuple[str, ...]
     notes: tuple[str, ...]
     no_rows: str
 
-    def resized(self, image: Pixels, placement: Placement, side: int) -> Pixels:
-        """The pixels that the tail begins with, uint8 (side, side, 3), in memory of their own.
+    @property
+    def image_size(self) -> int:
+        """The longer side of the pipeline's own output, in pixels."""
+        return max(self.shape)
+
+    def shape_at(self, size: int) -> Shape:
+        """The height and width of the output where its longer side has `size` pixels."""
+        return scaled(self.shape, size, self.image_size)
+
+    def resized(self, image: Pixels, placement: Placement, size: int) -> Pixels:
+        """The pixels that the tail begins with, uint8 (height, width, 3), of their own memory.
 
         Args:
             image: uint8 (height, width, 3): the placement's part of an image.
             placement: what is to be made of it.
-            side: in pixels.
+            size: of the longer side, in pixels.
         """
-        pixels = np.empty((side, side, 3), np.uint8)
+        pixels = np.empty((*self.shape_at(size), 3), np.uint8)
         fill_as(self.resize_mode, pixels, image, placement)
         if laps.timed:
             laps.lap("resize")
@@ -63,7 +73,7 @@ class RecognisedTransform:
 
     def identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""
-        parts = self.crop, self.resize_mode, self.image_size, self.tail.form
+        parts = self.crop, self.resize_mode, self.shape, self.tail.form
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         if self.tail.table is not None:
             digest.update(self.tail.table.dtype.str.encode() + self.tail.table.tobytes())

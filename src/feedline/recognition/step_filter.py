@@ -43,7 +43,9 @@ def step_filter(step: Any, interpolation: Any, form: Form) -> Filter:
     else:
         known = _OF_TENSORS
     if mode not in known:
-        raise NotRecognised(f"{words(step)} resizes by {mode!r}, which the fast path has not.")
+        raise NotRecognised(
+            f"{words(step)} resizes by {mode!r}, which the fast path does not have."
+        )
     tensors = form != "pil" and mode != "nearest"
     if tensors and getattr(step, "antialias", True) is not True:
         raise NotRecognised(

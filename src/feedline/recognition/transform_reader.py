@@ -19,6 +19,7 @@ from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop, Transform
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
+from feedline.images.shape import Shape, shape_in_words
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
@@ -46,18 +47,18 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
     reader = _Reader(originals)
     taken, why = reader.take_many(steps)
     rest = steps[taken:]
-    crop, side = reader.crop(why)
+    crop, shape = reader.crop(why)
     if rest and torch.get_default_dtype() is not torch.float32:
         raise NotRecognised(
             f"{words(rest[0])} has to run as it is, and torch's default dtype is "
             f"{torch.get_default_dtype()}, which worker processes would not know of."
         )
     tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
-    tail, no_rows = tail_of(tail, side, originals)
+    tail, no_rows = tail_of(tail, shape, originals)
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
-        image_size=side,
+        shape=shape,
         tail=tail,
         fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
@@ -132,9 +133,9 @@ class _Reader:
     def __init__(self, originals: Originals) -> None:
         self._originals = originals
         self.lut = PixelLut()
-        self._random_crop: tuple[Any, int] | None = None  # the step, to how many pixels
-        self._resized: tuple[int, bool] | None = None  # to how many pixels, to a square
-        self._cut: tuple[int, bool] | None = None  # to how many pixels, at random
+        self._random_crop: tuple[Any, Shape] | None = None  # the step, to which shape
+        self._resized: int | Shape | None = None  # the shorter side, or the whole
+        self._cut: tuple[Shape, bool] | None = None  # to which shape, at random
         self.resize_mode: ResizeMode = "pillow"
         self._filter: Filter | tuple[Filter, ...] = "bilinear"
         self._flip: float | None = None
@@ -165,8 +166,8 @@ class _Reader:
         else:
             raise NotRecognised(no_fast_step(step, self._originals))
 
-    def crop(self, why: str) -> tuple[Transform, int]:
-        """The crop that the steps stand for and its side in pixels.
+    def crop(self, why: str) -> tuple[Transform, Shape]:
+        """The crop that the steps stand for, and its height and width in pixels.
 
         Raises:
             NotRecognised: they give images of various sizes; `why` no more were taken, if it is
@@ -174,37 +175,37 @@ class _Reader:
         """
         flip = self._flip or 0.0
         if self._random_crop:
-            step, side = self._random_crop
+            step, shape = self._random_crop
             try:
-                return TrainCrop(step.scale, step.ratio, flip, self._filter), side
+                return TrainCrop(step.scale, step.ratio, flip, self._filter), shape
             except UsageError as error:
                 raise NotRecognised(f"{words(step)} cannot be drawn: {error}.") from None
-        if self._resized is None or not (self._resized[1] or self._cut):
+        cut, at_random = self._cut or (self._resized, False)
+        if self._resized is None or not isinstance(cut, tuple):
             raise NotRecognised(
-                why + " It would have to come after the image has been cropped or resized to a "
-                "square."
+                why + " It would have to come after the image has been cropped or resized to "
+                "one size."
                 if why
                 else "The pipeline does not crop or resize all images to one size, as "
                 "RandomResizedCrop(224), Resize((224, 224)) or Resize(256), CenterCrop(224) do."
             )
         if not (isinstance(flip, (int, float)) and 0 <= flip <= 1):
             raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}) has no probability from 0 to 1.")
-        short, square = self._resized
-        side, at_random = self._cut or (short, False)
         assert isinstance(self._filter, str), "only a random crop draws it"
-        crop = WindowCrop(short, side, square, at_random, flip, self._flip_first, self._filter)
-        return crop, side
+        crop = WindowCrop(self._resized, cut, at_random, flip, self._flip_first, self._filter)
+        return crop, cut
 
     def _take_random_resized_crop(self, step: Any) -> None:
         self._check_resize(step)
-        self._random_crop = step, _side(step, step.size)
+        self._random_crop = step, _shape(step, step.size)
 
     def _take_resize(self, step: Any) -> None:
         self._check_resize(step)
         if step.max_size is not None:
-            raise NotRecognised(f"{words(step)} has a max_size, which the fast path has not.")
-        square = isinstance(step.size, (list, tuple)) and len(step.size) != 1
-        self._resized = _side(step, step.size), square
+            raise NotRecognised(f"{words(step)} has a max_size, which the fast path does not have.")
+        shape = _shape(step, step.size)
+        both = isinstance(step.size, (list, tuple)) and len(step.size) != 1
+        self._resized = shape if both else shape[0]
 
     def _check_resize(self, step: Any) -> None:
         if self._random_crop or self._resized:
@@ -229,13 +230,15 @@ class _Reader:
             raise NotRecognised(f"{words(step)} is taken only once, after a Resize.")
         if at_random and (step.padding is not None or step.pad_if_needed):
             raise NotRecognised(f"{words(step)} pads the image, which the fast path does not.")
-        side = _side(step, step.size)
-        if side > self._resized[0]:
+        shape, whole = _shape(step, step.size), self._resized
+        # Of an image whose shorter side is known either side may be the shorter one.
+        least = (whole, whole) if isinstance(whole, int) else whole
+        if shape[0] > least[0] or shape[1] > least[1]:
             raise NotRecognised(
-                f"{words(step)} is larger than the {self._resized[0]} px to which the image was "
+                f"{words(step)} is larger than the {shape_in_words(least)} to which the image was "
                 "resized, and pads it."
             )
-        self._cut = side, at_random
+        self._cut = shape, at_random
 
     def _take_flip(self, step: Any) -> None:
         if self._flip is not None:
@@ -244,15 +247,13 @@ class _Reader:
         self._flip_first = self._cut is None
 
 
-def _side(step: object, size: Any) -> int:
-    """The side of a square size, in pixels."""
+def _shape(step: object, size: Any) -> Shape:
+    """The height and width of a size, in pixels: of a number, or of one or two of them."""
     sides = list(size) if isinstance(size, (list, tuple)) else [size]
-    if not sides or len(set(sides)) != 1:
-        raise NotRecognised(f"{words(step)} is not square, and the fast path's images are.")
     try:
-        side = operator.index(sides[0])
-    except TypeError:
-        side = 0
-    if side < 1:
+        height, width = (operator.index(side) for side in (sides * 2 if len(sides) == 1 else sides))
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
         raise NotRecognised(f"{words(step)} has no whole number of pixels above 0 for its size.")
-    return side
+    return height, width

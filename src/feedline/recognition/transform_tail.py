@@ -10,6 +10,7 @@ Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from PIL import Image
 
 from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
+from feedline.images.shape import Shape, shape_in_words
 from feedline.randomness import seeded
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_steps import PixelStep
@@ -90,9 +92,9 @@ class TransformTail:
         """Write the row.
 
         Args:
-            pixels: uint8 (size, size, 3), RGB, C-contiguous; a step may keep or change them.
+            pixels: uint8 (height, width, 3), RGB, C-contiguous; a step may keep or change them.
             seed: 64 bits, for the steps that run as they are.
-            row: (channels, size, size) of this dtype, C-contiguous.
+            row: (channels, height, width) of this dtype, C-contiguous.
 
         Raises:
             SampleError: the steps made something else than such a row.
@@ -207,10 +209,10 @@ def _pixels_of(value: object, form: Form) -> Pixels | None:
     return np.ascontiguousarray(value.as_subclass(torch.Tensor).permute(1, 2, 0).numpy())
 
 
-def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[TransformTail, str]:
+def tail_of(tail: TransformTail, shape: Shape, originals: Originals) -> tuple[TransformTail, str]:
     """A tail that makes rows, where their layout can be found out.
 
-    It is found out on a made-up image of `side` pixels, but only by libraries' own steps.
+    It is found out on a made-up image of this shape, but only by libraries' own steps.
 
     Returns:
         the tail; and why it makes no rows, a sentence, "" where it does.
@@ -225,21 +227,21 @@ def tail_of(tail: TransformTail, side: int, originals: Originals) -> tuple[Trans
     if foreign:
         return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
     all_words = ", ".join(map(words, steps))
-    ramp = np.arange(side * side * 3, dtype=np.uint32) % 251
-    pixels = ramp.astype(np.uint8).reshape(side, side, 3)
+    ramp = np.arange(math.prod(shape) * 3, dtype=np.uint32) % 251
+    pixels = ramp.astype(np.uint8).reshape(*shape, 3)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             output = tail.run(pixels, 0)
     except Exception as error:
-        why = f"{all_words} cannot be run on an image of {side} x {side} px: {said(error)}."
+        why = f"{all_words} cannot be run on an image of {shape_in_words(shape)}: {said(error)}."
         return tail, why
     if wrong := unfit(output):
         return tail, f"{all_words} gives {wrong}."
-    if output.ndim != 3 or tuple(output.shape[1:]) != (side, side):
+    if output.ndim != 3 or tuple(output.shape[1:]) != shape:
         return tail, (
-            f"{all_words} makes a tensor of shape {tuple(output.shape)} of an image of {side} x "
-            f"{side} px, and rows are (channels, height, width) of the same size."
+            f"{all_words} makes a tensor of shape {tuple(output.shape)} of an image of "
+            f"{shape_in_words(shape)}, and rows are (channels, height, width) of the same size."
         )
     return replace(tail, dtype=output.numpy().dtype.name, channels=int(output.shape[0])), ""
 

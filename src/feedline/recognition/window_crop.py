@@ -1,4 +1,4 @@
-"""A square of a resized image: torchvision's Resize, then CenterCrop, RandomCrop or nothing.
+"""A part of a resized image: torchvision's Resize, then CenterCrop, RandomCrop or nothing.
 
 Guarantees: pure geometry; the same seed gives the same window everywhere; roundings are
 torchvision's. Relies on `crops` for the roundings.
@@ -12,6 +12,7 @@ from typing import ClassVar
 from feedline.images.crops import centred, resized
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import Filter
+from feedline.images.shape import Shape, scaled
 from feedline.plan.row import Item
 from feedline.plan.seeds import Stream
 
@@ -20,24 +21,22 @@ __all__ = ["WindowCrop"]
 
 @dataclass(frozen=True)
 class WindowCrop:
-    """Resize(resize), a crop of `crop` pixels, and perhaps a flip, in this or another order.
+    """Resize(resize), a crop, and perhaps a flip, in this or another order.
 
-    At another image size than `crop` all of it is scaled alike: Resize(round(resize * size /
-    crop)) and a crop of that size.
+    At another image size than the crop's longer side all of it is scaled alike: for a square,
+    Resize(round(resize * size / side)) and a crop of that size.
 
     Args:
-        resize: the shorter side of the resized image in pixels; with `square` both sides.
-        crop: the side of the square that is cut out, at most `resize`.
-        square: the image is resized to a square, whatever its shape.
-        random: the square is anywhere, each place alike; else in the centre.
+        resize: the shorter side of the resized image in pixels, or its height and width.
+        crop: the height and width that are cut out; no side is larger than the resized image's.
+        random: they are cut out anywhere, each place alike; else in the centre.
         flip: the probability of mirroring left and right.
-        flip_first: the image is mirrored before the square is cut out, not after it.
+        flip_first: the image is mirrored before the part is cut out, not after it.
         filter: of the resize.
     """
 
-    resize: int
-    crop: int
-    square: bool = False
+    resize: int | Shape
+    crop: Shape
     random: bool = False
     flip: float = 0.0
     flip_first: bool = False
@@ -50,24 +49,30 @@ class WindowCrop:
         return self.random or bool(self.flip)
 
     def place(self, height: int, width: int, item: Item) -> Placement:
-        """Place the square in an image of (height, width) pixels for this item."""
-        size = item.side
+        """Place the part in an image of (height, width) pixels for this item."""
         stream = Stream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
-        resize = self.wanted_side(size)
-        if self.square and resize == size:
+        rows, columns = scaled(self.crop, item.side, max(self.crop))
+        whole = self._whole(height, width, item.side)
+        if whole == (rows, columns) and not isinstance(self.resize, int):
             return Box(0, 0, height, width, flip, None, self.filter)
-        whole = (resize, resize) if self.square else resized(height, width, resize)
         if self.random:
             down, across = stream.pair()
-            top, left = int(down * (whole[0] - size + 1)), int(across * (whole[1] - size + 1))
+            top, left = int(down * (whole[0] - rows + 1)), int(across * (whole[1] - columns + 1))
         else:
-            top, left = centred(*whole, size)
+            top, left = centred(*whole, rows, columns)
         if flip and self.flip_first:
             # What is cut out of the mirrored image lies on the other side of the image itself.
-            left = whole[1] - size - left
+            left = whole[1] - columns - left
         return Window(*whole, top, left, flip, self.filter)
 
+    def _whole(self, height: int, width: int, size: int) -> Shape:
+        """The height and width to which an image is resized for rows of `size` px."""
+        if isinstance(self.resize, int):
+            return resized(height, width, self.wanted_side(size))
+        return scaled(self.resize, size, max(self.crop))
+
     def wanted_side(self, size: int) -> int:
-        """The shorter side, in pixels, to which images are resized for rows of `size` px."""
-        return round(self.resize * size / self.crop)
+        """The shorter side, in pixels, of an image that need not be enlarged for `size` px."""
+        side = self.resize if isinstance(self.resize, int) else max(self.resize)
+        return round(side * size / max(self.crop))

@@ -1,0 +1,216 @@
+"""Recipes as other libraries have them: DALI on the CPU, albumentations, timm's own loader.
+
+Guarantees: the same files, crops of the same distributions, floats normalised alike, (batch, 3,
+224, 224), in batches of the same size with as many workers or threads; a peer that is not
+installed, or lacks a recipe, is left out. Their pixels differ a little: DALI and OpenCV have other
+filters of the same names; albumentations' colours have other formulas.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipe_list import MEAN, RECIPES, STD
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+
+__all__ = ["peers_of"]
+
+Epochs = Callable[[Path, int, int], Callable[[], Iterator[int]]]
+"""Of a folder, a batch size and a number of workers: what goes through an epoch and gives how many
+images each batch has."""
+
+
+def peers_of(recipe: str) -> dict[str, Epochs]:
+    """The peers that are installed and have a recipe, by their names."""
+    found: dict[str, Epochs] = {}
+    for peer, (package, recipes) in _PEERS.items():
+        if recipe in recipes and _installed(package):
+            found[peer] = recipes[recipe]
+    return found
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # what the package lies in is missing, too
+        return False
+
+
+def _dali(*, cubic: bool = False, central: bool = False, smallest: float = 0.08) -> Epochs:
+    def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+        from nvidia.dali import fn, pipeline_def, types
+        from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
+
+        paths, labels = zip(*ImageFolder(str(folder)).samples, strict=True)
+        filter = types.INTERP_CUBIC if cubic else types.INTERP_TRIANGULAR
+        values = {"mean": [m * 255 for m in MEAN], "std": [s * 255 for s in STD]}
+
+        @pipeline_def(batch_size=batch, num_threads=workers, device_id=None)
+        def pipeline() -> tuple[Any, Any]:
+            files, numbers = fn.readers.file(
+                files=list(paths), labels=list(labels), random_shuffle=True, name="files"
+            )
+            if central:
+                images = fn.decoders.image(files, adjust_orientation=False)
+                images = fn.resize(images, resize_shorter=256, interp_type=filter)
+                flip = 0
+            else:
+                images = fn.decoders.image_random_crop(
+                    files, random_area=[smallest, 1.0], adjust_orientation=False
+                )
+                images = fn.resize(images, size=[224, 224], interp_type=filter)
+                flip = fn.random.coin_flip()
+            images = fn.crop_mirror_normalize(
+                images, crop=(224, 224), mirror=flip, dtype=types.FLOAT, **values
+            )
+            return images, numbers
+
+        batches = DALIClassificationIterator(
+            pipeline(), reader_name="files", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True
+        )
+
+        def epoch() -> Iterator[int]:
+            for (made,) in batches:
+                yield len(made["data"])
+
+        return epoch
+
+    return begun
+
+
+class _OpenCV(Dataset[Any]):
+    """A folder as albumentations' documentation reads it, by OpenCV."""
+
+    def __init__(self, folder: Path, transform: Callable[..., Any]) -> None:
+        self._samples = ImageFolder(str(folder)).samples
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import cv2
+
+        cv2.setNumThreads(0)
+        path, label = self._samples[index]
+        image = cv2.imread(path, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        return self._transform(image=image)["image"], label
+
+
+def _albumentations(steps: Callable[[Any, Any], list[Any]]) -> Epochs:
+    def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+        import albumentations
+        import cv2
+        from albumentations.pytorch import ToTensorV2
+
+        floats = [albumentations.Normalize(MEAN, STD), ToTensorV2()]
+        transform = albumentations.Compose([*steps(albumentations, cv2), *floats])
+        data = _OpenCV(folder, transform)
+        return _under_torch(data, batch, workers)
+
+    return begun
+
+
+def _under_torch(data: Any, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+    loader = DataLoader(
+        data, batch, shuffle=True, num_workers=workers, persistent_workers=True, drop_last=True
+    )
+
+    def epoch() -> Iterator[int]:
+        for images, _ in loader:
+            yield len(images)
+
+    return epoch
+
+
+def _albumentations_colours(library: Any, cv2: Any) -> list[Any]:
+    return [
+        library.RandomResizedCrop((224, 224), interpolation=cv2.INTER_LINEAR),
+        library.HorizontalFlip(),
+        library.ColorJitter((0.2, 1.8), (0.2, 1.8), (0.2, 1.8), (-0.2, 0.2), p=0.8),
+        library.ToGray(p=0.2),
+        library.GaussianBlur((23, 23), (0.1, 2.0), p=0.5),
+    ]
+
+
+def _timm(recipe: str) -> Epochs:
+    """timm's `create_loader` without a GPU: batches of bytes, made floats in the main process."""
+
+    def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+        import torch
+        from timm.data import create_loader
+
+        loader = create_loader(
+            ImageFolder(str(folder)),
+            (3, 224, 224),
+            batch,
+            is_training=True,
+            num_workers=workers,
+            use_prefetcher=True,
+            device=torch.device("cpu"),
+            persistent_workers=True,
+            **_OF_TIMM[recipe],
+        )
+
+        def epoch() -> Iterator[int]:
+            for images, _ in loader:
+                yield len(images)
+
+        return epoch
+
+    return begun
+
+
+_OF_TIMM: dict[str, dict[str, Any]] = {
+    "timm, training": {},
+    "timm, training, bicubic": {"interpolation": "bicubic", "color_jitter": None},
+    "timm, RandAugment": {
+        "interpolation": "bicubic",
+        "auto_augment": "rand-m9-mstd0.5",
+        "re_prob": 0.25,
+    },
+}
+
+_PEERS: dict[str, tuple[str, dict[str, Epochs]]] = {
+    "DALI": (
+        "nvidia.dali",
+        {
+            "torchvision, training": _dali(),
+            "MAE": _dali(cubic=True, smallest=0.2),
+            "timm, evaluation": _dali(cubic=True, central=True),
+        },
+    ),
+    "albumentations": (
+        "albumentations",
+        {
+            "torchvision, training": _albumentations(
+                lambda library, cv2: [
+                    library.RandomResizedCrop((224, 224), interpolation=cv2.INTER_LINEAR),
+                    library.HorizontalFlip(),
+                ]
+            ),
+            "MAE": _albumentations(
+                lambda library, cv2: [
+                    library.RandomResizedCrop(
+                        (224, 224), (0.2, 1.0), interpolation=cv2.INTER_CUBIC
+                    ),
+                    library.HorizontalFlip(),
+                ]
+            ),
+            "timm, evaluation": _albumentations(
+                lambda library, cv2: [
+                    library.SmallestMaxSize(256, interpolation=cv2.INTER_CUBIC),
+                    library.CenterCrop(224, 224),
+                ]
+            ),
+            "SimCLR, a single view": _albumentations(_albumentations_colours),
+        },
+    ),
+    "timm's loader": ("timm", {recipe: _timm(recipe) for recipe in _OF_TIMM}),
+}
+
+assert all(recipe in RECIPES for _, recipes in _PEERS.values() for recipe in recipes)
