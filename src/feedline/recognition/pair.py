@@ -160,7 +160,7 @@ class Pair:
             if file is not None:
                 image = opened(file, None)
             return self.transforms(image, *_along(name, size_of(image), rest, mask, leaves))
-        picture = Picture(file, image)
+        picture = Picture(file, image if file is None else None)
         rest = _along(name, picture.size, rest, mask, leaves)
         drawn = recognised.draw(*picture.size, *_asked(recognised))
         pixels = recognised.pixels(drawn, picture.read)

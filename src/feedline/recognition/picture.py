@@ -52,7 +52,7 @@ class Picture:
     """
 
     def __init__(self, file: FileBytes | None, image: Any) -> None:
-        self._image: Any = None if file is not None else image
+        self._image = image
         self._file = unread_jpeg(image) if file is None else file
         self._decoder = threads_decoder()
         self.size: tuple[int, int] = (0, 0)
