@@ -206,13 +206,14 @@ def test_steps_behind_run_as_they_are_on_all_of_the_sample(pairs):
             assert torch.equal(our_mask, their_mask)
 
 
-def test_it_pickles(pairs):
+def test_it_pickles_and_takes_itself(pairs):
     joint = feedline.pair(preset(48, v2.ColorJitter(0.3)))
-    other = pickle.loads(pickle.dumps(joint))
+    assert feedline.pair(joint).transforms is joint.transforms
     (ours, mask), _ = seeded(3, joint, *pairs[0])
-    (same, same_mask), _ = seeded(3, other, *pairs[0])
-    assert torch.equal(ours, same)
-    assert torch.equal(mask, same_mask)
+    for other in (pickle.loads(pickle.dumps(joint)), feedline.pair(joint)):
+        (same, same_mask), _ = seeded(3, other, *pairs[0])
+        assert torch.equal(ours, same)
+        assert torch.equal(mask, same_mask)
 
 
 def test_the_mask_has_one_channel_and_the_palettes_indices(pairs):

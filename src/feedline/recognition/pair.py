@@ -86,7 +86,7 @@ def pair(transforms: Callable[..., Any]) -> Pair:
         raise UsageError(
             f"feedline.pair needs torchvision 0.16 or newer, which has tv_tensors: {error}"
         ) from error
-    return Pair(transforms)
+    return Pair(transforms.transforms if type(transforms) is Pair else transforms)
 
 
 class Pair:
