@@ -163,6 +163,25 @@ def test_a_mask_of_another_size_is_an_error_that_names_both(fused, pairs, tmp_pa
             joint(path, wrong)
 
 
+def test_a_tensor_or_array_of_another_size_than_the_mask_is_an_error(pairs):
+    joint = feedline.pair(v2.Compose([v2.ToImage(), v2.Resize((20, 20))]))
+    for wrong in (torch.zeros(3, 91, 120, dtype=torch.uint8), np.zeros((91, 120, 3), np.uint8)):
+        with pytest.raises(ImageError, match="120 x 91"):
+            joint(wrong, pairs[0][1])
+    image, _ = joint(np.zeros((90, 120, 3), np.uint8), pairs[0][1])
+    assert image.shape == (3, 20, 20)
+    # What a function of the user's takes for an image is its own affair.
+    assert feedline.pair(lambda *sample: sample)(wrong, pairs[0][1])[0] is wrong
+
+
+def test_an_open_file_is_an_error(pairs):
+    joint = feedline.pair(preset())
+    with pairs[0][0].open("rb") as image, pairs[0][1].open("rb") as mask:
+        for sample in ((image, pairs[0][1]), (pairs[0][0], mask)):
+            with pytest.raises(UsageError, match=r"pass file.read\(\)"):
+                joint(*sample)
+
+
 def test_a_coloured_mask_is_an_error(pairs, tmp_path):
     for mode in ("RGB", "RGBA", "LA"):
         coloured = tmp_path / f"{mode}.png"
@@ -215,6 +234,17 @@ def test_an_exception_of_a_step_says_of_which_file(pairs):
     with pytest.raises(ValueError, match="larger than") as raised:
         feedline.pair(v2.Compose([v2.RandomCrop(500)]))(*pairs[0])
     assert str(pairs[0][0]) in " ".join(raised.value.__notes__)
+
+
+def test_a_resize_to_nothing_is_an_error(tmp_path):
+    path, mask = tmp_path / "a.jpg", tmp_path / "a.png"
+    path.write_bytes(encoded(image(1, 100, 3)))
+    mask_of(1, 100, 3).save(mask)
+    for first in ([], [v2.ToImage()]):
+        steps = v2.RandomShortestSize([40], max_size=20), v2.CenterCrop(8), v2.ToImage()
+        with pytest.raises(ImageError, match="100 x 3 pixels to 20 x 0") as raised:
+            feedline.pair(v2.Compose([*first, *steps]))(path, mask)
+        assert str(path) in raised.value.__notes__[0]
 
 
 def test_what_cannot_be_called_is_refused():

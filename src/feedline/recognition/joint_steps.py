@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from feedline.errors import ImageError
 from feedline.images.canvas import Canvas
 from feedline.images.shape import Shape
+from feedline.recognition.steps import words
 
 __all__ = ["JOINT_STEPS", "RESIZES", "Drawn", "draw", "fixed_shape", "may_pad", "scaled"]
 
@@ -48,6 +50,7 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
     """Let steps draw, from torch's random state, what they do to an image of this many pixels.
 
     Raises:
+        ImageError: a step resizes the image to nothing.
         Exception: whatever a step raises, as where an image is smaller than a crop.
     """
     from torchvision import tv_tensors
@@ -61,7 +64,14 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
         # The method had another name before torchvision 0.21.
         params = (getattr(step, "make_params", None) or step._get_params)([stand_in])
         stand_in = step.transform(stand_in, params)
-        canvas = JOINT_STEPS[name](canvas, step, params, tuple(stand_in.shape[-2:]))
+        size = tuple(stand_in.shape[-2:])
+        if min(size) < 1:
+            tall, wide = canvas.size
+            raise ImageError(
+                f"{words(step)} would resize an image of {wide} x {tall} pixels to {size[1]} x "
+                f"{size[0]}, which holds nothing: leave such images out, or resize them less"
+            )
+        canvas = JOINT_STEPS[name](canvas, step, params, size)
         moves.append((step, params))
     return Drawn(canvas, tuple(moves))
 

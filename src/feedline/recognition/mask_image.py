@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -87,8 +88,12 @@ def name_of(image: Any) -> str:
     return str(name) if name else ""
 
 
-def size_of(thing: Any) -> Size | None:
+def size_of(thing: Any, *, as_v2: bool = False) -> Size | None:
     """The size of an image, or that of the image to which a tensor of torchvision's belongs.
+
+    Args:
+        as_v2: a plain tensor counts as an image (..., height, width), an array as (height, width,
+            ...).
 
     Returns:
         None for anything else.
@@ -97,10 +102,14 @@ def size_of(thing: Any) -> Size | None:
 
     if isinstance(thing, Image.Image):
         return thing.height, thing.width
+    shape: tuple[int, ...] = ()
     if isinstance(thing, tv_tensors.TVTensor):
-        height, width = getattr(thing, "canvas_size", None) or tuple(thing.shape[-2:])
-        return int(height), int(width)
-    return None
+        shape = getattr(thing, "canvas_size", None) or tuple(thing.shape[-2:])
+    elif as_v2 and isinstance(thing, torch.Tensor):
+        shape = tuple(thing.shape[-2:])
+    elif as_v2 and isinstance(thing, np.ndarray):
+        shape = thing.shape[:2]
+    return (int(shape[0]), int(shape[1])) if len(shape) == 2 else None
 
 
 def check_size(image: str, size: Size, mask: str, its: Size) -> None:

@@ -9,6 +9,7 @@ Relies on: `pair_reader` for what is recognised, `picture` and `mask_image` for 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,8 @@ class Pair:
         Raises:
             ImageError: a file cannot be read or decoded, a mask has several channels, or something
                 is not of its image's size; names the file.
-            UsageError: a loader asks for an image size that cannot be followed.
+            UsageError: an open file was given, or a loader asks for an image size that cannot be
+                followed.
             Exception: whatever a step raises.
         """
         outer = requested()
@@ -138,10 +140,11 @@ class Pair:
             laps.lap("read")
         try:
             return self._made(file, sample, named)
-        except ImageError:
-            raise
         except Exception as error:
-            if file is not None:
+            named_it = (
+                isinstance(error, ImageError) and file is not None and file.name in str(error)
+            )
+            if file is not None and not named_it:
                 note(error, f"Raised for {file.name}.")
             raise
 
@@ -149,6 +152,12 @@ class Pair:
         recognised = self._fused.recognised
         if named or not sample:
             return self.transforms(*sample, **named)
+        for given in sample[:2]:
+            if isinstance(given, io.IOBase):
+                raise UsageError(
+                    f"an open file was given ({given!r}), and images and masks are read from a "
+                    "path, from bytes or from what Image.open gives: pass file.read()"
+                )
         image, rest = sample[0], sample[1:]
         mask = mask_image(rest[0]) if rest else None
         leaves = tree_flatten(rest if mask is None else rest[1:])[0]
@@ -159,7 +168,8 @@ class Pair:
         if recognised is None or not readable or not all(map(_goes_along, leaves)):
             if file is not None:
                 image = opened(file, None)
-            return self.transforms(image, *_along(name, size_of(image), rest, mask, leaves))
+            size = size_of(image, as_v2=recognised is not None)
+            return self.transforms(image, *_along(name, size, rest, mask, leaves))
         picture = Picture(file, image if file is None else None)
         rest = _along(name, picture.size, rest, mask, leaves)
         drawn = recognised.draw(*picture.size, *_asked(recognised))
