@@ -19,7 +19,7 @@ from feedline.errors import ImageError
 from feedline.recognition.given import file_of
 from feedline.recognition.steps import said
 
-__all__ = ["MaskImage", "check_size", "mask_image", "size_of"]
+__all__ = ["MaskImage", "check_size", "mask_image", "name_of", "size_of"]
 
 _MODES = ("1", "F", "I", "I;16", "I;16B", "I;16L", "I;16N", "L", "P")
 

@@ -141,10 +141,7 @@ class Pair:
         try:
             return self._made(file, sample, named)
         except Exception as error:
-            named_it = (
-                isinstance(error, ImageError) and file is not None and file.name in str(error)
-            )
-            if file is not None and not named_it:
+            if file is not None and not (isinstance(error, ImageError) and file.name in str(error)):
                 note(error, f"Raised for {file.name}.")
             raise
 

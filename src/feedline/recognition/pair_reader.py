@@ -19,6 +19,7 @@ from PIL import Image
 
 from feedline.images.canvas_pixels import Colour
 from feedline.images.resample_filter import Filter
+from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
@@ -86,7 +87,7 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
         geometry=tuple(reader.geometry),
         shape=fixed_shape(reader.geometry),
         filter=reader.filter,
-        resize_mode="pillow" if reader.held == "pil" else "bytes",
+        resize_mode=reader.resize_mode,
         colour=reader.colour,
         value=reader.value,
         copied=reader.copied,
@@ -127,6 +128,7 @@ class _Reader:
         self.values: list[Step] = []
         self.held = self._lut.form
         self.filter: Filter = "bilinear"
+        self.resize_mode: ResizeMode = "pillow"
         self.colour: Colour = (0, 0, 0)
         self.value = 0.0
         self.copied = True
@@ -161,6 +163,7 @@ class _Reader:
             filter = step_filter(step, step.interpolation, self._lut.form)
             self.copied = mode_of(step.interpolation) != "nearest-exact"
             self.filter, self._resized = filter, True
+            self.resize_mode = "pillow" if self._lut.form == "pil" else "bytes"
         if may_pad(step):
             fills = (0, 0, 0), 0.0
             if name != "CenterCrop":
