@@ -186,11 +186,7 @@ def of(transform: Callable[[], Any]) -> Recipe:
 
 def of_views(transforms: Callable[[], list[Any]]) -> Recipe:
     """A recipe of several views of each image."""
-    return Recipe(
-        lambda folder: ImageFolder(str(folder), Views(transforms())),
-        lambda folder: ImageFolder(str(folder), feedline.views(*transforms())),
-        changed="feedline.views in the place of the class that calls the transforms",
-    )
+    return of(lambda: Views(transforms()))
 
 
 RECIPES: dict[str, Recipe] = {

@@ -43,6 +43,7 @@ from feedline.images.placement import Box
 from feedline.plan.row import Item
 from feedline.recognition.compiled import Compiled
 from feedline.recognition.pair import Pair
+from feedline.recognition.pipeline import ImagePipeline
 from feedline.recognition.recognise import recognise
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
@@ -117,7 +118,7 @@ def rate(epoch: Epoch) -> float:
 def difference(dataset: Any) -> float | None:
     """Of the crops' pixels from Pillow's with the same corners; None where none is taken over."""
     pipeline = recognise(dataset).pipeline
-    if pipeline is None:
+    if not isinstance(pipeline, ImagePipeline):
         return None
     apart = []
     for sample in range(0, len(dataset), max(1, len(dataset) // 100)):

@@ -192,7 +192,7 @@ def test_none_or_no_transforms_are_refused():
 def test_compiled_pipelines_are_taken_as_they_were(pictures):
     pipeline = random_pipeline()
     views = feedline.views(feedline.compile(pipeline), pipeline)
-    assert views.transforms == (pipeline, pipeline)
+    assert views.calls.transforms == (pipeline, pipeline)
     other = pickle.loads(pickle.dumps(views))
     both = [seeded(1, lambda each=each: each(pictures["plain.jpg"])) for each in (views, other)]
     assert all(map(torch.equal, *both))

@@ -6,14 +6,16 @@ Guarantees: those of `views`, for one view.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from feedline.errors import UsageError
 from feedline.recognition.fused import FAST_INPUTS, in_lines
 from feedline.recognition.steps import words
+from feedline.recognition.view_form import Form, Wrapped
 from feedline.recognition.views import Views
+from feedline.recognition.wrappers import unwrapped
 
-__all__ = ["Compiled", "compile", "views"]
+__all__ = ["Compiled", "calls_of", "compile", "views"]
 
 
 class Compiled:
@@ -24,19 +26,22 @@ class Compiled:
     """
 
     def __init__(self, transform: Callable[..., Any]) -> None:
-        self._views = Views((transform,))
+        self.transform = transform
+        self._views = Views(calls_of(transform))
 
     @property
-    def transform(self) -> Callable[..., Any]:
-        """The pipeline that this was made of, to be called as it is."""
-        return self._views.transforms[0]
+    def calls(self) -> Wrapped:
+        """What is called with an image: the pipeline, or those that a wrapper calls."""
+        return self._views.calls
 
     def __call__(self, *images: Any, **named: Any) -> Any:
         """Transform an image; arguments and errors are those of `feedline.views`."""
-        return self._views(*images, **named)[0]
+        return self._views(*images, **named)
 
     def explain(self) -> str:
         """What is recognised, what runs as it is and why, what is fast: one fact a line."""
+        if len(self._views.fused) > 1:
+            return self._views.explain()
         (fused,) = self._views.fused
         facts = fused.facts()
         if fused.recognised is not None:
@@ -44,7 +49,7 @@ class Compiled:
         return in_lines(facts)
 
     def __repr__(self) -> str:
-        return f"feedline.compile({self._views.fused[0]})"
+        return f"feedline.compile({'; '.join(map(str, self._views.fused))})"
 
 
 def compile(transform: Callable[..., Any]) -> Compiled:
@@ -74,6 +79,10 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     opened file or on the image that was given. `explain()` says which and why. What a user has
     changed of these libraries (a replaced method, a hook, a subclass) is seen when this is called:
     after a change of the pipeline, of Pillow or of torch's default dtype call it again.
+
+    A class of yours that does nothing but call transforms with the image, as MoCo's and DINO's, is
+    read as the views that it gives, in its own form; `explain()` shows the line of one that does
+    more, which runs as it is.
 
     All that is random follows from the global random states: a number drawn from torch's places the
     crop, and other steps draw as they would. So `torch.manual_seed` and the seeds that torch gives
@@ -115,7 +124,20 @@ def views(*transforms: Callable[..., Any]) -> Views:
     Raises:
         UsageError: there is none, or one cannot be called.
     """
-    return Views(_pipelines(transforms, "feedline.views(first, second)"))
+    made: list[Callable[..., Any]] = []
+    forms: list[Form] = []
+    for calls in map(calls_of, _pipelines(transforms, "feedline.views(first, second)")):
+        forms.append(calls.form_from(len(made)))
+        made += calls.transforms
+    return Views(Wrapped(tuple(made), (list, tuple(forms))))
+
+
+def calls_of(transform: Any) -> Wrapped:
+    """What is called with an image where this is: itself, or what a wrapper calls."""
+    if type(transform) in (Compiled, Views):
+        return cast(Wrapped, transform.calls)
+    found = unwrapped(transform)
+    return found if isinstance(found, Wrapped) else Wrapped((transform,), 0)
 
 
 def _pipelines(given: tuple[Any, ...], example: str) -> tuple[Callable[..., Any], ...]:

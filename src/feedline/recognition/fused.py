@@ -15,6 +15,7 @@ from feedline.recognition.originals import Originals
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
+from feedline.recognition.wrappers import unwrapped
 
 __all__ = ["FAST_INPUTS", "Fused", "fuse", "in_lines"]
 
@@ -70,6 +71,8 @@ def fuse(transform: Callable[..., Any]) -> Fused:
         originals = Originals()
         if replaced := originals.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
+        if isinstance(why := unwrapped(transform), str) and why:
+            raise NotRecognised(why)
         recognised = read(transform, originals)
         return Fused(transform, recognised, recognised.notes)
     except NotRecognised as why:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.recognition.compiled import Compiled
+from feedline.recognition.compiled import Compiled, calls_of
 from feedline.recognition.folders import folders_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pillow_reading import PillowSettings
@@ -27,8 +27,10 @@ from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
+from feedline.recognition.view_form import Wrapped
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
+from feedline.recognition.wrappers import unwrapped
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 
@@ -69,10 +71,11 @@ def recognise(dataset: object) -> Recognition:
         _check_parts(chosen.folders, originals)
         store, settings = store_of(chosen), PillowSettings.now()
         transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
-        if type(transform) is Views:
-            found = _of_views(transform, store, settings, originals, target)
+        calls = _calls_of(transform)
+        if calls.form != 0:
+            found = _of_views(calls, store, settings, originals, target)
         else:
-            recognised = _read(transform, originals)
+            recognised = read(calls.transforms[0], originals)
             notes = recognised.notes
             if recognised.no_rows:
                 notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
@@ -89,7 +92,7 @@ def recognise(dataset: object) -> Recognition:
 
 
 def _of_views(
-    views: Views,
+    views: Wrapped,
     store: FileStore[LabelledPaths],
     settings: PillowSettings,
     originals: Originals,
@@ -111,7 +114,7 @@ def _of_views(
         as_is += found.as_is
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
-    pipeline = ViewsPipeline(store, recognised, settings, target_transform)
+    pipeline = ViewsPipeline(store, recognised, views.form, settings, target_transform)
     return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
 
 
@@ -159,9 +162,12 @@ def _check_loader(dataset: Any, originals: Originals) -> None:
         raise NotRecognised("torchvision's image backend is not PIL.")
 
 
-def _read(transform: Any, originals: Originals) -> RecognisedTransform:
-    """A pipeline, also one that was compiled."""
-    return read(transform.transform if type(transform) is Compiled else transform, originals)
+def _calls_of(transform: Any) -> Wrapped:
+    """What is called with an image; NotRecognised where a user's wrapper does more than that."""
+    why = unwrapped(transform)
+    if why and isinstance(why, str):
+        raise NotRecognised(why)
+    return calls_of(transform)
 
 
 def _check_parts(folders: Sequence[Any], originals: Originals) -> None:
@@ -172,10 +178,9 @@ def _check_parts(folders: Sequence[Any], originals: Originals) -> None:
             raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
         if other.transform is first.transform:
             continue
-        views = Views in (type(first.transform), type(other.transform))
-        if views or not _alike(
-            _read(first.transform, originals), _read(other.transform, originals)
-        ):
+        calls = [_calls_of(each.transform) for each in (first, other)]
+        several = any(each.form != 0 for each in calls)
+        if several or not _alike(*(read(each.transforms[0], originals) for each in calls)):
             raise NotRecognised(
                 "The parts of the ConcatDataset have different transforms, "
                 f"{words(first.transform)} and {words(other.transform)}, and the fast path has "

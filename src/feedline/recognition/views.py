@@ -10,7 +10,6 @@ Relies on: `fused` for what is recognised, `given` for what an image is.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from feedline.recognition.picture import threads_decoder
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import words
 from feedline.recognition.view_crops import ViewCrops, crops_of
+from feedline.recognition.view_form import Wrapped, arranged
 from feedline.request import Request, augmentation_strength, image_size, requested
 from feedline.stores.store import Pixels
 from feedline.trace import laps
@@ -41,18 +41,19 @@ class Views:
     """Makes several views of an image; `feedline.views` says how.
 
     Args:
-        transforms: what each view is made by, in the order of the views.
+        calls: what each view is made by, in the order of the views, and how they are handed out.
     """
 
-    def __init__(self, transforms: tuple[Callable[..., Any], ...]) -> None:
-        self.transforms = transforms
+    def __init__(self, calls: Wrapped) -> None:
+        self.calls = calls
+        transforms = calls.transforms
         fused = {id(transform): fuse(transform) for transform in transforms}
         self.fused = tuple(fused[id(transform)] for transform in transforms)
         self._crops: ViewCrops = crops_of(
             tuple(each.recognised for each in self.fused if each.recognised is not None)
         )
 
-    def __call__(self, *images: Any, **named: Any) -> list[Any]:
+    def __call__(self, *images: Any, **named: Any) -> Any:
         """Make the views.
 
         Args:
@@ -61,7 +62,7 @@ class Views:
             named: for the pipelines as they are.
 
         Returns:
-            what each transform gives, in their order.
+            a list of what each transform gives, in their order; of a wrapper what it gives.
 
         Raises:
             ImageError: a file cannot be read or decoded; names it.
@@ -71,11 +72,11 @@ class Views:
         """
         file = file_of(images[0]) if images else None
         if file is None:
-            return self._made(None, images, named)
+            return arranged(self.calls.form, self._made(None, images, named))
         if laps.timed:
             laps.lap("read")
         try:
-            return self._made(file, images, named)
+            return arranged(self.calls.form, self._made(file, images, named))
         except ImageError:
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import STEPS, SamplePipeline
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.view_crops import PlacedViews, crops_of
+from feedline.recognition.view_form import Form, arranged, in_words
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
@@ -32,6 +33,7 @@ class ViewsPipeline(SamplePipeline):
     Args:
         store: the samples' files and labels.
         recognised: what is made of an image, for each view.
+        form: how the views of an image are handed out.
         settings: which files Pillow reads.
         target_transform: as of `SamplePipeline`.
     """
@@ -42,10 +44,11 @@ class ViewsPipeline(SamplePipeline):
         self,
         store: FileStore[LabelledPaths],
         recognised: tuple[RecognisedTransform, ...],
+        form: Form,
         settings: PillowSettings,
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
-        self.recognised = recognised
+        self.recognised, self.form = recognised, form
         self._crops = crops_of(recognised)
         # What it places is read as one part, and never resized as one.
         super().__init__(store, cast(Transform, self._crops), settings, target_transform)
@@ -55,8 +58,8 @@ class ViewsPipeline(SamplePipeline):
         """The side of the largest view, in pixels: of an item that asks for none."""
         return self._crops.largest
 
-    def sample(self, item: Item) -> tuple[list[Any], Any]:
-        """As of `SamplePipeline`: what each view's last step gives, in their order.
+    def sample(self, item: Item) -> tuple[Any, Any]:
+        """As of `SamplePipeline`: what each view's last step gives, in the form of the views.
 
         The item's size is that of the largest view, the others keep their proportion to it.
         """
@@ -75,13 +78,14 @@ class ViewsPipeline(SamplePipeline):
             seed = extend(extend(item.seed, number), STEPS)
             with Request(None if asked is None else sides[number], item.strength):
                 made.append(view.tail.run(resized[number], seed))
-        return made, self._target(self.store.label(item.sample), item._replace(image_size=asked))
+        label = self._target(self.store.label(item.sample), item._replace(image_size=asked))
+        return arranged(self.form, made), label
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and digests: the same in every process."""
         form = self.store.form()
         views = "; ".join(view.identity() for view in self.recognised)
-        return f"views: {views}" + (form and f", {form}")
+        return f"views in {in_words(self.form)}: {views}" + (form and f", {form}")
 
     def __repr__(self) -> str:
         views = "; ".join(map(str, self.recognised))

@@ -1,0 +1,251 @@
+"""A class of a user's that calls transforms with an image, read as the views that it gives.
+
+Guarantees: nothing of the class is run. Only a `__call__` counts of which every statement is
+understood, and whose source is what was compiled; it may assign, build lists and tuples, append,
+extend and go through lists and `range`, and nothing else. What it reads of itself are plain
+attributes, and it changes none of them. So a class that draws, counts or changes the image is none.
+
+Relies on: `method_source` for the statements.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from feedline.recognition.method_source import NotUnderstoodError, method_of_image
+from feedline.recognition.steps import words
+from feedline.recognition.view_form import Form, Wrapped
+
+__all__ = ["unwrapped"]
+
+_LIBRARIES = ("torch", "torchvision", "timm", "feedline")
+_MOST_VIEWS = 64
+_DEEPEST = 4
+
+
+def unwrapped(transform: object) -> Wrapped | str:
+    """What a wrapper calls with the image.
+
+    Returns:
+        the transforms; or why it runs as it is, a sentence, "" where it is no object of a user's
+        class.
+    """
+    if not _is_users(transform):
+        return ""
+    try:
+        calls: list[Callable[..., Any]] = []
+        form = _form(_Call(transform, calls, 0).value())
+    except NotUnderstoodError as why:
+        return f"{words(transform)} runs as it is: {why}."
+    return Wrapped(tuple(calls), form)
+
+
+class _Built(list[Any]):
+    """A list that a wrapper makes in its call; it may change no other."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a transform makes of the image."""
+
+    number: int
+
+
+_LISTS = (_Built, list, tuple)
+_IMAGE = object()
+"""The image that a wrapper is called with."""
+
+
+def _form(value: Any) -> Form:
+    if isinstance(value, _View):
+        return value.number
+    if type(value) in (_Built, tuple) and value:
+        return tuple if type(value) is tuple else list, tuple(map(_form, value))
+    raise NotUnderstoodError("it gives something else than what its transforms make of the image")
+
+
+@dataclass
+class _Call:
+    """A call of a wrapper with the image, followed statement by statement.
+
+    Args:
+        wrapper: the object.
+        calls: gets the transforms that are called.
+        depth: of wrappers in wrappers.
+    """
+
+    wrapper: object
+    calls: list[Callable[..., Any]]
+    depth: int
+    names: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 1000
+
+    def value(self) -> Any:
+        """What the call gives."""
+        kind = type(self.wrapper)
+        function = _looked_up(kind, "__call__")
+        if _looked_up(kind, "__getattr__") or kind.__getattribute__ is not object.__getattribute__:
+            raise NotUnderstoodError(f"{kind.__name__} looks its attributes up in its own way")
+        self._globals = function.__globals__
+        method = method_of_image(function)
+        self._self, self.names = method.own, {method.argument: _IMAGE}
+        *body, last = method.body
+        for statement in body[1:] if body and _is_text(body[0]) else body:
+            self._do(statement)
+        if not isinstance(last, ast.Return) or last.value is None:
+            raise NotUnderstoodError(f"{kind.__name__}.__call__ does not end with a return")
+        made = self._of(last.value)
+        if not method.runs:
+            raise NotUnderstoodError(f"the source of {function.__qualname__} is not what runs")
+        return made
+
+    def _do(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.names[name] = self._of(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.names[name] = self._of(value)
+            case ast.For(target=ast.Name(id=name), iter=over, body=body, orelse=[]):
+                if isinstance(over, ast.Name) and type(self.names.get(over.id)) is _Built:
+                    raise self._not(statement)  # it may grow on the way
+                for each in self._many(over):
+                    self.names[name] = each
+                    for inner in body:
+                        self._do(inner)
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" as way),
+                    args=[value],
+                    keywords=[],
+                )
+            ) if type(self.names.get(name)) is _Built:
+                added = self._of(value)
+                if way == "append":
+                    self.names[name].append(added)
+                elif type(added) in _LISTS:
+                    self.names[name].extend(added)
+                else:
+                    raise self._not(statement)
+            case _:
+                raise self._not(statement)
+
+    def _of(self, expression: ast.expr) -> Any:
+        match expression:
+            case ast.Name(id=name) if name in self.names:
+                return self.names[name]
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == self._self:
+                return self._attribute(attribute)
+            case ast.Subscript(value=value, slice=place):
+                held, number = self._of(value), _whole(place)
+                if type(held) in _LISTS and -len(held) <= number < len(held):
+                    return held[number]
+            case ast.Call(func=func, args=[ast.Name(id=name)], keywords=[]):
+                if self.names.get(name) is _IMAGE:
+                    return self._called(self._of(func), expression)
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                made = [self._of(part) for part in parts]
+                return _Built(made) if isinstance(expression, ast.List) else tuple(made)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                first, second = self._of(left), self._of(right)
+                if type(first) is type(second) is _Built:
+                    return _Built(first + second)
+            case ast.ListComp(
+                elt=made_of,
+                generators=[
+                    ast.comprehension(target=ast.Name(id=name), iter=over, ifs=[], is_async=0)
+                ],
+            ):
+                return self._comprehended(name, over, made_of)
+        raise self._not(expression)
+
+    def _comprehended(self, name: str, over: ast.expr, made_of: ast.expr) -> _Built:
+        outer, made = dict(self.names), _Built()
+        for each in self._many(over):
+            self.names = outer | {name: each}
+            made.append(self._of(made_of))
+        self.names = outer
+        return made
+
+    def _called(self, function: Any, expression: ast.expr) -> Any:
+        """What a transform makes of the image: a view, or what a wrapper in this one gives."""
+        if not callable(function) or isinstance(function, _View | type):
+            raise self._not(expression)
+        before = len(self.calls)
+        if self.depth < _DEEPEST and _is_users(function):
+            try:
+                return _Call(function, self.calls, self.depth + 1).value()
+            except NotUnderstoodError:
+                del self.calls[before:]  # it is one transform, whatever it does
+        if len(self.calls) == _MOST_VIEWS:
+            raise NotUnderstoodError(f"it makes more than {_MOST_VIEWS} views")
+        self.calls.append(function)
+        return _View(before)
+
+    def _many(self, over: ast.expr) -> list[Any]:
+        """What a loop goes through."""
+        match over:
+            case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]) if (
+                "range" not in self._globals and "range" not in self.names
+            ):
+                number = _whole(count) if isinstance(count, ast.Constant) else self._of(count)
+                if type(number) is int:
+                    return self._spent(range(number))
+            case _:
+                held = self._of(over)
+                if type(held) in _LISTS:
+                    return self._spent(held)
+        raise self._not(over)
+
+    def _spent(self, held: Sequence[Any]) -> list[Any]:
+        self.rounds -= len(held)
+        if self.rounds < 0:
+            raise NotUnderstoodError(f"{type(self.wrapper).__name__}.__call__ goes on too long")
+        return list(held)
+
+    def _attribute(self, name: str) -> Any:
+        kind = type(self.wrapper)
+        found = vars(self.wrapper) if hasattr(self.wrapper, "__dict__") else {}
+        of_kind = _looked_up(kind, name)
+        if name in found and not hasattr(type(of_kind), "__set__"):
+            return found[name]
+        if of_kind is None or name in found or hasattr(type(of_kind), "__get__"):
+            raise NotUnderstoodError(f"{kind.__name__} has no plain attribute {name}")
+        return of_kind
+
+    def _not(self, part: ast.AST) -> NotUnderstoodError:
+        text = " ".join(ast.unparse(part).split())
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        return NotUnderstoodError(
+            f"{type(self.wrapper).__name__}.__call__ does more than to call transforms: {shown}"
+        )
+
+
+def _whole(expression: ast.expr) -> int:
+    """A whole number that is written down; one that no list has for anything else."""
+    try:
+        number = ast.literal_eval(expression)
+    except ValueError:
+        return sys.maxsize
+    return number if type(number) is int else sys.maxsize
+
+
+def _looked_up(kind: type, name: str) -> Any:
+    """What a class has under a name, as it lies there."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _is_users(transform: object) -> bool:
+    """Whether the class of an object is no library's and has a call in Python."""
+    kind = type(transform)
+    bases = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    plain = type(_looked_up(kind, "__call__")) is FunctionType
+    return plain and not any(base in _LIBRARIES for base in bases)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
