@@ -47,15 +47,18 @@ class RecognisedTransform:
     notes: tuple[str, ...]
     no_rows: str
 
-    def resized(self, image: Pixels, placement: Placement, side: int) -> Pixels:
-        """The pixels that the tail begins with, uint8 (side, side, 3), in memory of their own.
+    def resized(
+        self, image: Pixels, placement: Placement, side: int, into: Pixels | None = None
+    ) -> Pixels:
+        """The pixels that the tail begins with, uint8 (side, side, 3).
 
         Args:
             image: uint8 (height, width, 3): the placement's part of an image.
             placement: what is to be made of it.
             side: in pixels.
+            into: where they are written, C-contiguous; None: memory of their own.
         """
-        pixels = np.empty((side, side, 3), np.uint8)
+        pixels: Pixels = np.empty((side, side, 3), np.uint8) if into is None else into
         fill_as(self.resize_mode, pixels, image, placement)
         if laps.timed:
             laps.lap("resize")
