@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from feedline.plan.row import Field
 from feedline.stores.index import FolderIndex
+from feedline.stores.originals import Originals
 from feedline.stores.path_table import LabelledPaths
 from feedline.stores.read_file import read_file
 
@@ -20,7 +21,7 @@ Paths = TypeVar("Paths", bound=LabelledPaths)
 __all__ = ["FileStore", "files_of"]
 
 
-class FileStore(Generic[Paths]):
+class FileStore(Originals, Generic[Paths]):
     """Files, read as they are asked for; a `SampleStore`.
 
     Args:
@@ -42,22 +43,9 @@ class FileStore(Generic[Paths]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def open(self) -> None:
-        """Nothing is kept open: a file is opened for as long as it is read."""
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     def read(self, sample: int, side: int) -> bytes:
         """The bytes of a sample's file, which is the original."""
         return read_file(self.path(sample))
-
-    def original_size(self, sample: int) -> None:
-        """None: what is read is the original."""
-
-    def check_side(self, side: int) -> str:
-        """Nothing: the originals."""
-        return ""
 
     def label(self, sample: int) -> Any:
         """The label of a sample, a number or an array of some."""
@@ -86,10 +74,6 @@ class FileStore(Generic[Paths]):
     def fingerprint(self) -> str:
         """A short hash of the paths; reads no files."""
         return self.paths.fingerprint()
-
-    def form(self) -> str:
-        """Nothing: the originals."""
-        return ""
 
 
 def files_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
