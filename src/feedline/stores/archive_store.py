@@ -9,13 +9,12 @@ Relies on: `archive_index` for what lies where, `zip_members` to unpack, `open_f
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from feedline.errors import ImageError
 from feedline.plan.row import Field
 from feedline.stores.archive_index import TAR, ArchiveIndex
 from feedline.stores.open_files import OpenFiles
-from feedline.stores.originals import Originals
+from feedline.stores.originals import NamedOriginals
 from feedline.stores.path_table import printable
 from feedline.stores.read_file import check_size
 from feedline.stores.zip_members import unpacked
@@ -40,7 +39,7 @@ def in_archive(root: str) -> tuple[str, str] | None:
     return None
 
 
-class ArchiveStore(Originals):
+class ArchiveStore(NamedOriginals[ArchiveIndex]):
     """The images of an archive; a `SampleStore`.
 
     Args:
@@ -56,9 +55,6 @@ class ArchiveStore(Originals):
         self.inside = inside
         self.paths = index
         self._files = OpenFiles("archive", "ImageFolder")
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def close(self) -> None:
         """Let go of the archive."""
@@ -81,16 +77,8 @@ class ArchiveStore(Originals):
             raise ImageError(f"the archive ends {length - len(data)} bytes before it does")
         return data
 
-    def label(self, sample: int) -> Any:
-        """The class number of a sample."""
-        return self.paths.labels[sample]
-
     def name(self, sample: int) -> str:
         """The archive's path, and that of a sample's file in it."""
         where = os.path.join(self.archive, self.inside)
         below = printable(os.fsencode(where)).decode()
         return os.path.join(below, self.paths.path(sample))
-
-    def fingerprint(self) -> str:
-        """A short hash of the paths: that of the folder, where the archive was unpacked."""
-        return self.paths.fingerprint()

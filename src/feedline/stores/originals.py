@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["Originals", "hash_of_images"]
+from feedline.stores.path_table import LabelledPaths
+
+Paths = TypeVar("Paths", bound=LabelledPaths)
+
+__all__ = ["NamedOriginals", "Originals", "Paths", "hash_of_images"]
 
 _HASHED_IMAGES = 64
 
@@ -38,6 +42,29 @@ class Originals:
     def form(self) -> str:
         """Nothing: the originals."""
         return ""
+
+
+class NamedOriginals(Originals, Generic[Paths]):
+    """Of a store of originals whose names and labels are in arrays."""
+
+    paths: Paths
+    """The samples' names and labels."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def labels(self) -> np.ndarray[Any, Any]:
+        """Of all samples, (n, ...)."""
+        return self.paths.labels
+
+    def label(self, sample: int) -> Any:
+        """The label of a sample, a number or an array of some."""
+        return self.paths.labels[sample]
+
+    def fingerprint(self) -> str:
+        """A short hash of the names, their order and the labels; reads no images."""
+        return self.paths.fingerprint()
 
 
 def hash_of_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int], bytes]) -> str:
