@@ -95,17 +95,19 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
             for 50. See docs/SETTINGS.md for when another value helps. Whole batches are one
             worker's each, and have no pieces.
-        device: where batches of feedline's own sources go, by torch's name; None leaves them uint8
-            on the CPU.
-        dtype, mean, std: of the normalised images, with `device` only; None for float32 and
-            ImageNet's statistics.
-        pixel_transform: with `device` only: `images = f(images, batch)` changes a batch's images on
-            the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
+        device: where batches go, by torch's name; None leaves them on the CPU. Of feedline's own
+            sources; and of a torchvision pipeline whose rows feedline makes, see `explain`: there
+            the images travel as uint8 pixels where nothing stands behind its ToTensor and
+            Normalize, whose values are looked up on the device, the same to the bit.
+        dtype, mean, std: of the normalised images of feedline's own sources, with `device` only;
+            None for float32 and ImageNet's statistics.
+        pixel_transform: of these, with `device` only: `images = f(images, batch)` changes a batch's
+            images on the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
             `batch_transform`, the device does it beside the step before, on a stream of its own.
             `batch` is what was planned: `batch.whole_seed` seeds what is drawn, so that a resumed
             run draws the same, and `batch.phase` is the schedule's.
-        batch_transform: with `device` only: `images, labels = f(images, labels, batch=batch)`
-            changes a batch on the device behind that, as MixUp does.
+        batch_transform: of these, with `device` only: `images, labels = f(images, labels,
+            batch=batch)` changes a batch on the device behind that, as MixUp does.
         cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
             `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
             dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
@@ -228,6 +230,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         if asked.native:
             self._session.open()
             self.max_image_size = self._session.decision().max_image_size
+        elif asked.device is not None:
+            self._session.decision()  # which says now whether batches can go there
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     # Copies
