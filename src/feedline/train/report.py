@@ -39,28 +39,5 @@ class Report(Protocol):
         """A stop was asked for; from a thread of its own, while a step may still be under way."""
 
 
-class Silent:
+class Silent(Report):
     """A report that says nothing: of ranks other than 0."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def planned(
-        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
-    ) -> None:
-        """Nothing."""
-
-    def begin(self, now: Standing) -> None:
-        """Nothing."""
-
-    def stepped(self, now: Standing) -> None:
-        """Nothing."""
-
-    def validating(self, *, rows: int) -> None:
-        """Nothing."""
-
-    def ended(self, record: EpochRecord, *, epochs: int) -> None:
-        """Nothing."""
-
-    def stopping(self) -> None:
-        """Nothing."""
