@@ -15,7 +15,7 @@ from feedline.train.recipe import Recipe
 from feedline.train.warm_up import shapes_of
 from feedline.tuning.step_bytes import StepBytes, count_step_bytes
 
-__all__ = ["check_memory", "free_bytes", "step_bytes"]
+__all__ = ["check_memory", "free_bytes", "out_of_memory", "step_bytes"]
 
 _SURELY = 4000
 """Bytes that no usual network takes for a pixel in a training step; in float32 ResNet-50 takes
@@ -55,6 +55,21 @@ def check_memory(
             f"{device.type}: {fits}. Use a smaller batch (--batch-size, or @{max(most, 1)} in the "
             "schedule) with --accumulate, or smaller images"
         )
+
+
+def out_of_memory(rows: int | None, size: int, error: torch.OutOfMemoryError) -> UsageError:
+    """What to say of a batch for which the device had no memory.
+
+    Args:
+        rows: of the batch.
+        size: side of its images, in pixels.
+        error: torch's own.
+    """
+    return UsageError(
+        f"a batch of {rows} images at {size} px does not fit the device's memory: {error}. "
+        "Use a smaller --batch-size, or --accumulate; feedline tune --batch-size auto finds "
+        "the largest that fits"
+    )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -17,19 +17,18 @@ from typing import Any
 
 import torch
 
-from feedline.device.usable import synchronize
 from feedline.diagnose.load import Load
-from feedline.errors import UsageError
 from feedline.forecast.rates import Point, Rates
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import usable_cores
+from feedline.train.check_memory import out_of_memory
 from feedline.train.learner import Learner
 from feedline.train.loaders import train_loader
 from feedline.train.phase import TrainPhase
 from feedline.train.recipe import Recipe
+from feedline.train.rehearsed import RehearsedStep
 from feedline.train.run_settings import RunSettings
-from feedline.train.step import train_step
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
@@ -103,7 +102,7 @@ def rehearse_phase(
     alone = replace(recipe, schedule=(phase,))
     learner.set_phase(phase)
     learner.model.train()
-    step = _Step(learner, recipe.accumulate)
+    step = RehearsedStep(learner, recipe.accumulate)
     try:
         with ExitStack() as stack:
             loader = train_loader(alone, images, asked, learner.device, stack)
@@ -133,11 +132,7 @@ def rehearse_phase(
             rates = _rates(loader, replace(phase, batch_size=rows), trial, ceiling, metered.cpu_s)
             tried.close()
     except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"a batch of {phase.batch_size} images at {phase.size} px does not fit the device's "
-            f"memory: {error}. Use a smaller --batch-size, or --accumulate; feedline tune "
-            "--batch-size auto finds the largest that fits"
-        ) from error
+        raise out_of_memory(phase.batch_size, phase.size, error) from error
     return RehearsedPhase(
         rates=rates,
         steps=trial.window.steps,
@@ -148,21 +143,6 @@ def rehearse_phase(
         workers=loader.num_workers,
         seconds=time.monotonic() - begun,
     )
-
-
-class _Step:
-    """A training step, as a run does it, that waits until the device has done it."""
-
-    def __init__(self, learner: Learner, accumulate: int) -> None:
-        self._learner, self._accumulate = learner, accumulate
-        self._done = 0
-
-    def __call__(self, batch: Any) -> None:
-        images, labels = batch
-        part = self._done % self._accumulate
-        train_step(self._learner, images, labels, part=part, parts=self._accumulate)
-        self._done += 1
-        synchronize(self._learner.device)
 
 
 def _read(tried: OwnLoader, images: int, until: float, told: Callable[[str], object]) -> None:
@@ -186,15 +166,8 @@ def _rates(
 ) -> Rates:
     """What follows for a forecast."""
     if trial.workers:
-        found = TunedPhase(
-            size=phase.size,
-            batch_size=phase.batch_size,
-            ceiling=ceiling,
-            trials=(trial,),
-            best=trial,
-            reached=False,
-            ended="done",
-            needs_s=0.0,
+        found = TunedPhase.of_trial(
+            trial, size=phase.size, batch_size=phase.batch_size, ceiling=ceiling
         )
         rates = rates_of(loader, found, step_cpu_s)
         assert rates is not None, "there is a trial"
