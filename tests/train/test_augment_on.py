@@ -22,7 +22,7 @@ from feedline.loader import DataLoader
 from feedline.plan.row import Item
 from feedline.train import row_augmentation
 from feedline.train.augment_costs import AugmentCosts
-from feedline.train.augment_places import AugmentPlaces
+from feedline.train.augment_places import AugmentPlaces, place_rows
 from feedline.train.dry_run import dry_run
 from feedline.train.loaders import train_loader
 from feedline.train.recipe import Recipe
@@ -201,4 +201,6 @@ def test_a_place_is_faster_where_the_intervals_are_apart(
     costs = AugmentCosts(image_ms=1.0, images=32, step_ms=1.0, steps=2)
     places = AugmentPlaces(costs=costs, rows=8, cpu=trial(*cpu), device=trial(*device))
     assert places.faster == faster
+    said = place_rows([("8 px", places)])[1][-1]
+    assert said == (faster or ("too few steps" if cpu[1] == 1 else "no difference seen"))
     assert places.as_dict()["cpu"]["images_per_s"] == pytest.approx(8000 / cpu[0])

@@ -32,6 +32,11 @@ class AugmentPlaces:
     device: Trial
 
     @property
+    def unknown(self) -> bool:
+        """Whether there were too few steps over one of the loaders to compare them."""
+        return self.cpu.interval is None or self.device.interval is None
+
+    @property
     def faster(self) -> str:
         """The place with the shorter step; "" where the two 95% intervals meet, or are unknown."""
         cpu, device = self.cpu.interval, self.device.interval
@@ -74,7 +79,7 @@ def place_rows(phases: Sequence[tuple[str, AugmentPlaces]]) -> list[tuple[str, .
                 f"{said['cpu']['images_per_s']:.1f}",
                 f"{each.costs.step_ms:.1f}",
                 f"{said['device']['images_per_s']:.1f}",
-                each.faster or "neither, for certain",
+                each.faster or ("too few steps" if each.unknown else "no difference seen"),
             )
         )
     return rows
