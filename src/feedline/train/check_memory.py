@@ -48,12 +48,17 @@ def check_memory(
     room = _SHARE * free
     if counted.at(rows) > room:
         most = counted.largest(room, rows)
-        fits = f"one of {most} would fit" if most else "not even one image of that size would fit"
+        fits, instead = "not even one image of that size would fit", "Use smaller images"
+        if most:
+            fits = f"one of {most} would fit"
+            instead = (
+                f"Use a smaller batch (--batch-size, or @{most} in the schedule) with "
+                "--accumulate, or smaller images"
+            )
         raise UsageError(
             f"a training step with {rows} images at {size} px takes about "
             f"{decimal(round(counted.at(rows)))} of memory, and {decimal(free)} are free on "
-            f"{device.type}: {fits}. Use a smaller batch (--batch-size, or @{max(most, 1)} in the "
-            "schedule) with --accumulate, or smaller images"
+            f"{device.type}: {fits}. {instead}"
         )
 
 
