@@ -30,7 +30,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
-from feedline.loader.saved_settings import naming_file, with_saved
+from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -174,7 +174,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
-        given = with_saved(given)
+        without_file, given = given, with_saved(given)
         pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
         prefetch, piece_ms = given["prefetch"], given["piece_ms"]
         added_before = set(vars(self))  # by a subclass
@@ -227,6 +227,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._finalizer = weakref.finalize(self, self._session.close)
         if asked.adapts and asked.num_workers and engine is None:
             self.adapts = True
+        if settings is not None and (decision := self._session.decision()).rows is None:
+            warn_of_useless(settings, without_file, given, str(decision))
         if asked.native:
             self._session.open()
             self.max_image_size = self._session.decision().max_image_size
