@@ -224,7 +224,7 @@ class ImagePipeline(SamplePipeline):
         return made, self._target(number, item)
 
     def _pixels(self, item: Item, into: Pixels | None = None) -> tuple[Pixels, Any]:
-        """The shown part, uint8 (height, width, 3), in `into` or memory of its own; and the label."""
+        """The shown part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
         item = self._counted(item)
         image, placement = self._part(item)
         pixels = self.recognised.resized(image, placement, item.side, into)
