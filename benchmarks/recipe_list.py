@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import segmentation
 import torch
 from PIL import Image
 from timm.data import create_transform
@@ -245,6 +246,9 @@ RECIPES: dict[str, Recipe] = {
         ),
         options=(("image_size", 224), ("device", "cpu"), ("mean", MEAN), ("std", STD)),
         changed="feedline.ImageList.from_hf",
+    ),
+    "segmentation, torchvision's preset": Recipe(
+        segmentation.Usual, segmentation.Paired, changed="two lines: feedline.pair"
     ),
     "SimCLR, a single view": of(simclr),
     "SimCLR, two views": of_views(lambda: 2 * [simclr()]),

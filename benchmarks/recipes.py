@@ -42,6 +42,7 @@ import feedline
 from feedline.images.placement import Box
 from feedline.plan.row import Item
 from feedline.recognition.compiled import Compiled
+from feedline.recognition.pair import Pair
 from feedline.recognition.pipeline import ImagePipeline
 from feedline.recognition.recognise import recognise
 
@@ -161,7 +162,7 @@ def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
 def said_of(dataset: Any) -> list[str]:
     """What feedline does in the place of a recipe's own code, and what runs as it is."""
     transform = getattr(dataset, "transform", None)
-    if isinstance(transform, Compiled):
+    if isinstance(transform, (Compiled, Pair)):
         return [f"compiled: {line}" for line in transform.explain().splitlines()]
     if isinstance(dataset, feedline.ImageList):
         return ["fast: all of it"]

@@ -312,7 +312,11 @@ class Measured:
     def _looked(self, state: State, loader: Any) -> Rates:
         step = Metered(self.workload.step(state.gpu))
         ceiling, trial = looked(loader, step, state.workers, self.workload.size)
-        found = rates_of(loader, _phase(self.workload.size, ceiling, trial), step.cpu_s)
+        found = rates_of(
+            loader,
+            TunedPhase.of_trial(trial, size=self.workload.size, batch_size=None, ceiling=ceiling),
+            step.cpu_s,
+        )
         assert found is not None, "there is a trial"
         return replace(found, wanted_px=self.workload.size, level_px=state.cache)
 
@@ -356,19 +360,6 @@ def looked(loader: Any, step: Metered, workers: int, size: int | None) -> tuple[
         tried.close()
 
 
-def _phase(size: int | None, ceiling: float, trial: Trial) -> TunedPhase:
-    return TunedPhase(
-        size=size,
-        batch_size=None,
-        ceiling=ceiling,
-        trials=(trial,),
-        best=trial,
-        reached=False,
-        ended="done",
-        needs_s=0.0,
-    )
-
-
 def progressive(folder: Path) -> list[Row]:
     """Whole schedules, as forecast from two steady phases and as they then run."""
 
@@ -389,7 +380,11 @@ def progressive(folder: Path) -> list[Row]:
         with loader(f"{size}x1000") as steady:
             metered = Metered(step)
             ceiling, trial = looked(steady, metered, 2, size)
-            found = rates_of(steady, _phase(size, ceiling, trial), metered.cpu_s)
+            found = rates_of(
+                steady,
+                TunedPhase.of_trial(trial, size=size, batch_size=None, ceiling=ceiling),
+                metered.cpu_s,
+            )
             assert found is not None, "there is a trial"
             rates.append(found)
     rows = []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.plan.schedule import Phase, Schedule
     from feedline.recognition.compiled import compile, views
+    from feedline.recognition.pair import pair
     from feedline.request import augmentation_strength, image_size, per_size
     from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
@@ -42,6 +43,7 @@ __all__ = [
     "compile",
     "find_batch_size",
     "image_size",
+    "pair",
     "per_size",
     "plan_cache",
     "tune",
@@ -67,6 +69,7 @@ _HOMES = {
     "compile": "feedline.recognition.compiled",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.request",
+    "pair": "feedline.recognition.pair",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
     "tune": "feedline.tuning.tune",

@@ -122,7 +122,8 @@ def test_debug_shows_the_traceback(
 def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
     feedline: Command, tmp_path: Path
 ) -> None:
-    for target in (tmp_path, tmp_path / "nowhere" / "out.json"):
+    forbidden = [Path("/proc/out.json")] if sys.platform == "linux" else []
+    for target in (tmp_path, tmp_path / "nowhere" / "out.json", *forbidden):
         ended = feedline("demo-data", tmp_path / "demo", "--json", target)
         assert ended.status == 2
         assert "--json" in ended.err
@@ -152,6 +153,23 @@ def test_json_goes_into_what_is_no_file_and_leaves_it_there(tmp_path: Path) -> N
     assert json.loads(os.read(reader, 1000)) == {"a": 2}
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_said_in_one_line() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from feedline.cli.start import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Early:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Early())\n"
+        "main(['--version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, b"")
+    assert done.stderr == b"feedline: interrupted\n"
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

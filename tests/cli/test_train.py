@@ -58,6 +58,25 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
     assert_refused(feedline(*bare, "--schedule", "48x3"), "schedule was '32x1,48x1', is '48x3'")
 
 
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    """All settings are the run's: of the checkpoint before, as the last one cannot be read."""
+    out = tmp_path / "run"
+    quick = [each if each != "32x1" else "32x2" for each in QUICK]
+    assert feedline("train", tiny_set, *quick, "--out", out).status == 0
+    (out / "last.pt").write_bytes(b"damaged")
+    bare = ("train", tiny_set, "--workers", 0, "--device", "cpu", "--resume", out)
+    ended = feedline(*bare)
+    assert ended.status == 0, ended.err
+    assert "damaged" in ended.out
+    assert f"going on from {out / 'before.pt'}, the one before it" in ended.out
+    assert "epoch 2/2  32 px" in ended.out
+    for name in ("last.pt", "before.pt"):
+        (out / name).write_bytes(b"damaged")
+    assert_refused(feedline(*bare), "before.pt: not a checkpoint that feedline can read")
+
+
 def test_a_file_says_phases_and_the_command_line_the_rest(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
@@ -92,7 +111,10 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
-        (("--schedule", "15000x1"), ("images at 15000 px takes about", "are free on cpu")),
+        (
+            ("--schedule", "15000x1"),
+            ("images at 15000 px takes about", "are free on cpu", "fit. Use smaller images"),
+        ),
         (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
         (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
         (("--epochs", 3), ("epochs is of a preset",)),
@@ -102,6 +124,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--schedule", "0x2"), ("size must be", "got 0")),
         (("--batch-size", 0), ("batch_size must be", "got 0")),
         (("--lr", "-1"), ("lr must be above 0", "got -1.0")),
+        (("--augment-on", "gpu"), ("augment_on must be 'device' or 'cpu', got 'gpu'",)),
         (("--workers", "many"), ("--workers must be", "'many'")),
         (("--model", "resnet19"), ("has no model 'resnet19'", "resnet18")),
         (("--amp", "fp16"), ("needs a CUDA device",)),

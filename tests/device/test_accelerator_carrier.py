@@ -6,17 +6,22 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from model import ModelDevice
-from model_normalise import ModelNormalise
+from model_values import ModelValues
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.device.accelerator_carrier import AcceleratorCarrier
-from feedline.device.on_device import OnDevice
+from feedline.device.normalise import Normalise
+from feedline.device.on_device import OnDevice, ToValues
+from feedline.device.value_table import ValueTable
+
+TABLE = np.random.RandomState(0).standard_normal((3, 256))
 
 Read = tuple[Made, list[Callable[[], torch.Tensor]]]
 
@@ -39,18 +44,23 @@ class CarrierMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.none() | st.integers(0, 2**32 - 1),
         slots=st.integers(1, 4),
-        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+        values=st.sampled_from(
+            [
+                *(Normalise(), Normalise(dtype=torch.bfloat16)),
+                *(ValueTable(TABLE.astype(kind)) for kind in ("float32", "float16")),
+            ]
+        ),
     )
-    def begin(self, seed: int | None, slots: int, dtype: torch.dtype) -> None:
+    def begin(self, seed: int | None, slots: int, values: ToValues) -> None:
         self.slots = WatchedSlots(slots)
         schedule = None if seed is None else random.Random(seed)
         self.device = ModelDevice(schedule, lasting=self.slots.block)
         self.users = [self.device.default, self.device.stream()]
-        self.normalise = ModelNormalise(self.device, dtype=dtype)
+        self.values = values
         self.registered = Registered(self.device)
         self.carrier = AcceleratorCarrier(
             self.slots,
-            OnDevice(self.normalise),
+            OnDevice(ModelValues(self.device, values)),
             self.device,
             self.registered,  # type: ignore[arg-type]
         )
@@ -64,7 +74,7 @@ class CarrierMachine(RuleBasedStateMachine):
 
     def send_one(self, rows: int, size: int, failed: set[int]) -> None:
         failed = {row for row in failed if row < rows - 1}  # a batch has at least one row
-        flight, made = make(self.slots, self.number, rows, size, failed, self.normalise)
+        flight, made = make(self.slots, self.number, rows, size, failed, self.values)
         self.number += 1
         self.carrier.send(flight)
         self.sent.append(made)
@@ -94,7 +104,7 @@ class CarrierMachine(RuleBasedStateMachine):
         made = self.sent.popleft()
         assert [t.shape for t in tensors] == [t.shape for t in made]
         assert [t.dtype for t in tensors] == [t.dtype for t in made]
-        assert tensors[0].is_contiguous(memory_format=torch.channels_last)
+        assert [t.stride() for t in tensors] == [t.stride() for t in made]
         self.read(made, tensors)
         if keep:
             self.kept.append((made, tensors, self.users.index(self.device.current)))
@@ -165,12 +175,12 @@ class Trainer:
     def __init__(self, slots: int = 8) -> None:
         self.slots = WatchedSlots(slots)
         self.device = ModelDevice(copy_ms=4.0, lasting=self.slots.block)  # a batch is two copies
-        self.normalise = ModelNormalise(self.device, takes_ms=2.0)
-        self.carrier = AcceleratorCarrier(self.slots, OnDevice(self.normalise), self.device)
+        values = ModelValues(self.device, Normalise(), takes_ms=2.0)
+        self.carrier = AcceleratorCarrier(self.slots, OnDevice(values), self.device)
         self.number = 0
 
     def send(self) -> Made:
-        flight, made = make(self.slots, self.number, 2, 4, set(), self.normalise)
+        flight, made = make(self.slots, self.number, 2, 4, set(), Normalise())
         self.number += 1
         self.carrier.send(flight)
         return made

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Normalize, RandomErasing, RandomResizedCrop, ToTensor
 
 from feedline.device.pinning import Pinned
 from feedline.engine.memory import Memfd
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from sources import Breaking, Rows
+from torchvision_folder import write_images
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -216,3 +220,20 @@ def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
                 del images, labels
     with DataLoader(Rows(100), 16, **OPTIONS) as made:
         assert_same(moved, epochs(made))
+
+
+@pytest.mark.parametrize("behind", [[], [RandomErasing(1.0)]], ids=["pixels", "values"])
+def test_a_recognised_pipeline_arrives_as_on_the_cpu_to_the_bit(
+    tmp_path: Path, behind: list[Any]
+) -> None:
+    steps = [RandomResizedCrop(24), ToTensor(), Normalize([0.5] * 3, [0.2] * 3), *behind]
+    data = ImageFolder(str(write_images(tmp_path)), Compose(steps))
+    with DataLoader(data, 3, num_workers=2, seed=1) as here:
+        wanted = epochs(here)
+    with DataLoader(data, 3, num_workers=2, seed=1, device="cuda") as there:
+        found = epochs(there)
+    assert_same(found, wanted)
+    for (images, labels), (same, _) in zip(found, wanted, strict=True):
+        assert images.is_cuda
+        assert labels.is_cuda
+        assert images.stride() == same.stride()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.device.normalise import Normalise
+from feedline.device.on_device import ToValues
 from feedline.engine.board import BOARD_BYTES
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import PAGE_BYTES
@@ -23,7 +23,7 @@ __all__ = ["Made", "WatchedSlots", "make"]
 REUSED = 0xEE
 
 Made = tuple[torch.Tensor, torch.Tensor]
-"""A batch as it must arrive: pixels, normalised; labels."""
+"""A batch as it must arrive: values of pixels; labels."""
 
 
 class WatchedSlots(FixedSlots):
@@ -59,7 +59,7 @@ class WatchedSlots(FixedSlots):
 
 
 def make(
-    slots: FixedSlots, number: int, rows: int, size: int, failed: set[int], normalise: Normalise
+    slots: FixedSlots, number: int, rows: int, size: int, failed: set[int], values: ToValues
 ) -> tuple[InFlightBatch, Made]:
     """Fill a free slot as workers would; rows that failed hold anything."""
     slot = slots.acquire()
@@ -72,6 +72,5 @@ def make(
     failures = [Failure(row, "ValueError", "broken") for row in sorted(failed)]
     keep = [row for row in range(rows) if row not in failed]
     pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
-    constants = Normalise.constants(normalise, torch.device("cpu"))
-    wanted = Normalise.__call__(normalise, pixels, constants), torch.from_numpy(labels[keep])
+    wanted = values(pixels, values.constants(torch.device("cpu"))), torch.from_numpy(labels[keep])
     return InFlightBatch(number, batch, slot, fields, failures=failures), wanted

@@ -20,7 +20,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.plan.row import Item
-from feedline.stores import archive_index, zip_members
+from feedline.stores import archive_index, kept_index, zip_members
 from slow import slow
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
@@ -193,11 +193,11 @@ def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(pets, tmp_path / "a.zip")
-    keep = archive_index._keep
+    written = kept_index._written
     monkeypatch.setattr(
-        archive_index,
-        "_keep",
-        lambda place, *rest: "caches" in place and keep(place, *rest),
+        kept_index,
+        "_written",
+        lambda place, *rest: "caches" in place and written(place, *rest),
     )
     first = ImageFolder(path).fingerprint()
     assert len(list((tmp_path / "caches/feedline/archives").iterdir())) == 1
@@ -205,12 +205,13 @@ def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
     assert ImageFolder(path).fingerprint() == first
 
 
-def test_a_place_that_cannot_be_written_leaves_nothing(pets: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    index = archive_index.archive_index(str(stored(pets, tmp_path / "a.zip")), "", (".jpg",))
-    assert not archive_index._keep(str(tmp_path / "file/below"), index, "")
+    columns = {"blob": np.arange(3)}
+    assert kept_index._written(str(tmp_path / "there"), {}, columns)
+    assert not kept_index._written(str(tmp_path / "file/below"), {}, columns)
     (tmp_path / "taken").mkdir()
-    assert not archive_index._keep(str(tmp_path / "taken"), index, "")
+    assert not kept_index._written(str(tmp_path / "taken"), {}, columns)
     assert not list(tmp_path.glob("*.partial"))
 
 

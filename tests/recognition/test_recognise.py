@@ -343,11 +343,11 @@ def test_an_item_may_ask_for_another_size(root, size):
 def test_the_fields_describe_the_pipelines_own_output(root):
     _, recognition = recognised(root, v1.RandomResizedCrop(48), v1.ToTensor())
     assert recognition.pipeline.fields(48) == (
-        Field("image", "float32", (3, 48, 48)),
+        Field("values", "float32", (3, 48, 48)),
         Field("label", "int64", ()),
     )
     _, recognition = recognised(root, v2.RandomResizedCrop(48), v2.ToImage())
-    assert recognition.pipeline.fields(32)[0] == Field("image", "uint8", (3, 32, 32))
+    assert recognition.pipeline.fields(32)[0] == Field("values", "uint8", (3, 32, 32))
 
 
 def test_totensor_follows_torchs_default_dtype(root):

@@ -291,10 +291,10 @@ def pixels(value):
 @pytest.mark.parametrize(
     ("step", "field"),
     [
-        (v1.Grayscale(), Field("image", "float32", (1, 32, 32))),
-        (v2.ToDtype(torch.float64), Field("image", "float64", (3, 32, 32))),
-        (v2.RandomChannelPermutation(), Field("image", "float32", (3, 32, 32))),
-        (v1.RandomApply([v1.ColorJitter(0.1)]), Field("image", "float32", (3, 32, 32))),
+        (v1.Grayscale(), Field("values", "float32", (1, 32, 32))),
+        (v2.ToDtype(torch.float64), Field("values", "float64", (3, 32, 32))),
+        (v2.RandomChannelPermutation(), Field("values", "float32", (3, 32, 32))),
+        (v1.RandomApply([v1.ColorJitter(0.1)]), Field("values", "float32", (3, 32, 32))),
     ],
 )
 def test_the_rows_dtype_and_shape_are_those_that_come_out(root, step, field):

@@ -30,6 +30,7 @@ from feedline.train.recipe import Recipe
         ("on_error", "ignore"),
         ("curve", "step"),
         ("policy", "auto"),
+        ("augment_on", "gpu"),
         ("mixup", -1.0),
         ("cutmix", float("inf")),
         ("erasing", 1.1),

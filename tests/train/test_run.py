@@ -22,6 +22,7 @@ from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.report.open_run import facts_at
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.configuration import read_settings, recipe_of
+from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.result import Result
@@ -269,6 +270,15 @@ def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path:
     assert len(load_checkpoint(out)["journal"]["records"]) == 1
 
 
+def test_what_cannot_be_kept_is_said_as_it_stands(tmp_path: Path) -> None:
+    told: list[str] = []
+    keeper = Keeper(out=tmp_path / "gone", most=0, told=told.append)
+    keeper.save({"step": 1}, epochs=None)
+    keeper.keep_best({"epoch": 1})
+    assert told[0].endswith("Training goes on; there is no checkpoint yet")
+    assert told[1].endswith("Training goes on; no weights are kept yet")
+
+
 def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
     tiny_set: Path, tmp_path: Path
 ) -> None:
@@ -372,9 +382,10 @@ def test_runs_without_a_name_are_numbered(
 def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
     tiny_set: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(FeedlineError, match=r"the loss became (nan|inf).*--lr"):
+    with pytest.raises(FeedlineError, match=r"the loss became (nan|inf).*--lr") as error:
         run(tiny_set, tmp_path / "out", Recorder(), optimizer="sgd", lr=1e30)
     assert not (tmp_path / "out" / "last.pt").exists()
+    assert "checkpoint" not in str(error.value), "there is none"
 
 
 def test_without_validation_images_a_run_says_so_and_keeps_the_last_weights(

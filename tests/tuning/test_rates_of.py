@@ -58,16 +58,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     own.begin(next(phase for phase in own.phases if phase.size == size))
     rehearsal = Rehearsal(own, lambda batch: time.sleep(0.005), size)
     trial = rehearsal.trial(own.start, least_s=0.1, most_s=0.2)
-    phase = TunedPhase(
-        size=size,
-        batch_size=own.batch_size,
-        ceiling=200.0,
-        trials=(trial,),
-        best=trial,
-        reached=False,
-        ended="done",
-        needs_s=0.0,
-    )
+    phase = TunedPhase.of_trial(trial, size=size, batch_size=own.batch_size, ceiling=200.0)
     found = rates_of(loader, phase, 0.001)
     own.close()
     assert found is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -56,6 +57,31 @@ def test_whole_batches_have_their_own(tmp_path: Path) -> None:
     with DataLoader(list(range(64)), 8, settings=str(file)) as loader:
         assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (2, 4, False)
         assert sum(1 for _ in loader) == 8
+
+
+def test_what_has_no_effect_on_whole_batches_is_said(file: Path) -> None:
+    with pytest.warns(UserWarning, match="prefetch=5 and piece_ms=12.5.*no effect") as caught:
+        loader = DataLoader(list(range(64)), 8, settings=file)
+    assert caught[0].filename == __file__
+    with loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(1 for _ in loader) == 8
+        copy.copy(loader).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(list(range(64)), 8, settings=file, num_workers=0).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_and_one_without_a_writer_is_said(tmp_path: Path, file: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is a pipe, and nothing writes to it"):
+        DataLoader(images(), 8, image_size=16, settings=pipe)
+    kept = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written stays in it meanwhile
+    pipe.write_bytes(file.read_bytes())
+    assert SavedSettings.read(pipe).prefetch == 5
+    os.close(kept)
 
 
 def test_another_machine_is_said(file: Path) -> None:

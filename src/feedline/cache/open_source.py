@@ -17,6 +17,7 @@ from feedline.cache.folder_source import FolderSource
 from feedline.cache.parquet_source import ParquetSource
 from feedline.cache.source import Source
 from feedline.cache.source_files import FarFiles, LocalFiles, SourceFiles
+from feedline.cache.store_source import StoreSource
 from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
@@ -24,7 +25,7 @@ from feedline.images.image_list import ImageList
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_layout import MANIFEST
-from feedline.stores.file_store import files_of
+from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
 
 __all__ = ["open_source"]
@@ -50,6 +51,8 @@ def open_source(given: Any) -> Source:
         _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)
     if isinstance(given, ImageList):
+        if not isinstance(given.store, FileStore):
+            return StoreSource(repr(given.store), given.store, given.classes or None)
         files = given.files.without_repeats()
         return FolderSource(given.root, files, given.classes or None, "files")
     if is_url(given):

@@ -3,19 +3,18 @@
 Guarantees: only headers and labels are read, and nothing is extracted; no Python object per sample
 is kept; a shard that is cut off, or damaged in its headers, is an error and never a smaller shard.
 
-Relies on: `source_files` for how many shards are read at a time; `tar_members` for what lies in
+Relies on: `source_files` for how many shards are read at a time; `shard_samples` for what lies in
 one of them.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,16 +23,12 @@ import numpy as np
 from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError
 from feedline.stores.path_table import LabelledPaths
-from feedline.stores.tar_members import tar_members
+from feedline.stores.shard_samples import ShardMember, content_of, shard_samples
 
 __all__ = ["ShardIndex", "index_shards"]
 
-# As webdataset tells a key from the ending: at the first dot of the last part of the name.
-_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
-_ABOUT_THE_SHARD = re.compile(r"__[^/]*__($|/)")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
 _WHOLE = re.compile(rb"\s*[+-]?\d{1,18}\s*")
-_MOST_BYTES = 1 << 20  # of a label
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +48,11 @@ class ShardIndex(LabelledPaths):
     classes: list[str] | None
 
 
-class _Member(NamedTuple):
-    """A file in a shard: `first` is its first byte."""
-
-    key: str
-    ending: str
-    first: int
-    length: int
-
-
 class _Sample(NamedTuple):
     """A sample of a shard; the class name is None where it has none."""
 
     key: str
-    image: _Member
+    image: ShardMember
     label: int
     class_name: str | None
 
@@ -125,24 +111,12 @@ def _part(files: SourceFiles, shard: str) -> _Part:
 
 
 def _samples(file: BinaryIO, path: str, size: int) -> Iterator[_Sample]:
-    """The samples of an open shard: files in a row that have the same key."""
-    seen: set[str] = set()
-    for key, members in itertools.groupby(_members(file, path, size), lambda member: member.key):
-        if key in seen:
-            raise DatasetError(
-                f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
-                "of a sample must follow one another, and a key be of one sample"
-            )
-        seen.add(key)
-        yield _sample(file, path, key, members)
+    """The samples of an open shard."""
+    for key, found in shard_samples(file, path, size):
+        yield _sample(file, path, key, found)
 
 
-def _sample(file: BinaryIO, path: str, key: str, members: Iterable[_Member]) -> _Sample:
-    found: dict[str, _Member] = {}
-    for member in members:
-        if member.ending in found:
-            raise DatasetError(f"the shard {path!r} has {f'{key}.{member.ending}'!r} twice")
-        found[member.ending] = member
+def _sample(file: BinaryIO, path: str, key: str, found: Mapping[str, ShardMember]) -> _Sample:
     image = next((found[ending] for ending in _IMAGES if ending in found), None)
     has = ", ".join(f".{ending}" for ending in found)
     if image is None:
@@ -150,10 +124,10 @@ def _sample(file: BinaryIO, path: str, key: str, members: Iterable[_Member]) -> 
             f"the shard {path!r} has no image for the key {key!r}, only {has}. The name of "
             f"an image ends in .{', .'.join(_IMAGES)}"
         )
-    about = _json(_content(file, found["json"])) if "json" in found else {}
+    about = _json(content_of(file, found["json"])) if "json" in found else {}
     label = about.get("label", about.get("cls"))
     if "cls" in found:
-        text = _content(file, found["cls"])
+        text = content_of(file, found["cls"])
         label = int(text) if _WHOLE.fullmatch(text) else text
     if type(label) is not int or not -(2**63) <= label < 2**63:
         raise DatasetError(
@@ -165,12 +139,6 @@ def _sample(file: BinaryIO, path: str, key: str, members: Iterable[_Member]) -> 
     return _Sample(key, image, label, name if isinstance(name, str) else None)
 
 
-def _content(file: BinaryIO, member: _Member) -> bytes:
-    """A small file of a shard; of a large one the beginning."""
-    file.seek(member.first)
-    return file.read(min(member.length, _MOST_BYTES))
-
-
 def _json(text: bytes) -> dict[str, Any]:
     """An object in JSON; an empty one for anything else."""
     try:
@@ -178,15 +146,3 @@ def _json(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
-
-
-def _members(file: BinaryIO, path: str, size: int) -> Iterator[_Member]:
-    """The files of a shard that belong to samples, in its order."""
-    for found in tar_members(file, size, f"the shard {path!r}", _is_of_a_sample):
-        parts = _NAME.fullmatch(found.name)
-        if parts is not None and not found.link:
-            yield _Member(parts[1], parts[2].lower(), found.first, found.length)
-
-
-def _is_of_a_sample(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and not _ABOUT_THE_SHARD.match(name)

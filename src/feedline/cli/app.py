@@ -43,6 +43,14 @@ _FAILED = 1
 class _Commands(TyperGroup):
     """Turns what feedline raises into one message and an exit status, for every command."""
 
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Reads the options before the command's name; Ctrl-C may come meanwhile."""
+        try:
+            return super().make_context(*args, **more)
+        except KeyboardInterrupt:
+            complain("interrupted", label="")
+            raise typer.Exit(130) from None
+
     def invoke(self, ctx: Any) -> Any:
         # Typer would swallow KeyboardInterrupt with no word about it, so it is met here, inside.
         debug = ctx.params.get("debug") or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")

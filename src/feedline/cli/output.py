@@ -32,8 +32,16 @@ def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is None or (_is_kept(path) and os.access(path, os.W_OK)):
         return path
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        problem = "it is a folder" if path.is_dir() else f"{folder} is no folder one can write to"
+    problem = "it is a folder" if path.is_dir() else ""
+    if not problem:
+        # Tried, and not only asked for: /proc lets root do anything but that.
+        partial = _partial(path)
+        try:
+            partial.touch()
+            partial.unlink()
+        except OSError as error:
+            problem = f"{folder} is no folder one can write to ({error.strerror})"
+    if problem:
         raise UsageError(
             f"{option.opts[0]} {path}: cannot write there, {problem}; name a file elsewhere"
         )
@@ -91,12 +99,17 @@ def write_text(path: Path, text: str) -> None:
     if _is_kept(path):
         path.write_bytes(data)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         partial.write_bytes(data)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it takes its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def _is_kept(path: Path) -> bool:

@@ -45,6 +45,7 @@ def train(
     cutmix: options.Cutmix = None,
     policy: options.Policy = None,
     augment: options.Augment = None,
+    augment_on: options.AugmentOn = None,
     erasing: options.Erasing = None,
     dropout: options.Dropout = None,
     drop_path: options.DropPath = None,
@@ -100,6 +101,7 @@ def train(
         "cutmix": cutmix,
         "policy": policy,
         "augment": augment,
+        "augment_on": augment_on,
         "erasing": erasing,
         "dropout": dropout,
         "drop_path": drop_path,
@@ -123,9 +125,10 @@ def train(
     under = None if config is None else read_settings(config)
     checkpoint = find_checkpoint(resume, out=out, model=model or (under or {}).get("model"))
     if checkpoint is not None:
-        from feedline.train.checkpoint import load_checkpoint
+        from feedline.train.checkpoint import load_or_before
 
-        under = (under or {}) | load_checkpoint(checkpoint)["recipe"]
+        # The run itself says so where it goes on from the one before.
+        under = (under or {}) | load_or_before(checkpoint, lambda text: None)["recipe"]
     recipe = recipe_of(given, under)
     asked = RunSettings(
         root=folder,

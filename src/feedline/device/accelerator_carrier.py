@@ -12,7 +12,9 @@ the step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -57,6 +59,7 @@ class AcceleratorCarrier:
         on_device: what becomes of a batch there, on the side stream.
         accelerator: the device.
         pinned: the slots' memory, where it is registered; released by `close`.
+        form: what the tensors of a batch are put into.
     """
 
     ahead = True
@@ -67,13 +70,15 @@ class AcceleratorCarrier:
         on_device: OnDevice,
         accelerator: TorchAccelerator,
         pinned: Pinned | None = None,
+        form: Callable[[Tensors], Any] = tuple,
     ) -> None:
         self._slots = slots
         self._on_device = on_device
         self._accelerator = accelerator
         self._pinned = pinned
+        self._form = form
         self._stream = accelerator.stream()
-        self._constants = on_device.normalise.constants(accelerator.device)
+        self._constants = on_device.constants(accelerator.device)
         # The side stream reads the constants: they must be there before it runs.
         self._stream.wait_stream(accelerator.current_stream())
         self._sent: deque[_Sent] = deque()
@@ -116,7 +121,7 @@ class AcceleratorCarrier:
         if slot is not None:
             self._copying.append(sent)
 
-    def receive(self) -> Tensors:
+    def receive(self) -> Any:
         """The oldest batch that was sent, ready for the current stream."""
         sent = self._sent.popleft()
         stream = self._accelerator.current_stream()
@@ -133,7 +138,7 @@ class AcceleratorCarrier:
         tensors, sent.tensors = sent.tensors, ()
         self.reclaim(wait=False)
         self._settle()
-        return tensors
+        return self._form(tensors)
 
     def reclaim(self, wait: bool) -> None:
         """Free the slots whose copies are done; `wait` for the oldest of them."""

@@ -115,7 +115,7 @@ class HostCarrier(CpuCarrier):
         self._on_device = on_device
         self._form = form
         cpu = torch.device("cpu")
-        self._constants = on_device.normalise.constants(cpu) if on_device else None
+        self._constants = on_device.constants(cpu) if on_device else None
 
     def _made(self, flight: InFlightBatch) -> Any:
         return self._form(self._tensors(flight))

@@ -53,9 +53,7 @@ class Normalise:
         scale, shift = 1 / (255 * std), -mean / std
         return scale.float().to(device), shift.float().to(device)
 
-    def __call__(
-        self, images: torch.Tensor, constants: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Normalise images of shape (N, 3, H, W), uint8; the result keeps their memory layout."""
         scale, shift = constants
         return images.to(torch.float32).mul_(scale).add_(shift).to(self.dtype)

@@ -1,4 +1,4 @@
-"""What becomes of a batch on its device: its pixels changed, normalised, and the whole changed.
+"""What becomes of a batch on its device: its pixels changed, made values, and the whole changed.
 
 Guarantees: the same on every device and in every carrier; a user's function gets tensors of its
 own, and what it gives is checked.
@@ -8,21 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from feedline.device.normalise import Normalise
 from feedline.errors import UsageError
 from feedline.plan.batches import Batch
 from feedline.plan.row import Field
 
-__all__ = ["BatchTransform", "OnDevice", "PixelTransform", "is_image"]
+__all__ = ["BatchTransform", "Constants", "OnDevice", "PixelTransform", "ToValues", "is_image"]
 
 PixelTransform = Callable[[torch.Tensor, Batch], torch.Tensor]
 """Images of a batch, uint8 (N, 3, H, W) on the device, and its plan: the images, changed."""
 
 BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
 """The tensors of a batch, normalised, and its plan as `batch=`: as many tensors, changed."""
+
+
+Constants = tuple[torch.Tensor, ...]
+"""What making values takes, on the device."""
+
+
+class ToValues(Protocol):
+    """Makes values of pixels: `Normalise`, or `ValueTable`."""
+
+    def constants(self, device: torch.device) -> Constants:
+        """What it takes, on a device."""
+
+    def __call__(self, images: torch.Tensor, constants: Constants) -> torch.Tensor:
+        """The values of images, uint8 (N, 3, H, W), channels_last in memory; in memory of their
+        own.
+        """
 
 
 def is_image(field: Field) -> bool:
@@ -35,21 +51,25 @@ class OnDevice:
     """What is done there.
 
     Args:
-        normalise: makes floats of pixels.
+        values: makes values of pixels; None: there are no pixels, or they stay.
         pixels: a user's function, before that; None for none.
         whole: a user's function, behind that; None for none.
     """
 
-    normalise: Normalise
+    values: ToValues | None = None
     pixels: PixelTransform | None = None
     whole: BatchTransform | None = None
+
+    def constants(self, device: torch.device) -> Constants:
+        """What making values takes, on a device."""
+        return () if self.values is None else self.values.constants(device)
 
     def __call__(
         self,
         tensors: Sequence[torch.Tensor],
         fields: Sequence[Field],
         batch: Batch,
-        constants: tuple[torch.Tensor, torch.Tensor],
+        constants: Constants,
     ) -> tuple[torch.Tensor, ...]:
         """A batch's tensors, as they are handed out.
 
@@ -57,7 +77,7 @@ class OnDevice:
             tensors: as the workers made them, on the device.
             fields: of their rows.
             batch: as it was planned.
-            constants: of `normalise`, on the device.
+            constants: as `constants` gives them for the device.
 
         Raises:
             UsageError: a user's function gives something else.
@@ -65,9 +85,10 @@ class OnDevice:
         """
         made = []
         for tensor, field in zip(tensors, fields, strict=True):
-            if is_image(field):
-                changed = tensor if self.pixels is None else self._changed(tensor, batch)
-                tensor = self.normalise(changed, constants)
+            if is_image(field) and self.pixels is not None:
+                tensor = self._changed(tensor, batch)
+            if is_image(field) and self.values is not None:
+                tensor = self.values(tensor, constants)
             made.append(tensor)
         if self.whole is None:
             return tuple(made)

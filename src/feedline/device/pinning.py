@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.device.usable import accelerator_type
+
 __all__ = ["Pinned", "pinned_copy", "pins", "registered"]
 
 
 def pins(wanted: bool) -> bool:
     """Whether page-locked memory was wanted and there is an accelerator that it helps."""
-    if not wanted or not hasattr(torch, "accelerator"):  # which came with 2.6
-        return wanted and torch.cuda.is_available()
-    device = torch.accelerator.current_accelerator()
     # torch's DataLoader pins nothing for mps either: host and device have one memory.
-    return device is not None and device.type != "mps" and torch.accelerator.is_available()
+    return wanted and accelerator_type() not in (None, "mps")
 
 
 def pinned_copy(array: NDArray[np.generic]) -> torch.Tensor:

@@ -36,7 +36,12 @@ class Transform(Protocol):
     """What an image folder asks of a transform."""
 
     def place(self, height: int, width: int, item: Item) -> Placement:
-        """Say which part of an image of (height, width) pixels becomes the row."""
+        """Say which part of an image of (height, width) pixels becomes the row.
+
+        A transform may also change the row's pixels once they are there, in a method
+        `retouch(pixels, item)`: uint8 (size, size, 3), to be changed in place, by draws that follow
+        from the item's seed alone.
+        """
         ...
 
 

@@ -19,21 +19,21 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
+from feedline.images.from_stores import FromStores
+from feedline.images.from_tables import FromTables
 from feedline.images.labels import labels_of
 from feedline.images.listed_files import check_repeats, checked_paths, listed_files
 from feedline.images.rows import RowPipeline
-from feedline.images.tables import Table, of_csv, of_frame, of_parquet
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
-from feedline.stores.row_store import RowStore, rows_of
 
 __all__ = ["ImageList"]
 
 _NAMED = 5
 
 
-class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
-    """Images by their paths, each with its label; or those of a dataset of Hugging Face.
+class ImageList(FromStores, FromTables):
+    """Images by their paths, each with its label; or those of tar shards, an LMDB, Hugging Face.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label": int64 of a class; or, of other
     numbers, int64 or float32, of shape () or (k,).
@@ -82,142 +82,23 @@ class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
         self.classes = found.classes
         self.root, store = listed_files(names, found.values, root)
         crop = checked_transform(transform)
-        super().__init__(store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels)
+        RowPipeline.__init__(
+            self, store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels
+        )
         if check:
             self._check_files()
-
-    @classmethod
-    def from_csv(
-        cls,
-        path: str | os.PathLike[str],
-        image: str = "path",
-        label: str | Sequence[str] = "label",
-        *,
-        transform: Transform | None = None,
-        root: str | os.PathLike[str] | None = None,
-        sep: str = ",",
-        **options: Any,
-    ) -> ImageList:
-        """The images that a CSV file lists, in its order.
-
-        Args:
-            path: of the file: UTF-8, the first line names the columns.
-            image: the column of the paths.
-            label: that of the labels; or a list of columns of numbers, which make a row together.
-                A column is of whole numbers where all cells are, of fractions where all are
-                numbers, and else of class names; with `classes` always of names.
-            transform: as of `ImageList`.
-            root: the folder that relative paths are relative to; None for the CSV file's folder.
-            sep: what stands between cells.
-            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, as of `ImageList`.
-
-        Raises:
-            DatasetError: the file cannot be read or has no rows; and as `ImageList`.
-            UsageError: it has no such column; numbers and texts are mixed; and as `ImageList`.
-        """
-        as_text = options.get("classes") is not None
-        table = of_csv(path, image, label, sep=sep, as_text=as_text)
-        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
-
-    @classmethod
-    def from_parquet(
-        cls,
-        path: str | os.PathLike[str],
-        image: str = "path",
-        label: str | Sequence[str] = "label",
-        *,
-        transform: Transform | None = None,
-        root: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> ImageList:
-        """The images whose paths a Parquet file lists; arguments and errors as of `from_csv`.
-
-        It needs pyarrow: `pip install "feedline[parquet]"`.
-        """
-        table = of_parquet(path, image, label)
-        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
-
-    @classmethod
-    def from_frame(
-        cls,
-        frame: Any,
-        image: str = "path",
-        label: str | Sequence[str] = "label",
-        *,
-        transform: Transform | None = None,
-        root: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> ImageList:
-        """The images that a DataFrame of pandas or polars lists.
-
-        Arguments and errors are those of `from_csv`; relative paths are relative to the working
-        directory, unless `root` is given.
-        """
-        return cls._of(of_frame(frame, image, label), transform, root, options)
-
-    @classmethod
-    def from_hf(
-        cls,
-        dataset: Any,
-        image: str = "image",
-        label: str = "label",
-        *,
-        transform: Transform | None = None,
-        classes: Sequence[str] | None = None,
-        decode: Literal["exact", "scaled"] = "exact",
-        exif: bool = True,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-    ) -> ImageList:
-        """The images of a `datasets.Dataset` of Hugging Face, as they are encoded in it.
-
-        What `set_transform` or `set_format` were told of the dataset has no say here.
-
-        Args:
-            dataset: one split, of which rows can be had by number.
-            image: a column of the feature `Image`.
-            label: a column of a `ClassLabel`, of numbers, texts, or rows of numbers; what they mean
-                is said with `ImageList`.
-            transform, classes, decode, max_pixels: as of `ImageList`; the classes of a
-                `ClassLabel` are known.
-            exif: turn images upright by their Exif orientation, as datasets does.
-
-        Raises:
-            DatasetError: it has no rows.
-            UsageError: it is no such dataset, has no such column; and as `ImageList`.
-        """
-        scaled = checked_decoding(decode, max_pixels)
-        rows, listed, names = rows_of(dataset, image, label)
-        found = labels_of(listed, len(rows), classes or names, lambda sample: f"row {sample}")
-        made = cls.__new__(cls)
-        made.classes, made.root = found.classes, ""
-        store, crop = RowStore(rows, image, found.values), checked_transform(transform)
-        RowPipeline.__init__(made, store, crop, scaled=scaled, exif=exif, max_pixels=max_pixels)
-        return made
-
-    @classmethod
-    def _of(
-        cls,
-        table: Table,
-        transform: Transform | None,
-        root: str | os.PathLike[str] | None,
-        options: dict[str, Any],
-    ) -> ImageList:
-        try:
-            return cls(table.images, table.labels, transform, root=root, **options)
-        except UsageError as error:  # DatasetError is one
-            raise type(error)(f"{table.where}: {error}") from error
 
     @property
     def files(self) -> FileStore[LabelledPaths]:
         """The images' files.
 
         Raises:
-            UsageError: the images are of a dataset of Hugging Face, which may have none.
+            UsageError: the images are no files of their own.
         """
-        if isinstance(self.store, RowStore):
+        if not isinstance(self.store, FileStore):
             raise UsageError(
-                "files are wanted here, and the images are of a dataset of Hugging Face, which "
-                "holds them itself: leave `cache` out, or build one of the dataset as it is"
+                f"files are wanted here, and the images are of {self.store!r}, which holds them "
+                "itself: leave `cache` out. feedline.build_cache makes a cache of them"
             )
         return self.store
 
@@ -237,8 +118,7 @@ class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
     @property
     def targets(self) -> np.ndarray[Any, Any]:
         """All labels, (n) or (n, k); a new array."""
-        store = self.store
-        return np.array(store.labels if isinstance(store, RowStore) else store.paths.labels)
+        return np.array(self.store.labels)
 
     def with_transform(self, transform: Transform) -> ImageList:
         """The same images with another transform, e.g. for testing; paths and labels are shared."""
@@ -264,7 +144,3 @@ class ImageList(RowPipeline["FileStore[LabelledPaths] | RowStore"]):
             f"ImageList({self.root or self.store!r}, {self.transform!r}, "
             f"decode={'scaled' if self._scaled else 'exact'!r}): {len(self)} images, {labels}"
         )
-
-
-def _folder_of(path: str | os.PathLike[str]) -> str:
-    return os.path.dirname(os.path.abspath(os.path.expanduser(os.fspath(path))))

@@ -149,6 +149,9 @@ class RowPipeline(Generic[Store]):
         row[1][()] = self.store.label(item.sample)
         if laps.timed:
             laps.lap("resize")
+        retouch = getattr(self.transform, "retouch", None)
+        if retouch is not None:
+            retouch(row[0], item)
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """The part of the image that is shown, valid until the next one, and where it goes."""

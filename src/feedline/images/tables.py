@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from feedline.errors import DatasetError, UsageError
 
-__all__ = ["Table", "of_csv", "of_frame", "of_parquet"]
+__all__ = ["Table", "of_csv", "of_frame", "of_parquet", "typed"]
 
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
@@ -87,7 +87,7 @@ def of_csv(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with a line for each image"
         ) from error
     texts = columns[1:]
-    labels = texts if as_text else [_typed(where, column) for column in texts]
+    labels = texts if as_text else [typed(where, column) for column in texts]
     return _table(where, columns[0], labels, several=not isinstance(label, str))
 
 
@@ -161,7 +161,7 @@ def _place(where: str, header: Sequence[Any], name: str) -> int:
     raise UsageError(f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}")
 
 
-def _typed(where: str, cells: list[str]) -> list[Any]:
+def typed(where: str, cells: list[str]) -> list[Any]:
     """Cells as whole numbers or fractions, where all are; else as they are.
 
     Raises:

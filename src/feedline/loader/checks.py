@@ -62,12 +62,6 @@ def check_arguments(
     _check_values(given)
     if native:
         _check_native(dataset, given)
-    elif given["device"] is not None:
-        raise UsageError(
-            f"device={given['device']!r} is for feedline's own sources, as feedline.ImageFolder; "
-            "batches of any other Dataset come on the CPU: pin_memory=True and batch.to(device, "
-            "non_blocking=True) bring them there"
-        )
     elif iterable:
         _check_iterable(given)
     elif not sampled and (given["shuffle"] or seed is not None or schedule is not None):
@@ -99,7 +93,7 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_iterable(given: Mapping[str, Any]) -> None:
-    names = ("seed", "schedule", "image_size", "cache")
+    names = ("seed", "schedule", "image_size", "cache", "device")
     useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
     useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
     if useless:
@@ -112,14 +106,18 @@ def _check_iterable(given: Mapping[str, Any]) -> None:
 
 def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> None:
     """Refuse arguments that would have no effect, and ask for the one that must be given."""
-    if given["device"] is None:
-        for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
-            if given[name] is not None:
-                where = "give device=... as well" if native else "do it in your transform"
-                raise UsageError(
-                    f"{name}={given[name]!r} has no effect without `device`: batches come as the "
-                    f"workers made them; {where}"
-                )
+    for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
+        if given[name] is not None and not native:
+            raise UsageError(
+                f"{name}={given[name]!r} is for feedline's own sources, as feedline.ImageFolder: "
+                "of any other Dataset its transform says what is made of images; do it there, or "
+                "on the batches"
+            )
+        if given[name] is not None and given["device"] is None:
+            raise UsageError(
+                f"{name}={given[name]!r} has no effect without `device`: batches come as the "
+                "workers made them; give device=... as well"
+            )
     if native:
         check_no_factor(given["prefetch_factor"])
     sizes = native or given["schedule"] is not None or given["image_size"] is not None

@@ -30,7 +30,7 @@ from feedline.loader.iteration import Iteration
 from feedline.loader.planning import plan_of
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
-from feedline.loader.saved_settings import naming_file, with_saved
+from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
 from feedline.plan.schedule import Phase, Schedule
@@ -95,17 +95,19 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
             for 50. See docs/SETTINGS.md for when another value helps. Whole batches are one
             worker's each, and have no pieces.
-        device: where batches of feedline's own sources go, by torch's name; None leaves them uint8
-            on the CPU.
-        dtype, mean, std: of the normalised images, with `device` only; None for float32 and
-            ImageNet's statistics.
-        pixel_transform: with `device` only: `images = f(images, batch)` changes a batch's images on
-            the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
+        device: where batches go, by torch's name; None leaves them on the CPU. Of feedline's own
+            sources; and of a torchvision pipeline whose rows feedline makes, see `explain`: there
+            the images travel as uint8 pixels where nothing stands behind its ToTensor and
+            Normalize, whose values are looked up on the device, the same to the bit.
+        dtype, mean, std: of the normalised images of feedline's own sources, with `device` only;
+            None for float32 and ImageNet's statistics.
+        pixel_transform: of these, with `device` only: `images = f(images, batch)` changes a batch's
+            images on the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
             `batch_transform`, the device does it beside the step before, on a stream of its own.
             `batch` is what was planned: `batch.whole_seed` seeds what is drawn, so that a resumed
             run draws the same, and `batch.phase` is the schedule's.
-        batch_transform: with `device` only: `images, labels = f(images, labels, batch=batch)`
-            changes a batch on the device behind that, as MixUp does.
+        batch_transform: of these, with `device` only: `images, labels = f(images, labels,
+            batch=batch)` changes a batch on the device behind that, as MixUp does.
         cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
             `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
             dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
@@ -172,7 +174,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
-        given = with_saved(given)
+        without_file, given = given, with_saved(given)
         pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
         prefetch, piece_ms = given["prefetch"], given["piece_ms"]
         added_before = set(vars(self))  # by a subclass
@@ -225,9 +227,13 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._finalizer = weakref.finalize(self, self._session.close)
         if asked.adapts and asked.num_workers and engine is None:
             self.adapts = True
+        if settings is not None and (decision := self._session.decision()).rows is None:
+            warn_of_useless(settings, without_file, given, str(decision))
         if asked.native:
             self._session.open()
             self.max_image_size = self._session.decision().max_image_size
+        elif asked.device is not None:
+            self._session.decision()  # which says now whether batches can go there
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     # Copies

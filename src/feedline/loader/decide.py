@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from feedline.device.on_device import OnDevice
+from feedline.device.value_table import ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
 from feedline.loader.settings import Settings
@@ -51,6 +53,8 @@ class Decision:
         reasons: why no more was recognised, sentences.
         max_image_size: the largest size in pixels that there is memory for; None for any.
         slot_bytes: memory of a batch of rows; 0 for any other kind.
+        on_device: what becomes of batches of rows on the loader's device; None: they come as the
+            workers made them, on the CPU.
         runs_user_code: code of the user's runs in the workers.
         pixels: what decides the pixels, in words; "" where only the user's code knows.
         to_fill: what the cache is to hold whose originals are read meanwhile; None else.
@@ -64,6 +68,7 @@ class Decision:
     reasons: tuple[str, ...] = ()
     max_image_size: int | None = None
     slot_bytes: int = 0
+    on_device: OnDevice | None = None
     runs_user_code: bool = True
     pixels: str = ""
     to_fill: ToFill | None = None
@@ -145,7 +150,21 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
         return Decision(kind="torch")
     if asked.native:
         source, wanted = _cached(settings, settings.dataset, open_cache)
-        return _rows(settings, "native", source, to_fill=wanted)
+        return _rows(settings, "native", source, to_fill=wanted, on_device=asked.on_device)
+    decision = _of_datasets(settings, open_cache)
+    if asked.device is not None and decision.kind != "rows":
+        raise UsageError(
+            f'device="{asked.device}" is for feedline\'s own sources, as feedline.ImageFolder, and '
+            "for torchvision pipelines whose rows feedline makes. Batches of this "
+            f"{type(settings.dataset).__name__} are {decision}: they come on the CPU, and "
+            "pin_memory=True and batch.to(device, non_blocking=True) bring them there"
+        )
+    return decision
+
+
+def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> Decision:
+    """Whose code makes the batches of a map-style Dataset."""
+    asked = settings.asked
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     if "torchvision" in sys.modules:  # decoders need not be loaded for anything else
@@ -161,6 +180,8 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
         known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "to_fill": wanted}
         blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
         if not blocked:
+            if asked.device is not None and asked.device.type != "cpu":
+                pipeline, known["on_device"] = _travelling(pipeline)
             return _rows(settings, "rows", pipeline, reasons=reasons, **known)
         return Decision(
             kind="samples",
@@ -197,6 +218,13 @@ def _recognised(
         return None, (), (), (f"Images cannot be decoded here: {error}.",)
     found = recognise(settings.dataset)
     return found.pipeline, found.fast, found.as_is, found.refused
+
+
+def _travelling(pipeline: Any) -> tuple[Any, OnDevice]:
+    """What writes the rows that travel to a device, and what becomes of them there."""
+    if pipeline.table is None:
+        return pipeline, OnDevice()
+    return pipeline.in_pixels(), OnDevice(ValueTable(pipeline.table))
 
 
 def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:

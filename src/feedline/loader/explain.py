@@ -137,9 +137,18 @@ def _memory(settings: Settings, decision: Decision, used: int) -> str:
 
 
 def _batches(settings: Settings, decision: Decision) -> str:
+    device = settings.asked.device
     if decision.kind != "native":
-        return "what collate_fn makes of them"
-    if settings.asked.device is None:
+        made = "what collate_fn makes of them"
+        if decision.on_device is None:
+            return made
+        if decision.on_device.values is None:
+            return f"{made}, on {device}: they travel as the workers made them"
+        return (
+            f"{made}, on {device}: images travel as uint8, and the pipeline's table of 256 values "
+            "for each channel is applied there"
+        )
+    if device is None:
         kept = max(0, settings.asked.prefetch - 1)
         return f"uint8, channels_last, on the CPU; no copy unless you keep more than {kept} batches"
-    return f"normalised floats, channels_last, on {settings.asked.device}"
+    return f"normalised floats, channels_last, on {device}"

@@ -11,16 +11,16 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
+from feedline.stores.read_file import read_small
 from feedline.trace.this_machine import this_machine
 
-__all__ = ["SavedSettings", "naming_file", "with_saved"]
+__all__ = ["SavedSettings", "naming_file", "warn_of_useless", "with_saved"]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
@@ -135,6 +135,34 @@ def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def warn_of_useless(
+    file: str | os.PathLike[str],
+    given: Mapping[str, Any],
+    filled: Mapping[str, Any],
+    batches: str,
+) -> None:
+    """Warn of what a file says of rows, where a loader makes whole batches.
+
+    Args:
+        file: of settings.
+        given: the loader's arguments without it,
+        filled: and with it.
+        batches: how the loader makes them, in words.
+    """
+    useless = [
+        f"{name}={filled[name]!r}"
+        for name in ("prefetch", "piece_ms")
+        if given[name] is None and filled[name] is not None
+    ]
+    if useless:
+        warnings.warn(
+            f"the settings in {os.fspath(file)!r} say {' and '.join(useless)}, of batches that all "
+            f"workers write rows into; that has no effect on this loader, whose batches are "
+            f"{batches}. Write a file for it with feedline tune --save FILE",
+            stacklevel=3,
+        )
+
+
 @contextmanager
 def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
     """Within a `with`: an argument that cannot be used may be one of the file's, and that is said.
@@ -155,8 +183,7 @@ def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
 
 def _data(file: str | os.PathLike[str]) -> bytes:
     try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+        data = read_small(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"settings={os.fspath(file)!r} cannot be read: {error}; feedline tune --save FILE "

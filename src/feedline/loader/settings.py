@@ -48,7 +48,8 @@ class Asked:
         prefetch: batches of rows that there is memory for, besides one that is read.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
         device: with its index; None for batches as the workers make them.
-        on_device: what becomes of batches on a device; None without one.
+        on_device: what becomes of batches of feedline's own sources on a device; None without one,
+            and for other datasets, whose transform says it.
         cache: the folder or URL of a cache with the images' smaller copies, or an ImageFolder of
             it; None for none.
     """
@@ -95,7 +96,7 @@ class Asked:
         if workers is None:
             workers = "auto" if training else 0
         on_device = None
-        if given["device"] is not None:
+        if given["device"] is not None and native:
             names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
             normalise = Normalise(**{name: given[name] for name in names})
             on_device = OnDevice(normalise, given["pixel_transform"], given["batch_transform"])

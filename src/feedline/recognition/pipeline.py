@@ -9,6 +9,7 @@ Relies on: `transform_reader` for what the transform means, `recognised_transfor
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -135,7 +136,8 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
 class ImagePipeline(SamplePipeline):
     """The images of a recognised dataset; `recognise` makes it.
 
-    A row is "image", (channels, height, width) as the transform gives it, and "label", int64.
+    A row is "values", (channels, height, width) as the transform gives it, and "label", int64. Of
+    `in_pixels` it is "image", uint8 (height, width, 3), and "label": `table` is applied elsewhere.
 
     Args:
         store: the samples' files and labels.
@@ -152,7 +154,24 @@ class ImagePipeline(SamplePipeline):
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self.recognised = recognised
+        self._in_pixels = False
         super().__init__(store, recognised.crop, settings, target_transform)
+
+    @property
+    def table(self) -> np.ndarray[Any, Any] | None:
+        """(3, 256), the value of each grey level in each channel; None where a row is no more than
+        pixels without it, or is something else than its values.
+        """
+        tail = self.recognised.tail
+        return tail.table if tail.only_table and tail.dtype != "uint8" else None
+
+    def in_pixels(self) -> ImagePipeline:
+        """The same rows, as the pixels that `table`, which there must be, is to be applied to."""
+        assert self.table is not None, "pixels are not all of these rows"
+        other = copy.copy(self)
+        other._in_pixels = True
+        other._begin()
+        return other
 
     @property
     def image_size(self) -> int:
@@ -169,9 +188,12 @@ class ImagePipeline(SamplePipeline):
         tail = self.recognised.tail
         image_size = image_size or self.image_size
         self.level_at(image_size)
-        shape = self.recognised.shape_at(image_size)
-        image = Field("image", tail.dtype, (tail.channels, *shape))
-        return image, self.store.label_field
+        height, width = self.recognised.shape_at(image_size)
+        if self._in_pixels:
+            row = Field("image", "uint8", (height, width, 3))
+        else:
+            row = Field("values", tail.dtype, (tail.channels, height, width))
+        return row, self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.
@@ -181,8 +203,14 @@ class ImagePipeline(SamplePipeline):
             IndexError: there is no such sample.
             Exception: whatever a step that runs as it is raises.
         """
-        pixels, label = self._pixels(item)
-        self.recognised.tail.write(pixels, extend(item.seed, STEPS), row[0])
+        tail, seed = self.recognised.tail, extend(item.seed, STEPS)
+        # A step may keep or change what it is given.
+        into = row[0] if self._in_pixels and not tail.before else None
+        pixels, label = self._pixels(item, into)
+        if not self._in_pixels:
+            tail.write(pixels, seed, row[0])
+        elif into is None:
+            tail.write_pixels(pixels, seed, row[0])
         row[1][()] = label
 
     def sample(self, item: Item) -> tuple[Any, Any]:
@@ -195,11 +223,11 @@ class ImagePipeline(SamplePipeline):
             made = tail.run(pixels, extend(item.seed, STEPS))
         return made, self._target(number, item)
 
-    def _pixels(self, item: Item) -> tuple[Pixels, Any]:
-        """The part that is shown, uint8 (height, width, 3), in memory of its own; the label."""
+    def _pixels(self, item: Item, into: Pixels | None = None) -> tuple[Pixels, Any]:
+        """The shown part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
         item = self._counted(item)
         image, placement = self._part(item)
-        pixels = self.recognised.resized(image, placement, item.side)
+        pixels = self.recognised.resized(image, placement, item.side, into)
         return pixels, self.store.label(item.sample)
 
     def transform_identity(self) -> str:

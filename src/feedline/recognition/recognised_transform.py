@@ -57,15 +57,18 @@ class RecognisedTransform:
         """The height and width of the output where its longer side has `size` pixels."""
         return scaled(self.shape, size, self.image_size)
 
-    def resized(self, image: Pixels, placement: Placement, size: int) -> Pixels:
-        """The pixels that the tail begins with, uint8 (height, width, 3), of their own memory.
+    def resized(
+        self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None
+    ) -> Pixels:
+        """The pixels that the tail begins with, uint8 (height, width, 3).
 
         Args:
             image: uint8 (height, width, 3): the placement's part of an image.
             placement: what is to be made of it.
             size: of the longer side, in pixels.
+            into: where they are written, C-contiguous; None: memory of their own.
         """
-        pixels = np.empty((*self.shape_at(size), 3), np.uint8)
+        pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
         fill_as(self.resize_mode, pixels, image, placement)
         if laps.timed:
             laps.lap("resize")

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any
 
 import torch
-from PIL import Image
 
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop, Transform
@@ -25,6 +24,7 @@ from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.recognition.step_filter import step_filter
 from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
@@ -33,7 +33,6 @@ __all__ = ["read"]
 
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
-_OF_TENSORS = ("bilinear", "bicubic", "nearest")
 _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 
@@ -223,29 +222,8 @@ class _Reader:
     def _filters_of(self, step: Any) -> Filter | tuple[Filter, ...]:
         """The filter of a step's resize; of timm's several, of which one is drawn."""
         if not isinstance(step.interpolation, (tuple, list)):
-            return self._filter_of(step, step.interpolation)
-        return tuple(self._filter_of(step, each) for each in step.interpolation)
-
-    def _filter_of(self, step: Any, interpolation: Any) -> Filter:
-        mode = getattr(interpolation, "value", interpolation)
-        if isinstance(mode, int):
-            mode = Image.Resampling(mode).name.lower()
-        if self.lut.form == "pil":
-            # Pillow has one nearest, by which torchvision means both.
-            mode = "nearest-exact" if mode == "nearest" else mode
-            known = get_args(Filter)
-        else:
-            known = _OF_TENSORS
-        if mode not in known:
-            raise NotRecognised(
-                f"{words(step)} resizes by {mode!r}, which the fast path does not have."
-            )
-        tensors = self.lut.form != "pil" and mode != "nearest"
-        if tensors and getattr(step, "antialias", True) is not True:
-            raise NotRecognised(
-                f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
-            )
-        return cast(Filter, mode)
+            return step_filter(step, step.interpolation, self.lut.form)
+        return tuple(step_filter(step, each, self.lut.form) for each in step.interpolation)
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:
         if not self._resized or self._cut:

@@ -84,6 +84,13 @@ class TransformTail:
         return *(step for step, fast in pairs if fast is not None), *self.tabled
 
     @property
+    def only_table(self) -> bool:
+        """Whether a row is the table's values of pixels, so that it may be applied elsewhere."""
+        if self.table is None or self.after:
+            return False
+        return (self.dtype, self.channels) == (self.table.dtype.name, len(self.table))
+
+    @property
     def draws(self) -> bool:
         """Whether there are steps, which may draw random numbers."""
         return bool(self.before or self.after)
@@ -130,16 +137,35 @@ class TransformTail:
             states = seeded(seed, torch_only=self.well_behaved)
         with states:
             left, value = self._changed(pixels)
-            if left is None and self.table is not None:
-                left = _pixels_of(value, self.held)
             if left is not None and (self.table is not None or not self.before):
                 value = self._values(left, row)
             else:
                 value = _done(self.tabled, value if left is None else _held(left, self.held))
             return _done(self.after, value)
 
+    def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
+        """Write what the table is to be applied to elsewhere, uint8 (size, size, 3).
+
+        Arguments and errors are those of `write`.
+        """
+        left: Pixels | None = pixels
+        if self.before:
+            with seeded(seed, torch_only=self.well_behaved):
+                left, _ = self._changed(pixels)
+        if left is None or left.shape != row.shape:
+            raise SampleError(
+                f"the steps {', '.join(map(words, self.before))} gave something else than "
+                f"{row.shape[0]} x {row.shape[1]} RGB pixels, as which batches travel to the "
+                "device: leave `device` out of the loader"
+            )
+        np.copyto(row, left)
+        lap("resize")
+
     def _changed(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
-        """What the first steps leave: pixels, or None and what the last one gave."""
+        """What the first steps leave: pixels, or None and what the last one gave.
+
+        Where a table comes next, it is pixels wherever it can be.
+        """
         left: Pixels | None = pixels
         value: Any = None
         for step, fast in zip(self.before, self.in_place, strict=True):
@@ -152,6 +178,8 @@ class TransformTail:
                 left = fast(left)
             if timing():
                 lap(f"transform: {type(step).__name__}")
+        if left is None and self.table is not None:
+            left = _pixels_of(value, self.held)
         return left, value
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:

@@ -10,13 +10,11 @@ Relies on: `fused` for what is recognised, `given` for what an image is.
 from __future__ import annotations
 
 import io
-import threading
 from typing import Any
 
 import torch
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.decode import Decoder
 from feedline.plan.row import Item
 from feedline.recognition.fused import FAST_INPUTS, Fused, fuse, in_lines
 from feedline.recognition.given import (
@@ -27,7 +25,7 @@ from feedline.recognition.given import (
     pixels_of,
     unread_jpeg,
 )
-from feedline.recognition.pillow_reading import PillowSettings
+from feedline.recognition.picture import threads_decoder
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import words
 from feedline.recognition.view_crops import ViewCrops, crops_of
@@ -37,23 +35,6 @@ from feedline.stores.store import Pixels
 from feedline.trace import laps
 
 __all__ = ["Views"]
-
-
-class _Decoders(threading.local):
-    """A decoder for each thread; other threads have others."""
-
-    max_pixels = -1
-    decoder: Decoder
-
-    def now(self) -> Decoder:
-        """The calling thread's, under Pillow's present limit of an image's size."""
-        max_pixels = PillowSettings.now().max_pixels
-        if max_pixels != self.max_pixels:
-            self.decoder, self.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
-        return self.decoder
-
-
-_decoders = _Decoders()
 
 
 class Views:
@@ -149,7 +130,7 @@ class Views:
         Raises:
             ImageError: feedline's own decoder does not decode it.
         """
-        decoder = _decoders.now()
+        decoder = threads_decoder()
         height, width = decoder.open(file.data)
         if file.size is not None and file.size != (width, height):
             raise ImageError("what was opened has another size than its file")

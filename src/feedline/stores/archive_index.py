@@ -4,21 +4,17 @@ Guarantees: the samples and class numbers that `scan_folder` finds where the arc
 nothing is extracted; an archive is looked through once, what was found is kept in a file, whole or
 not at all, and is found again while the archive has the same size and time of change.
 
-Relies on: `zip_members` and `tar_members` for what lies in an archive.
+Relies on: `zip_members` and `tar_members` for what lies in an archive, `kept_index` to keep it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import itertools
 import json
 import os
 import stat
-import uuid
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -27,6 +23,7 @@ import numpy as np
 from feedline.errors import DatasetError
 from feedline.stores.archive_names import FolderNames
 from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
+from feedline.stores.kept_index import keep, kept
 from feedline.stores.path_table import starts_of
 from feedline.stores.read_file import without_waiting
 from feedline.stores.tar_members import tar_members
@@ -77,17 +74,20 @@ def archive_index(path: str, inside: str, endings: tuple[str, ...]) -> ArchiveIn
             if not stat.S_ISREG(about.st_mode):
                 raise DatasetError(f"the archive {path!r} is no file")
             status = about.st_size, about.st_mtime_ns
-            places = _places(path, key)
-            for place in places:
-                found = _kept(place, status, key)
-                if found is not None:
-                    return found
+            before = kept(path, key, status)
+            if before is not None:
+                values, columns = before
+                return ArchiveIndex(
+                    **columns,
+                    starts=starts_of(columns["blob"]),
+                    classes=values["classes"],
+                    status=status,
+                )
             found = _scanned(file, path, inside, endings, status)
     except OSError as error:
         raise DatasetError(f"the archive {path!r} cannot be read: {error.strerror}") from error
-    for place in places:
-        if _keep(place, found, key):
-            break
+    columns = {"blob": found.blob, "labels": found.labels, "entries": found.entries}
+    keep(path, key, status, columns, classes=found.classes)
     return found
 
 
@@ -154,74 +154,3 @@ def _members(
                 "options --dereference --hard-dereference of tar"
             )
         yield found.name, (found.first, found.length, found.length, TAR, 0)
-
-
-def _places(path: str, key: str) -> Sequence[str]:
-    """Where an index may be kept: beside the archive, or where the user's caches are."""
-    folder, name = os.path.split(path)
-    short = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
-    whole = hashlib.blake2b(f"{path}\0{key}".encode(errors="surrogateescape"), digest_size=12)
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return (
-        os.path.join(folder, f".{name}.{short}.feedline"),
-        os.path.join(caches, "feedline", "archives", f"{whole.hexdigest()}.feedline"),
-    )
-
-
-def _keep(place: str, index: ArchiveIndex, key: str) -> bool:
-    """Write an index, and say whether that could be done."""
-    columns = {"blob": index.blob, "labels": index.labels, "entries": index.entries}
-    about = {
-        "key": key,
-        "status": index.status,
-        "classes": index.classes,
-        "digest": _digest(columns),
-    }
-    partial = f"{place}.{uuid.uuid4().hex}.partial"
-    try:
-        os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
-        with open(partial, "xb") as file:
-            text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-            np.savez(file, about=text, blob=index.blob, labels=index.labels, entries=index.entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, place)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        return False
-    return True
-
-
-def _kept(place: str, status: tuple[int, int], key: str) -> ArchiveIndex | None:
-    """An index that was kept; None where there is none of this archive as it is, or it is damaged.
-
-    What is wrong with it does not matter: the archive is looked through again.
-    """
-    try:
-        with open(place, "rb", opener=without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            with np.load(io.BytesIO(file.read()), allow_pickle=False) as read:
-                about = json.loads(read["about"].tobytes())
-                columns = {name: read[name] for name in ("blob", "labels", "entries")}
-        if (about["key"], tuple(about["status"])) != (key, status):
-            return None
-        if about["digest"] != _digest(columns):
-            return None
-        return ArchiveIndex(
-            **columns,
-            starts=starts_of(columns["blob"]),
-            classes=about["classes"],
-            status=status,
-        )
-    except Exception:  # numpy's and json's parsers raise many kinds
-        return None
-
-
-def _digest(columns: dict[str, np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, column in sorted(columns.items()):
-        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.hexdigest()

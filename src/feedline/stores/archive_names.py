@@ -9,10 +9,28 @@ import re
 
 from feedline.errors import DatasetError
 
-__all__ = ["FolderNames"]
+__all__ = ["FolderNames", "check_name"]
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
 _APPLES = "__MACOSX"  # where macOS puts what belongs to files, under the files' own names
+
+
+def check_name(called: str, name: str, holds: str) -> None:
+    """See whether a name in an archive stays in it.
+
+    Args:
+        called: what to call the archive in a message.
+        name: of a file or folder in it.
+        holds: what the folder that was packed holds, e.g. "the classes".
+
+    Raises:
+        DatasetError: it is absolute or climbs.
+    """
+    if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
+        raise DatasetError(
+            f"{called} holds the name {name!r}, which is absolute, climbs with '..' or has a "
+            f"backslash or a zero byte: pack it anew, from within the folder that holds {holds}"
+        )
 
 
 class FolderNames:
@@ -44,12 +62,7 @@ class FolderNames:
         Raises:
             DatasetError: it is absolute or climbs.
         """
-        if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
-            raise DatasetError(
-                f"{self._called} holds the name {name!r}, which is absolute, climbs with '..' or "
-                "has a backslash or a zero byte: pack it anew, from within the folder that holds "
-                "the classes"
-            )
+        check_name(self._called, name, "the classes")
         while name.startswith("./"):
             name = name[2:]
         if not name.startswith(self._inside) or name.startswith(f"{_APPLES}/"):

@@ -6,7 +6,6 @@ file; nothing is unpickled from a file; a file that changed its shape is noticed
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -14,18 +13,17 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.plan.row import Field
+from feedline.stores.originals import Originals, hash_of_images
 from feedline.stores.store import Pixels
 
 __all__ = ["ArrayStore", "checked_labels"]
-
-_HASHED_IMAGES = 64
 
 _WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")
 """Those that torch has in every version that is supported."""
 
 
-class ArrayStore:
+class ArrayStore(Originals):
     """Images of one size; a `SampleStore`. `ImageArray` describes its arguments and errors."""
 
     def __init__(self, images: object, labels: object) -> None:
@@ -42,23 +40,10 @@ class ArrayStore:
     def __len__(self) -> int:
         return len(self.images)
 
-    def open(self) -> None:
-        """Nothing to do: the file is mapped when the store is unpickled."""
-
-    def close(self) -> None:
-        """The mapping ends with the store."""
-
     def read(self, sample: int, side: int) -> Pixels:
         """The pixels of a sample, where they lie."""
         pixels: Pixels = self.images[sample]
         return pixels
-
-    def original_size(self, sample: int) -> None:
-        """None: what is read is the original."""
-
-    def check_side(self, side: int) -> str:
-        """Nothing: the originals."""
-        return ""
 
     def label(self, sample: int) -> Any:
         """The label of a sample."""
@@ -70,18 +55,10 @@ class ArrayStore:
 
     def fingerprint(self) -> str:
         """A short hash of the shape, all labels and 64 images spread evenly over the set."""
-        digest = hashlib.sha256(repr(self.images.shape).encode())
+        about = repr(self.images.shape)
         if (self.labels.dtype, self.labels.ndim) != (np.int64, 1):
-            digest.update(repr(self.label_field).encode())
-        digest.update(np.ascontiguousarray(self.labels).data)
-        picked = np.linspace(0, len(self) - 1, min(len(self), _HASHED_IMAGES)).astype(int)
-        for sample in picked.tolist():
-            digest.update(self.images[sample].tobytes())
-        return digest.hexdigest()[:16]
-
-    def form(self) -> str:
-        """Nothing: the originals."""
-        return ""
+            about += repr(self.label_field)
+        return hash_of_images(about, self.labels, lambda sample: self.images[sample].tobytes())
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -184,7 +184,7 @@ class _Lmdb(LevelReader):
         if self._opened is None:
             self._opened = open_lmdb(self._folder)
         name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
-        found = self._opened.get(name)
+        found = self._opened.get(name.encode())
         if found is None:
             raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
         if self.level.quality is not None:

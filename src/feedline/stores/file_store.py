@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from feedline.plan.row import Field
 from feedline.stores.index import FolderIndex
-from feedline.stores.path_table import LabelledPaths
+from feedline.stores.originals import NamedOriginals, Paths
 from feedline.stores.read_file import read_file
-
-Paths = TypeVar("Paths", bound=LabelledPaths)
 
 __all__ = ["FileStore", "files_of"]
 
 
-class FileStore(Generic[Paths]):
+class FileStore(NamedOriginals[Paths]):
     """Files, read as they are asked for; a `SampleStore`.
 
     Args:
@@ -39,29 +37,9 @@ class FileStore(Generic[Paths]):
         self.folders = folders
         self._by_label = len(folders) > 1
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def open(self) -> None:
-        """Nothing is kept open: a file is opened for as long as it is read."""
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     def read(self, sample: int, side: int) -> bytes:
         """The bytes of a sample's file, which is the original."""
         return read_file(self.path(sample))
-
-    def original_size(self, sample: int) -> None:
-        """None: what is read is the original."""
-
-    def check_side(self, side: int) -> str:
-        """Nothing: the originals."""
-        return ""
-
-    def label(self, sample: int) -> Any:
-        """The label of a sample, a number or an array of some."""
-        return self.paths.labels[sample]
 
     def path(self, sample: int) -> bytes:
         """The absolute path of a sample's file.
@@ -82,14 +60,6 @@ class FileStore(Generic[Paths]):
             return self
         once = self.paths.without_repeats()
         return self if once is self.paths else FileStore(once, self.folders)
-
-    def fingerprint(self) -> str:
-        """A short hash of the paths; reads no files."""
-        return self.paths.fingerprint()
-
-    def form(self) -> str:
-        """Nothing: the originals."""
-        return ""
 
 
 def files_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:

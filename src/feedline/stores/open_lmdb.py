@@ -2,13 +2,14 @@
 
 Guarantees: several readers of one LMDB share it; it is closed when the last reader, and the last
 bytes that lie in it, are gone. A process that was forked reads what it inherited: without a lock
-file readers share the mapped file only, and a finished cache's file does not change.
+file readers share the mapped file only, which must not change: a finished cache's does not.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from feedline.errors import DatasetError, ImageError
@@ -23,29 +24,36 @@ class OpenLmdb:
     """An LMDB that is read as it was when it was opened.
 
     Args:
-        folder: where its data.mdb lies.
+        path: the folder where its data.mdb lies, or such a file by another name.
 
     Raises:
         DatasetError: the package lmdb is missing.
         ImageError: it cannot be read.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, path: str) -> None:
         try:
             import lmdb
         except ImportError as error:
             raise DatasetError(
-                "this cache is an LMDB, and the package lmdb is not installed: "
+                f"{path!r} is an LMDB, and the package lmdb is not installed: "
                 'pip install "feedline[cache]"'
             ) from error
-        self._folder, self._error = folder, lmdb.Error
-        path = os.path.join(folder, LMDB_FILE)
-        if os.path.exists(path) and not os.path.isfile(path):  # LMDB would wait on a pipe
-            raise self._unreadable(f"{path!r} is no file")
+        self._path, self._error = path, lmdb.Error
+        alone = os.path.exists(path) and not os.path.isdir(path)
+        data = path if alone else os.path.join(path, LMDB_FILE)
+        if os.path.exists(data) and not os.path.isfile(data):  # LMDB would wait on a pipe
+            raise self._unreadable(f"{data!r} is no file")
         try:
             # Nobody writes to it, so no lock file is made: its folder may be read only.
             self._environment = lmdb.open(
-                folder, readonly=True, lock=False, create=False, readahead=False, max_dbs=0
+                path,
+                subdir=not alone,
+                readonly=True,
+                lock=False,
+                create=False,
+                readahead=False,
+                max_dbs=0,
             )
             self._reading = self._environment.begin(buffers=True)
         except lmdb.Error as error:
@@ -53,29 +61,41 @@ class OpenLmdb:
         # A builder makes the file as long as this. To read what is missing would end the process.
         pages = self._environment.info()["last_pgno"] + 1
         whole = pages * self._environment.stat()["psize"]
-        if (size := os.path.getsize(path)) < whole:
-            raise self._unreadable(f"{path!r} has {size} bytes of {whole}, it was not copied whole")
+        if (size := os.path.getsize(data)) < whole:
+            raise self._unreadable(f"{data!r} has {size} bytes of {whole}, it was not copied whole")
 
-    def get(self, name: str) -> memoryview | None:
+    def keys(self) -> Iterator[bytes]:
+        """All keys, in LMDB's order, which is that of their bytes.
+
+        Raises:
+            ImageError: the LMDB is damaged.
+        """
+        try:
+            for key in self._reading.cursor().iternext(keys=True, values=False):
+                yield bytes(key)
+        except self._error as error:
+            raise self._unreadable(error) from error
+
+    def get(self, key: bytes) -> memoryview | None:
         """The bytes of an entry, where they lie: valid as long as this object lives.
 
         Raises:
             ImageError: the LMDB is damaged.
         """
         try:
-            found: Any = self._reading.get(name.encode())
+            found: Any = self._reading.get(key)
         except self._error as error:
             raise self._unreadable(error) from error
         return found if found is None else memoryview(found)
 
     def _unreadable(self, why: object) -> ImageError:
-        return ImageError(f"the LMDB {self._folder!r} cannot be read: {why}")
+        return ImageError(f"the LMDB {self._path!r} cannot be read: {why}")
 
 
-def open_lmdb(folder: str) -> OpenLmdb:
-    """The LMDB in a folder, opened by this process already or now; raises as `OpenLmdb` does."""
-    place = os.path.realpath(folder)
+def open_lmdb(path: str) -> OpenLmdb:
+    """The LMDB at a path, opened by this process already or now; raises as `OpenLmdb` does."""
+    place = os.path.realpath(path)
     found = _open.get(place)
     if found is None:
-        found = _open[place] = OpenLmdb(folder)
+        found = _open[place] = OpenLmdb(path)
     return found

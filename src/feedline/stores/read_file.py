@@ -11,7 +11,7 @@ import stat
 
 from feedline.errors import ImageError
 
-__all__ = ["check_size", "read_file", "read_part", "without_waiting"]
+__all__ = ["check_size", "read_file", "read_part", "read_small", "without_waiting"]
 
 _MOST_BYTES = 1 << 30
 
@@ -69,6 +69,25 @@ def read_file(path: bytes) -> bytes:
 def without_waiting(path: str | bytes, flags: int) -> int:
     """Open what may be a pipe: an `opener` of Python's `open`."""
     return os.open(path, flags | _FLAGS)
+
+
+def read_small(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """The first bytes of a file that should be small: no more than one beyond `most_bytes`.
+
+    Of a pipe they are what its writer gives; it is an error where no one has it open for writing.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: no file can have such a name.
+    """
+    with open(path, "rb", opener=without_waiting) as file:
+        pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        if pipe:
+            os.set_blocking(file.fileno(), True)
+        data = file.read(most_bytes + 1)
+    if pipe and not data:
+        raise OSError(f"{os.fspath(path)!r} is a pipe, and nothing writes to it")
+    return data
 
 
 def read_part(path: bytes, first: int, length: int) -> bytes:

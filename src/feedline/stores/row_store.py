@@ -9,7 +9,6 @@ Relies on: the feature `Image`, whose cells are of "bytes" and "path" with decod
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import sys
 from typing import Any
@@ -18,15 +17,15 @@ import numpy as np
 
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.plan.row import Field
+from feedline.stores.originals import Originals, hash_of_images
 from feedline.stores.read_file import read_file
 
 __all__ = ["RowStore", "rows_of"]
 
-_HASHED_IMAGES = 64
 _NEAR = 3
 
 
-class RowStore:
+class RowStore(Originals):
     """Images in the rows of a dataset; a `SampleStore`.
 
     Args:
@@ -42,12 +41,6 @@ class RowStore:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def open(self) -> None:
-        """Nothing: a dataset maps its files when it is unpickled."""
-
-    def close(self) -> None:
-        """The mapping ends with the dataset."""
 
     def _cell(self, sample: int) -> tuple[bytes | None, str]:
         """The bytes and the path of an image, which may have one of them."""
@@ -73,13 +66,6 @@ class RowStore:
             )
         return read_file(os.fsencode(path))
 
-    def original_size(self, sample: int) -> None:
-        """None: what is read is the original."""
-
-    def check_side(self, side: int) -> str:
-        """Nothing: the originals."""
-        return ""
-
     def label(self, sample: int) -> Any:
         """The label of a row."""
         return self.labels[sample]
@@ -94,19 +80,13 @@ class RowStore:
 
     def fingerprint(self) -> str:
         """A short hash of all labels and of 64 images spread evenly over the set."""
-        digest = hashlib.sha256(f"{len(self)} {self.label_field!r}".encode())
-        digest.update(np.ascontiguousarray(self.labels).data)
-        picked = np.linspace(0, len(self) - 1, min(len(self), _HASHED_IMAGES)).astype(int)
-        for sample in picked.tolist():
-            try:
-                digest.update(self.read(sample, 1))
-            except ImageError:  # broken is what it is
-                digest.update(b"broken")
-        return digest.hexdigest()[:16]
+        return hash_of_images(f"{len(self)} {self.label_field!r}", self.labels, self._hashed)
 
-    def form(self) -> str:
-        """Nothing: the originals."""
-        return ""
+    def _hashed(self, sample: int) -> bytes:
+        try:
+            return self.read(sample, 1)
+        except ImageError:  # broken is what it is
+            return b"broken"
 
     def __repr__(self) -> str:
         return f"{type(self._rows).__name__} of Hugging Face"

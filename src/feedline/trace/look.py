@@ -29,7 +29,8 @@ class Batch:
         image_size: side of its images in pixels; None where it has none, or of several sizes.
         samples: how many; None where that cannot be told.
         bytes: of all its tensors and arrays.
-        float_bytes: of those that are images as floats.
+        float_bytes: of those that are images as floats, on the CPU: to a device they may have come
+            as pixels.
         pinned: whether its images lie in pinned memory or on a device already; None where it has
             none that are tensors.
     """
@@ -102,8 +103,9 @@ def _looked_at(batch: Any) -> Batch:
             height, width = shape[1:3] if channels_last else shape[2:]
             size = height if height == width else None
             if torch is not None and isinstance(part, torch.Tensor):
-                pinned = part.device.type != "cpu" or _pinned(part)
-                floats += nbytes if part.dtype.is_floating_point else 0
+                here = part.device.type == "cpu"
+                pinned = not here or _pinned(part)
+                floats += nbytes if here and part.dtype.is_floating_point else 0
             elif part.dtype.kind == "f":
                 floats += nbytes
     return Batch(size, samples, total, floats, pinned)

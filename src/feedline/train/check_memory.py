@@ -15,7 +15,7 @@ from feedline.train.recipe import Recipe
 from feedline.train.warm_up import shapes_of
 from feedline.tuning.step_bytes import StepBytes, count_step_bytes
 
-__all__ = ["check_memory", "free_bytes", "step_bytes"]
+__all__ = ["check_memory", "free_bytes", "out_of_memory", "step_bytes"]
 
 _SURELY = 4000
 """Bytes that no usual network takes for a pixel in a training step; in float32 ResNet-50 takes
@@ -48,13 +48,33 @@ def check_memory(
     room = _SHARE * free
     if counted.at(rows) > room:
         most = counted.largest(room, rows)
-        fits = f"one of {most} would fit" if most else "not even one image of that size would fit"
+        fits, instead = "not even one image of that size would fit", "Use smaller images"
+        if most:
+            fits = f"one of {most} would fit"
+            instead = (
+                f"Use a smaller batch (--batch-size, or @{most} in the schedule) with "
+                "--accumulate, or smaller images"
+            )
         raise UsageError(
             f"a training step with {rows} images at {size} px takes about "
             f"{decimal(round(counted.at(rows)))} of memory, and {decimal(free)} are free on "
-            f"{device.type}: {fits}. Use a smaller batch (--batch-size, or @{max(most, 1)} in the "
-            "schedule) with --accumulate, or smaller images"
+            f"{device.type}: {fits}. {instead}"
         )
+
+
+def out_of_memory(rows: int | None, size: int, error: torch.OutOfMemoryError) -> UsageError:
+    """What to say of a batch for which the device had no memory.
+
+    Args:
+        rows: of the batch.
+        size: side of its images, in pixels.
+        error: torch's own.
+    """
+    return UsageError(
+        f"a batch of {rows} images at {size} px does not fit the device's memory: {error}. "
+        "Use a smaller --batch-size, or --accumulate; feedline tune --batch-size auto finds "
+        "the largest that fits"
+    )
 
 
 def free_bytes(device: torch.device) -> int:

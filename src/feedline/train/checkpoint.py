@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,10 +64,10 @@ def save_checkpoint(
             _link(path, before)
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:  # torch's writer has an error of its own
+        _remove(partial)  # or what it holds would not count as free
         raise SaveError(_unsaved(path, content, error)) from error
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        _remove(partial)
     # The new name itself must reach the disk too, or a power cut brings the old one back.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -90,6 +89,11 @@ def keep_checkpoint(path: Path, name: str, *, most: int) -> None:
     kept = sorted(path.parent.glob(f"{stem}-*{path.suffix}"))
     for old in kept[:-most]:
         old.unlink(missing_ok=True)
+
+
+def _remove(partial: Path) -> None:
+    with contextlib.suppress(OSError):
+        partial.unlink(missing_ok=True)
 
 
 def _link(path: Path, name: Path) -> None:
@@ -149,9 +153,11 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a foreign file; the error says it better
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        # The unpickler's KeyError is a byte's number, which tells a user nothing.
-        first = "" if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
+    except Exception as error:
+        # In bytes at random the unpickler meets any error, of which only the reader's own tell a
+        # user something; and torch's advice on what it will not unpickle is not for this case.
+        told = isinstance(error, RuntimeError | OSError)
+        first = str(error).strip().partition("\n")[0].partition(". ")[0] if told else ""
         raise StateError(
             f"{path}: not a checkpoint that feedline can read, or a damaged one"
             + (f" ({first})" if first else "")

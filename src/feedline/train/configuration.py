@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from feedline.errors import UsageError
+from feedline.stores.read_file import read_small
 from feedline.train.presets import preset_named
 from feedline.train.recipe import Recipe
 
@@ -34,8 +35,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is no TOML.
     """
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+        data = read_small(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"--config {file} cannot be read: {error}") from None
     if len(data) > _MOST_BYTES:

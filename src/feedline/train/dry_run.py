@@ -44,7 +44,7 @@ _IMAGES = 400  # that are read: their mean cost is that of all to about 3%
 _BATCHES = 4  # at least, of the images that are read
 _VALIDATING = 0.25  # of the time of a size, for its validation
 
-_Shape = tuple[int, int | None]
+_Shape = tuple[int, int | None, float | None, float | None]
 _Told = Callable[[str], object]
 
 
@@ -117,7 +117,7 @@ def _planned(
     measured: dict[_Shape, RehearsedPhase] = {}
     memory: dict[_Shape, int | None] = {}
     for phase in recipe.phases:
-        shape = phase.size, phase.batch_size
+        shape = _shape(phase)
         at = f"{phase.size} px: "
         if shape in measured:
             continue
@@ -144,7 +144,7 @@ def _planned(
     steps = Steps(recipe=recipe, batches_in=lambda epoch: batches[recipe.phase_number(epoch)])
     phases, first = list[PlannedPhase](), 0
     for number, phase in enumerate(recipe.phases):
-        shape = phase.size, phase.batch_size
+        shape = _shape(phase)
         phases.append(
             _phase(
                 ready,
@@ -180,6 +180,11 @@ def _planned(
         load=load,
         seconds=time.monotonic() - begun,
     )
+
+
+def _shape(phase: TrainPhase) -> _Shape:
+    """What phases have in common that are measured once."""
+    return phase.size, phase.batch_size, phase.augment, phase.erasing
 
 
 def _tell(told: _Told, at: str, text: str) -> None:

@@ -57,11 +57,19 @@ class Keeper:
         except SaveError as error:
             if must:
                 raise
-            self.told(f"{error}. Training goes on; the checkpoint before it stays")
+            kept = "the checkpoint before it stays" if self.kept else "there is no checkpoint yet"
+            self.told(f"{error}. Training goes on; {kept}")
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.out / CHECKPOINT_NAME).exists()
 
     def keep_best(self, content: dict[str, Any]) -> None:
         """Write weights as the best so far."""
+        best = self.out / BEST_NAME
         try:
-            save_checkpoint(self.out / BEST_NAME, content, kind=WEIGHTS)
+            save_checkpoint(best, content, kind=WEIGHTS)
         except SaveError as error:
-            self.told(f"{error}. Training goes on; the weights before these stay")
+            kept = "the weights before these stay" if best.exists() else "no weights are kept yet"
+            self.told(f"{error}. Training goes on; {kept}")

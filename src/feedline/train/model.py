@@ -18,6 +18,9 @@ from feedline.train.pretrained import load_pretrained
 
 __all__ = ["create_model", "freeze"]
 
+_NEAR_PX = 225
+"""How far sizes that a model takes lie apart: four patches of 8 px, 7 times, say, are 224 px."""
+
 
 def create_model(
     name: str,
@@ -97,15 +100,34 @@ def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
     shapes = copy.deepcopy(model).to("meta").eval()
     with torch.no_grad():
         for size in sizes:
-            try:
-                shapes(torch.empty(1, 3, size, size, device="meta"))
-            except NotImplementedError:
+            error = _refusal(shapes, size)
+            if isinstance(error, NotImplementedError):
                 return  # an operation has no shapes to be worked out: the first step tells
-            except (RuntimeError, AssertionError, ValueError) as error:
+            if error is not None:
+                near = [f"{each} px" for each in _nearest(shapes, size)]
+                suit = (
+                    f"the nearest that it takes: {' and '.join(near)}" if near else "choose others"
+                )
                 raise UsageError(
-                    f"model {name!r} does not take images of {size} px ({error}); choose sizes "
-                    "that suit it, or a convolutional model, which takes nearly any"
+                    f"model {name!r} does not take images of {size} px ({error}); {suit}, or "
+                    "choose a convolutional model, which takes nearly any"
                 ) from error
+
+
+def _refusal(shapes: nn.Module, size: int) -> Exception | None:
+    """What a model on the meta device says against images of a size; None: nothing."""
+    try:
+        shapes(torch.empty(1, 3, size, size, device="meta"))
+    except (NotImplementedError, RuntimeError, AssertionError, ValueError) as error:
+        return error
+    return None
+
+
+def _nearest(shapes: nn.Module, size: int) -> list[int]:
+    """The nearest sizes below and above, in pixels, that a model takes, if there are such near."""
+    beside = (range(size - 1, max(0, size - _NEAR_PX), -1), range(size + 1, size + _NEAR_PX))
+    found = (next((px for px in sizes if _refusal(shapes, px) is None), None) for sizes in beside)
+    return [px for px in found if px is not None]
 
 
 def freeze(model: nn.Module, beginnings: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Policies of augmentation on a whole batch, on the device: RandAugment and TrivialAugment.
+"""Policies of augmentation, RandAugment and TrivialAugment: of a batch at once, and of one image.
 
 Guarantees: each image gets its own operations and signs, with torchvision's operations, ranges and
 odds; of TrivialAugment, images of a batch that get the same operation share its strength. What is
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feedline.errors import UsageError
 
-__all__ = ["augmented"]
+__all__ = ["augmented", "augmented_image", "functional_of"]
 
 _RAND_LAYERS = 2
 _RAND_MAGNITUDE = 9 / 30  # of the range: torchvision's default, as the paper's for ImageNet
@@ -103,21 +103,14 @@ def augmented(images: Tensor, policy: str, strength: float, seed: int) -> Tensor
     """
     if policy == "none" or strength == 0 or not len(images):
         return images
-    try:
-        from torchvision.transforms.v2 import functional
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the policy {policy!r} needs torchvision, which is not installed; run: pip install "
-            "torchvision"
-        ) from error
+    functional = functional_of(policy)
     draw = np.random.Generator(np.random.PCG64(seed))
     operations = _operations(policy, *images.shape[-2:])
-    for _ in range(_RAND_LAYERS if policy == "rand" else 1):
+    for _ in range(_layers(policy)):
         images = images.clone(memory_format=torch.preserve_format)
         chosen = draw.integers(len(operations), size=len(images))
         for operation, rows in _groups(operations, chosen):
-            part = _RAND_MAGNITUDE if policy == "rand" else int(draw.integers(_BINS)) / (_BINS - 1)
-            value = operation.value(part * strength)
+            value = operation.value(_part(policy, draw) * strength)
             negative = draw.random(len(rows)) < 0.5
             negative &= operation.signed
             for sign, some in ((1.0, rows[~negative]), (-1.0, rows[negative])):
@@ -125,6 +118,55 @@ def augmented(images: Tensor, policy: str, strength: float, seed: int) -> Tensor
                     where = torch.from_numpy(some).to(images.device, non_blocking=True)
                     images[where] = operation.apply(functional, images[where], sign * value)
     return images
+
+
+def augmented_image(image: Tensor, policy: str, strength: float, seed: int) -> Tensor:
+    """One image with a policy's operations, other ones than `augmented` draws from the same seed.
+
+    Args:
+        image: uint8, shape (3, H, W); it stays as it is.
+        policy, strength, seed: as of `augmented`.
+
+    Raises:
+        UsageError: torchvision is not installed.
+    """
+    if policy == "none" or strength == 0:
+        return image
+    functional = functional_of(policy)
+    draw = np.random.Generator(np.random.PCG64(seed))
+    operations = _operations(policy, *image.shape[-2:])
+    for _ in range(_layers(policy)):
+        operation = operations[int(draw.integers(len(operations)))]
+        value = operation.value(_part(policy, draw) * strength)
+        negative = operation.signed and draw.random() < 0.5
+        image = operation.apply(functional, image, -value if negative else value)
+    return image
+
+
+def functional_of(policy: str) -> Any:
+    """torchvision's functional transforms v2, that a policy is made of.
+
+    Raises:
+        UsageError: torchvision is not installed.
+    """
+    try:
+        from torchvision.transforms.v2 import functional
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the policy {policy!r} needs torchvision, which is not installed; run: pip install "
+            "torchvision"
+        ) from error
+    return functional
+
+
+def _layers(policy: str) -> int:
+    """Operations that follow each other on an image."""
+    return _RAND_LAYERS if policy == "rand" else 1
+
+
+def _part(policy: str, draw: np.random.Generator) -> float:
+    """How far in the range an operation's value lies."""
+    return _RAND_MAGNITUDE if policy == "rand" else int(draw.integers(_BINS)) / (_BINS - 1)
 
 
 def _groups(

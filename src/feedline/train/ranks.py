@@ -18,8 +18,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from feedline.errors import UsageError
+from feedline.errors import FeedlineError, UsageError
 from feedline.system import rank_and_world
+from feedline.train.peers import Peer, ended_peer, lost_connection
 
 __all__ = ["Ranks", "joined"]
 
@@ -27,6 +28,8 @@ _T = TypeVar("_T")
 _SILENCE = timedelta(minutes=10)
 """How long a rank waits for another before it takes that for dead: longer than a validation's or a
 checkpoint's, which rank 0 alone writes."""
+_ENDING_S = 5.0
+"""How long a process may take to end once its connections are closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def joined() -> Iterator[Ranks]:
 
     Raises:
         UsageError: the environment names a rank, and not where the others are.
+        FeedlineError: another rank has ended; names it where it was of this machine.
     """
     rank, world = rank_and_world()
     if world == 1 or distributed.is_initialized():
@@ -111,6 +115,25 @@ def joined() -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(backend, timeout=_SILENCE)
     try:
-        yield Ranks(rank, world)
+        ranks = Ranks(rank, world)
+        others = [peer for peer in ranks.gathered(Peer.here(rank)) if peer.rank != rank]
+        try:
+            yield ranks
+        except Exception as error:
+            if not lost_connection(error):
+                raise
+            raise FeedlineError(_lost(ended_peer(others, within_s=_ENDING_S), rank)) from error
     finally:
         distributed.destroy_process_group()
+
+
+def _lost(peer: Peer | None, rank: int) -> str:
+    """What to say of a rank that the others have lost."""
+    who = "a rank whose process is not on this machine, or still runs,"
+    if peer is not None:
+        who = f"rank {peer.rank} (process {peer.pid} on {peer.host})"
+    return (
+        f"{who} no longer answers, so rank {rank} ends, too. What was wrong with it is said where "
+        "it wrote its own output; one that was killed without a word mostly lacked memory. "
+        "--resume goes on from the last checkpoint; --debug shows torch's error"
+    )

@@ -24,6 +24,8 @@ _SGD_LR_PER_ROW = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # Settings that may differ when a run goes on: they change what is measured, not the weights.
 _FREE_ON_RESUME = ("val_size", "patience")
+# Settings that came later, with what a checkpoint means that does not have them.
+_LATER = {"augment_on": "device"}
 _OF_PHASES = (
     *("batch_size", "mixup", "cutmix", "label_smoothing", "augment", "erasing"),
     *("dropout", "drop_path", "val_size"),
@@ -46,8 +48,11 @@ class Recipe:
         curve: of the learning rate, over the samples of all phases; see `rate.rate_at`.
         warmup: the share of all samples in which the rate rises, 0 to below 1.
         label_smoothing, mixup, cutmix, erasing, dropout, drop_path: see `phase.TrainPhase`.
-        policy: augmentation of each image on the device: "none", "rand" or "trivial".
+        policy: augmentation of each image: "none", "rand" or "trivial".
         augment: how strong the policy is, 0 to 1.
+        augment_on: where the policy and erasing are done: "device", batch by batch, or "cpu", in
+            the workers, image by image. They draw otherwise there. MixUp and CutMix mix the images
+            of a batch, which no worker has as a whole: they are done on the device always.
         ramp: mixup, cutmix, erasing, the policy, dropout and drop_path grow from none in the first
             phase to all in the last one, where a phase says nothing else.
         accumulate: batches whose gradients make one step of the optimizer.
@@ -82,6 +87,7 @@ class Recipe:
     cutmix: float = 0.0
     policy: str = "none"
     augment: float = 1.0
+    augment_on: str = "device"
     erasing: float = 0.0
     dropout: float = 0.0
     drop_path: float = 0.0
@@ -206,6 +212,7 @@ class Recipe:
             StateError: they differ; names every setting that does.
         """
         own = self.as_dict()
+        saved = {**_LATER, **saved}
         mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
         extended = done is not None and self._follows(saved, done)
         if extended:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from feedline.device.usable import synchronize
@@ -13,12 +12,33 @@ from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 from feedline.train.step import train_step
 
-__all__ = ["rehearsed_step"]
+__all__ = ["RehearsedStep", "rehearsed_step"]
+
+
+class RehearsedStep:
+    """A training step, as a run does it, that waits until the device has done it.
+
+    Args:
+        learner: is moved on; its model is in training mode.
+        accumulate: batches that make one step of the optimizer.
+    """
+
+    def __init__(self, learner: Learner, accumulate: int = 1) -> None:
+        self._learner, self._accumulate = learner, accumulate
+        self._done = 0
+
+    def __call__(self, batch: Any) -> None:
+        """Learn from a batch: images and labels, as a loader on the device gives it."""
+        images, labels = batch
+        part = self._done % self._accumulate
+        train_step(self._learner, images, labels, part=part, parts=self._accumulate)
+        self._done += 1
+        synchronize(self._learner.device)
 
 
 def rehearsed_step(
     model: str, *, classes: int, schedule: str, rows: int, device: str
-) -> tuple[Callable[[Any], None], str]:
+) -> tuple[RehearsedStep, str]:
     """A step that trains a model of random weights, and waits until the device has done it.
 
     Args:
@@ -45,10 +65,4 @@ def rehearsed_step(
         precision=choose_precision(recipe.amp, where),
     )
     learner.model.train()
-
-    def step(batch: Any) -> None:
-        images, labels = batch
-        train_step(learner, images, labels)
-        synchronize(where)
-
-    return step, where.type
+    return RehearsedStep(learner), where.type

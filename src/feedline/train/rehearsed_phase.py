@@ -1,7 +1,8 @@
 """A phase of a recipe rehearsed: its real step on its real batches, timed for some seconds.
 
 First some of the images are read, so that they come from the page cache; then the step alone, over
-batches that are kept; then steps over the loader, with its own settings.
+batches that are kept; then steps over the loader, with its own settings; and where the phase
+augments, steps over a loader that has it done in the other place.
 
 Guarantees: the loader and its workers end with it.
 Relies on: `tuning`, which times, and `forecast`, whose model says what the step is bound by.
@@ -17,19 +18,20 @@ from typing import Any
 
 import torch
 
-from feedline.device.usable import synchronize
 from feedline.diagnose.load import Load
-from feedline.errors import UsageError
 from feedline.forecast.rates import Point, Rates
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import usable_cores
+from feedline.train.augment_costs import augment_costs
+from feedline.train.augment_places import AugmentPlaces
+from feedline.train.check_memory import out_of_memory
 from feedline.train.learner import Learner
 from feedline.train.loaders import train_loader
 from feedline.train.phase import TrainPhase
 from feedline.train.recipe import Recipe
+from feedline.train.rehearsed import RehearsedStep
 from feedline.train.run_settings import RunSettings
-from feedline.train.step import train_step
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
@@ -42,6 +44,7 @@ __all__ = ["RehearsedPhase", "rehearse_phase"]
 
 _CEILING = 0.15  # of the time, for the step alone
 _READING = 0.35  # at most, for bringing files into the page cache
+_COSTS = 0.1  # for what augmentation costs by itself
 _LEAST = 0.2  # for steps over the loader
 _STEPS = 16  # that there is time for, or each part has as few of them as can be
 
@@ -59,6 +62,7 @@ class RehearsedPhase:
         wait_share: of the steps' time, what they waited for batches, 0 to 1.
         workers: that made the batches.
         seconds: that all of it took.
+        places: what the phase's augmentation costs on the CPU and on the device; None without any.
     """
 
     rates: Rates
@@ -69,6 +73,7 @@ class RehearsedPhase:
     wait_share: float
     workers: int
     seconds: float
+    places: AugmentPlaces | None
 
 
 def rehearse_phase(
@@ -103,13 +108,12 @@ def rehearse_phase(
     alone = replace(recipe, schedule=(phase,))
     learner.set_phase(phase)
     learner.model.train()
-    step = _Step(learner, recipe.accumulate)
+    step = RehearsedStep(learner, recipe.accumulate)
     try:
+        costs = augment_costs(alone, images, learner.device, most_s=_COSTS * budget_s)
         with ExitStack() as stack:
-            loader = train_loader(alone, images, asked, learner.device, stack)
             told("starting workers")
-            tried = OwnLoader(loader, least=0)
-            tried.begin(phase.loads)
+            loader, tried = _begun(alone, images, asked, learner.device, stack)
             batch = tried.next()
             if read:
                 _read(tried, len(images), begun + _READING * budget_s, told)
@@ -125,19 +129,24 @@ def rehearse_phase(
             # Where a step takes long, the one that was timed tells enough of it.
             ceiling = 1.0 / step_s if few else rehearsal.ceiling(_CEILING * budget_s)
             told("steps over the loader")
-            left_s = max(_LEAST * budget_s, until - time.monotonic())
-            trial = rehearsal.trial(
-                _setting(loader, tried), least_s=min(_LEAST * budget_s, left_s), most_s=left_s
-            )
+            left_s = (until - time.monotonic()) / (1 if costs is None else 2)
+            trial = _trial(rehearsal, loader, tried, left_s, budget_s)
             rows = min(phase.batch_size or 1, len(images))
             rates = _rates(loader, replace(phase, batch_size=rows), trial, ceiling, metered.cpu_s)
             tried.close()
+        places = None
+        if costs is not None:
+            told("steps with augmentation in the other place")
+            other = replace(alone, augment_on="device" if alone.augment_on == "cpu" else "cpu")
+            with ExitStack() as stack:
+                second, tried = _begun(other, images, asked, learner.device, stack)
+                rehearsal = Rehearsal(tried, step, phase.size, few=few)
+                there = _trial(rehearsal, second, tried, until - time.monotonic(), budget_s)
+                tried.close()
+            of = {alone.augment_on: trial, other.augment_on: there}
+            places = AugmentPlaces(costs=costs, rows=rows, **of)
     except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"a batch of {phase.batch_size} images at {phase.size} px does not fit the device's "
-            f"memory: {error}. Use a smaller --batch-size, or --accumulate; feedline tune "
-            "--batch-size auto finds the largest that fits"
-        ) from error
+        raise out_of_memory(phase.batch_size, phase.size, error) from error
     return RehearsedPhase(
         rates=rates,
         steps=trial.window.steps,
@@ -147,22 +156,34 @@ def rehearse_phase(
         wait_share=trial.window.wait_share,
         workers=loader.num_workers,
         seconds=time.monotonic() - begun,
+        places=places,
     )
 
 
-class _Step:
-    """A training step, as a run does it, that waits until the device has done it."""
+def _begun(
+    recipe: Recipe,
+    images: ImageFolder,
+    asked: RunSettings,
+    device: torch.device,
+    stack: ExitStack,
+) -> tuple[DataLoader[Any], OwnLoader]:
+    """A loader of a recipe's one phase, which closes with the stack, at work without end."""
+    loader = train_loader(recipe, images, asked, device, stack)
+    tried = OwnLoader(loader, least=0)
+    tried.begin(tried.phases[0])
+    return loader, tried
 
-    def __init__(self, learner: Learner, accumulate: int) -> None:
-        self._learner, self._accumulate = learner, accumulate
-        self._done = 0
 
-    def __call__(self, batch: Any) -> None:
-        images, labels = batch
-        part = self._done % self._accumulate
-        train_step(self._learner, images, labels, part=part, parts=self._accumulate)
-        self._done += 1
-        synchronize(self._learner.device)
+def _trial(
+    rehearsal: Rehearsal,
+    loader: DataLoader[Any],
+    tried: OwnLoader,
+    left_s: float,
+    budget_s: float,
+) -> Trial:
+    """Steps over a loader in the time that is left, or the least that tells something."""
+    most_s = max(_LEAST * budget_s, left_s)
+    return rehearsal.trial(_setting(loader, tried), least_s=_LEAST * budget_s, most_s=most_s)
 
 
 def _read(tried: OwnLoader, images: int, until: float, told: Callable[[str], object]) -> None:
@@ -186,15 +207,8 @@ def _rates(
 ) -> Rates:
     """What follows for a forecast."""
     if trial.workers:
-        found = TunedPhase(
-            size=phase.size,
-            batch_size=phase.batch_size,
-            ceiling=ceiling,
-            trials=(trial,),
-            best=trial,
-            reached=False,
-            ended="done",
-            needs_s=0.0,
+        found = TunedPhase.of_trial(
+            trial, size=phase.size, batch_size=phase.batch_size, ceiling=ceiling
         )
         rates = rates_of(loader, found, step_cpu_s)
         assert rates is not None, "there is a trial"

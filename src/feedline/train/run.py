@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from feedline.bench.machine import versions
-from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
+from feedline.train.check_memory import out_of_memory
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
@@ -155,9 +155,4 @@ def _warm_up(learner: Learner, recipe: Recipe, classes: int, report: Report) -> 
     try:
         warm_up(learner, shapes, classes=classes, told=told)
     except torch.OutOfMemoryError as error:
-        rows, size = shapes[len(took)]
-        raise UsageError(
-            f"a batch of {rows} images at {size} px does not fit the device's memory: {error}. "
-            "Use a smaller --batch-size, or --accumulate; feedline tune --batch-size auto finds "
-            "the largest that fits"
-        ) from error
+        raise out_of_memory(*shapes[len(took)], error) from error

@@ -261,7 +261,8 @@ class Training:
                 f"the loss became {loss} by step {learner.step} (epoch {running.epoch + 1}, "
                 f"{size_px} px, learning rate {learner.lr:.3g}, {precision}). The learning "
                 "rate is probably too high: try a third of it with --lr, or a longer --warmup; "
-                "with float16, --amp bf16 or off. The checkpoint before this is untouched"
+                "with float16, --amp bf16 or off. "
+                + ("The checkpoint before this is untouched" if self.keeper.kept else "")
             )
         return loss
 

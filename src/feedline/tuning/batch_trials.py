@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from feedline.device.accelerator import TorchAccelerator
+from feedline.device.usable import synchronize
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.device_memory import Memory, is_out_of_memory
 from feedline.tuning.kept import Stateful, kept
@@ -132,8 +133,7 @@ class BatchTrials:
             batch, ahead = ahead, self._ahead(rows, size)
             self._step(batch)
             del batch
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def _ahead(self, rows: int, size: int) -> Any:
         """A batch made on a stream of its own, whose memory the steps' own cannot use."""

@@ -53,6 +53,22 @@ class TunedPhase:
     needs_s: float
     others: tuple[Other, ...] = ()
 
+    @classmethod
+    def of_trial(
+        cls, trial: Trial, *, size: int | None, batch_size: int | None, ceiling: float | None
+    ) -> TunedPhase:
+        """A phase in which nothing was searched for: one setting was tried."""
+        return cls(
+            size=size,
+            batch_size=batch_size,
+            ceiling=ceiling,
+            trials=(trial,),
+            best=trial,
+            reached=False,
+            ended="done",
+            needs_s=0.0,
+        )
+
     @property
     def reason(self) -> str:
         """Why the search ended there."""

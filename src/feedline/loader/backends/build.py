@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from typing import Any
@@ -15,7 +15,7 @@ from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.dataset.worker_init import RowsWithInit, WorkerInit
 from feedline.device.accelerator import TorchAccelerator
 from feedline.device.accelerator_carrier import AcceleratorCarrier
-from feedline.device.carrier import Carrier
+from feedline.device.carrier import Carrier, Tensors
 from feedline.device.host import HostCarrier
 from feedline.device.pinning import pins, registered
 from feedline.engine.crew import Crew
@@ -126,19 +126,20 @@ def _rows_backend(
             timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
             deadline_s=inf if native else settings.timeout_s or inf,
         )
+        # torch's default collate makes lists of tuples.
+        form: Callable[[Tensors], Any] = tuple if native else list
         carrier: Carrier
         if asked.device is not None and asked.device.type != "cpu":
-            assert asked.on_device is not None, "batches on a device are normalised"
+            assert decision.on_device is not None, "something becomes of batches on a device"
             carrier = AcceleratorCarrier(
                 slots,
-                asked.on_device,
+                decision.on_device,
                 TorchAccelerator(asked.device),
                 registered(crew.block, asked.device),
+                form,
             )
         else:
-            # torch's default collate makes lists of tuples.
-            form = tuple if native else list
-            carrier = HostCarrier(slots, asked.on_device, form, pins(settings.pin))
+            carrier = HostCarrier(slots, decision.on_device, form, pins(settings.pin))
         carrier.timing = timing
         policy = partial(samples_to_skip, source, slots, settings.on_error)
         return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)

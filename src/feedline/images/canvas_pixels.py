@@ -1,0 +1,107 @@
+"""The pixels that a canvas shows: of an image through a filter, of a mask the nearest ones.
+
+Guarantees: no more of an image is asked for than the filter looks at; a mask's values are copied,
+never mixed, and are those that torch's nearest resize of the whole mask gives.
+
+Relies on: `canvas` for what is shown, `resize_mode` for the pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from feedline.images.canvas import Canvas
+from feedline.images.placement import Part
+from feedline.images.resample_filter import FILTERS, Filter
+from feedline.images.resize_mode import ResizeMode, fill_as
+from feedline.stores.store import Pixels
+
+__all__ = ["image_on", "mask_on"]
+
+Colour = tuple[int, int, int]
+
+
+def image_on(
+    canvas: Canvas,
+    read: Callable[[Part | None], Pixels],
+    filter: Filter,
+    mode: ResizeMode,
+    colour: Colour,
+) -> Pixels:
+    """What a canvas shows of an image.
+
+    Args:
+        read: gives a part of the image, uint8 (height, width, 3); None for all of it.
+        filter: of the resize.
+        mode: whose roundings it has; "pillow" or "bytes".
+        colour: of what was padded, red, green, blue.
+
+    Returns:
+        uint8 (height, width, 3), C-contiguous, in memory of its own.
+    """
+    down, across = canvas.down, canvas.across
+    if canvas.is_empty:
+        return _padded(np.empty((0, 0, 3), np.uint8), canvas, np.array(colour, np.uint8))
+    if filter in FILTERS:
+        shown = np.empty((down.count, across.count, 3), np.uint8)
+        fill_as(mode, shown, _looked_at(canvas, read, filter), canvas.window(filter))
+        if down.is_mirrored:
+            shown = np.ascontiguousarray(shown[::-1])
+    else:
+        image = read(None)
+        shown = np.take(image[down.picked(filter)], across.picked(filter), 1, mode="clip")
+    return _padded(shown, canvas, np.array(colour, np.uint8)) if canvas.is_padded else shown
+
+
+def _looked_at(canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Filter) -> Pixels:
+    """All that is resized, of which only what the filter looks at is read; the rest is anything.
+
+    So the filter's weights, and their roundings, are those of a resize of the whole.
+    """
+    down, across = canvas.down, canvas.across
+    rows, columns = down.span(filter), across.span(filter)
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    part = read((down.first + rows.start, across.first + columns.start, height, width))
+    if (height, width) == (down.extent, across.extent):
+        return part
+    image = np.empty((down.extent, across.extent, 3), np.uint8)
+    image[rows, columns] = part
+    return image
+
+
+def mask_on(
+    canvas: Canvas, mask: np.ndarray[Any, Any], value: float
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """What a canvas shows of a mask.
+
+    Args:
+        mask: of any dtype, (..., height, width): the size of the image.
+        value: of what was padded.
+
+    Returns:
+        the same dtype, (..., height, width), in memory of its own.
+    """
+    rows, columns = canvas.down.picked("nearest"), canvas.across.picked("nearest")
+    shown = np.take(np.take(mask, rows, -2), columns, -1)
+    if not canvas.is_padded:
+        return shown
+    return _padded(shown[..., None], canvas, np.array([value]).astype(mask.dtype))[..., 0]
+
+
+def _padded(
+    shown: np.ndarray[Any, Any], canvas: Canvas, colour: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """What is shown, (..., height, width, channels), where it stands on the canvas."""
+    padded = np.empty((*shown.shape[:-3], *canvas.size, len(colour)), colour.dtype)
+    if len(set(colour.tolist())) == 1:
+        padded.fill(colour[0])
+    else:  # numpy takes fifty times as long
+        padded[:] = colour
+    if not canvas.is_empty:
+        down, across = canvas.down, canvas.across
+        rows = slice(down.at, down.at + down.count)
+        padded[..., rows, across.at : across.at + across.count, :] = shown
+    return padded

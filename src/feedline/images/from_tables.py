@@ -1,0 +1,116 @@
+"""Lists of images made of tables: CSV and Parquet files, frames of pandas and of polars.
+
+Guarantees: what is wrong with a table is an error that names it.
+
+Relies on: `tables` for its columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from feedline.errors import UsageError
+from feedline.images.crops import Transform
+from feedline.images.tables import Table, of_csv, of_frame, of_parquet
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["FromTables"]
+
+
+class FromTables:
+    """Ways to make a list, of a class whose constructor takes paths, labels and options."""
+
+    def __init__(
+        self, paths: Any, labels: Any, transform: Transform | None = None, **options: Any
+    ) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sep: str = ",",
+        **options: Any,
+    ) -> Self:
+        """The images that a CSV file lists, in its order.
+
+        Args:
+            path: of the file: UTF-8, the first line names the columns.
+            image: the column of the paths.
+            label: that of the labels; or a list of columns of numbers, which make a row together.
+                A column is of whole numbers where all cells are, of fractions where all are
+                numbers, and else of class names; with `classes` always of names.
+            transform: as of `ImageList`.
+            root: the folder that relative paths are relative to; None for the CSV file's folder.
+            sep: what stands between cells.
+            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, as of `ImageList`.
+
+        Raises:
+            DatasetError: the file cannot be read or has no rows; and as `ImageList`.
+            UsageError: it has no such column; numbers and texts are mixed; and as `ImageList`.
+        """
+        as_text = options.get("classes") is not None
+        table = of_csv(path, image, label, sep=sep, as_text=as_text)
+        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """The images whose paths a Parquet file lists; arguments and errors as of `from_csv`.
+
+        It needs pyarrow: `pip install "feedline[parquet]"`.
+        """
+        table = of_parquet(path, image, label)
+        return cls._of(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: Transform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """The images that a DataFrame of pandas or polars lists.
+
+        Arguments and errors are those of `from_csv`; relative paths are relative to the working
+        directory, unless `root` is given.
+        """
+        return cls._of(of_frame(frame, image, label), transform, root, options)
+
+    @classmethod
+    def _of(
+        cls,
+        table: Table,
+        transform: Transform | None,
+        root: str | os.PathLike[str] | None,
+        options: dict[str, Any],
+    ) -> Self:
+        try:
+            return cls(table.images, table.labels, transform, root=root, **options)
+        except UsageError as error:  # DatasetError is one
+            raise type(error)(f"{table.where}: {error}") from error
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(os.path.abspath(os.path.expanduser(os.fspath(path))))

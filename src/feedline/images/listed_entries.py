@@ -1,0 +1,146 @@
+"""Entries of an LMDB, as a user names them, as a store with labels.
+
+Guarantees: those of `lmdb_keys`; entries that are no images are noticed at the beginning, as far as
+some of them show it, and else when they are read; a damaged LMDB that ends a process which looks
+through it, as the library does not check all that it reads, does not end this one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from feedline import errors
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.images.headers import sniff
+from feedline.images.labels import Labels, labels_of
+from feedline.images.listed_shards import texts_typed
+from feedline.stores.lmdb_keys import as_text, keys_of, opened, texts_at
+from feedline.stores.lmdb_store import LmdbStore, why_no_image
+from feedline.stores.open_lmdb import OpenLmdb
+
+__all__ = ["lmdb_entries"]
+
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[1:]; import feedline.images.listed_entries as e; e.main()"
+)
+_LOOKED_AT = 10
+_NAMED = 5
+
+
+def lmdb_entries(
+    path: Any, keys: Any, labels: Any, classes: Any, *, check: bool
+) -> tuple[LmdbStore, Labels]:
+    """The entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"path must be that of an LMDB, got {path!r:.200}")
+    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    pattern = labels if isinstance(labels, str) else None
+    keys = list(keys) if hasattr(keys, "__iter__") and not isinstance(keys, (str, bytes)) else keys
+    names, texts = _by_another_process(where, keys, pattern, check)
+
+    def called(sample: int) -> str:
+        return f"sample {sample}, {as_text(names[sample])!r},"
+
+    if labels is None:
+        labels = np.zeros(len(names), np.int64)
+    elif pattern is not None:
+        labels = texts_typed(f"the LMDB {where!r}", texts, classes)
+    elif callable(labels):
+        labels = [labels(as_text(name)) for name in names]
+    found = labels_of(labels, len(names), classes, called)
+    return LmdbStore(where, names, found.values), found
+
+
+def _by_another_process(*request: Any) -> tuple[list[bytes], list[Any]]:
+    """What `_looked_at` gives, in a process of its own: a damaged LMDB may end it."""
+    path = [part or os.getcwd() for part in sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", _BOOT, *path],
+        input=pickle.dumps(request),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        how = f"status {done.returncode}"
+        if done.returncode < 0:
+            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
+        raise DatasetError(
+            f"the LMDB {request[0]!r} is damaged: the process that looked through it was ended "
+            f"({how}). Copy it again, or write it anew"
+        )
+    error, names, texts = pickle.loads(done.stdout)
+    if error is not None:
+        raise getattr(errors, error[0])(error[1])
+    return names, texts
+
+
+def main() -> None:
+    """Look through an LMDB that standard input names, and write what was found."""
+    found: tuple[Any, ...]
+    try:
+        found = None, *_looked_at(*pickle.load(sys.stdin.buffer))
+    except errors.FeedlineError as error:
+        found = (type(error).__name__, str(error)), [], []
+    pickle.dump(found, sys.stdout.buffer)
+    sys.stdout.flush()
+
+
+def _looked_at(
+    path: str, keys: Any, pattern: str | None, check: bool
+) -> tuple[list[bytes], list[Any]]:
+    """The keys of the samples, and the texts of their labels, where these have a pattern."""
+    lmdb = opened(path)
+    names, numbers = keys_of(lmdb, path, keys)
+    _look_at_some(lmdb, path, names, sure=keys is not None)
+    if check:
+        _check_all(lmdb, path, names)
+    return names, [] if pattern is None else texts_at(lmdb, path, pattern, numbers)
+
+
+def _look_at_some(lmdb: OpenLmdb, path: str, names: list[bytes], *, sure: bool) -> None:
+    """See whether entries are images; where the keys are `sure`, whether any of some is.
+
+    Raises:
+        DatasetError: they are not, or the LMDB is damaged.
+    """
+    picked = np.unique(np.linspace(0, len(names) - 1, _LOOKED_AT).astype(int)).tolist()
+    others = []
+    for sample in picked:
+        value = _value(lmdb, names[sample])
+        if value is None or sniff(bytes(value[:16])) is not None:
+            if sure:
+                return
+            continue
+        why = why_no_image(value) or (
+            f"it begins with {bytes(value[:8])!r}. Arrays of pixels, msgpack, pyarrow and records "
+            "of other programs are not guessed: a value must be the bytes of an image file"
+        )
+        others.append(
+            f"the entry {as_text(names[sample])!r} of the LMDB {path!r} is no image: {why}"
+        )
+    if others:
+        hint = "" if sure else ". If other entries are images, name these in `keys`"
+        raise DatasetError(others[0] + hint)
+
+
+def _check_all(lmdb: OpenLmdb, path: str, names: list[bytes]) -> None:
+    missing = [as_text(name) for name in names if _value(lmdb, name) is None]
+    if missing:
+        some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+        raise DatasetError(
+            f"{len(missing)} of {len(names)} keys are not in the LMDB {path!r}: {some}"
+        )
+
+
+def _value(lmdb: OpenLmdb, key: bytes) -> memoryview | None:
+    try:
+        return lmdb.get(key)
+    except ImageError as error:
+        raise DatasetError(str(error)) from error

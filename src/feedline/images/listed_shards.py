@@ -1,0 +1,57 @@
+"""Tar shards of WebDataset, as a user names them, as a store with labels.
+
+Guarantees: those of `webdataset_index`; a sample that lacks something is an error, or is listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedline.errors import DatasetError, UsageError
+from feedline.images.labels import Labels, labels_of
+from feedline.images.tables import typed
+from feedline.stores.label_places import endings_of, label_places
+from feedline.stores.path_table import LabelledPaths
+from feedline.stores.shard_names import shard_paths
+from feedline.stores.webdataset_index import look_through
+from feedline.stores.webdataset_store import WebDatasetStore
+
+__all__ = ["sharded_samples", "texts_typed"]
+
+
+def sharded_samples(
+    shards: Any, image: Any, label: Any, incomplete: str, classes: Any
+) -> tuple[WebDatasetStore, Labels, list[tuple[str, str]]]:
+    """The samples of shards, their labels, and the names of those that lack something.
+
+    Arguments and errors are those of `ImageList.from_webdataset`.
+    """
+    if incomplete not in ("raise", "skip"):
+        raise UsageError(f'incomplete must be "raise" or "skip", got {incomplete!r}')
+    places = () if label is None else label_places(label)
+    found = look_through(shard_paths(shards), endings_of(image, "image"), places)
+    count = len(found.labels) + len(found.left_out)
+    if found.left_out and (incomplete == "raise" or not found.labels):
+        name, why = found.left_out[0]
+        raise DatasetError(
+            f"{len(found.left_out)} of {count} samples cannot be used, the first {name!r}: {why}. "
+            f"Asked for were image={image!r} and label={label!r}"
+            + ('; incomplete="skip" leaves such samples out' if found.labels else "")
+        )
+    names = LabelledPaths(found.blob, found.starts, found.entries)
+
+    def called(sample: int) -> str:
+        return f"sample {sample}, {names.path(sample)!r},"
+
+    given = texts_typed(f"the shards in {found.folder!r}", found.labels, classes)
+    labels = labels_of(given, len(names), classes, called)
+    return WebDatasetStore(found, labels.values), labels, found.left_out
+
+
+def texts_typed(where: str, labels: list[Any], classes: Any) -> list[Any]:
+    """Labels with the texts among them read as a column of a CSV, unless they are `classes`."""
+    texts = [label for label in labels if isinstance(label, str)]
+    if not texts or (classes is not None and set(texts) & set(classes)):
+        return labels
+    values = iter(typed(where, texts))
+    return [next(values) if isinstance(label, str) else label for label in labels]

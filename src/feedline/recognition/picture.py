@@ -1,0 +1,95 @@
+"""An image of which a part will be wanted, in a file or in memory.
+
+Guarantees: the pixels that `Image.open(file).convert("RGB")` has, or that the image has; of a JPEG
+no more is decoded than the part. What feedline's decoder refuses is left to Pillow.
+
+Relies on: one picture being read at a time, in a thread: its decoder keeps the file.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from feedline.errors import ImageError
+from feedline.images.decode import Decoder
+from feedline.images.placement import Part
+from feedline.recognition.given import FileBytes, opened, pixels_of, unread_jpeg
+from feedline.recognition.pillow_reading import PillowSettings
+from feedline.stores.store import Pixels
+from feedline.trace import laps
+
+__all__ = ["Picture", "threads_decoder"]
+
+
+class _Decoders(threading.local):
+    """A decoder for each thread; other threads have others."""
+
+    max_pixels = -1
+    decoder: Decoder
+
+
+_decoders = _Decoders()
+
+
+def threads_decoder() -> Decoder:
+    """The calling thread's decoder, under Pillow's present limit of an image's size."""
+    max_pixels = PillowSettings.now().max_pixels
+    if max_pixels != _decoders.max_pixels:
+        _decoders.decoder, _decoders.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
+    return _decoders.decoder
+
+
+class Picture:
+    """A file, or an RGB image of Pillow's.
+
+    Args:
+        file: the file; None for an image.
+        image: the image; None for a file.
+
+    Raises:
+        ImageError: nothing decodes the file; names it.
+    """
+
+    def __init__(self, file: FileBytes | None, image: Any) -> None:
+        self._image = image
+        self._file = unread_jpeg(image) if file is None else file
+        self._decoder = threads_decoder()
+        self.size: tuple[int, int] = (0, 0)
+        """The height and width in pixels."""
+        if self._file is not None:
+            try:
+                self.size = self._decoder.open(self._file.data)
+                if self._file.size in (None, self.size[::-1]):
+                    return
+                self._file = None  # what was opened has another size than its file
+            except ImageError as why:
+                self._leave_to_pillow(why)
+        self.size = self._image.height, self._image.width
+
+    def read(self, part: Part | None) -> Pixels:
+        """The pixels of a part, or all of them: uint8 (height, width, 3), until another is read.
+
+        Raises:
+            ImageError: nothing decodes the file; names it.
+            Exception: whatever Pillow raises where it cannot load an image.
+        """
+        if self._file is not None:
+            try:
+                pixels = self._decoder.read(1, part)
+                if laps.timed:
+                    laps.lap("decode")
+                    laps.decoded(*self.size)
+                return pixels
+            except ImageError as why:
+                self._leave_to_pillow(why)
+        pixels = pixels_of(self._image, part)
+        if laps.timed:
+            laps.lap("decode")
+        return pixels
+
+    def _leave_to_pillow(self, why: ImageError) -> None:
+        if self._image is None:
+            assert self._file is not None
+            self._image = opened(self._file, why)
+        self._file = None

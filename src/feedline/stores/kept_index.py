@@ -1,0 +1,107 @@
+"""What was found out about a large file, kept in a small one while the large one is as it was.
+
+Guarantees: whole or not at all; what is damaged, of another kind, or of a file that has another
+size or time of change, is not found; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import stat
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline.stores.read_file import without_waiting
+
+__all__ = ["keep", "kept", "places_of"]
+
+Columns = Mapping[str, np.ndarray[Any, Any]]
+
+
+def places_of(path: str, key: str) -> Sequence[str]:
+    """Where it may be kept: beside the file, or where the user's caches are.
+
+    Args:
+        path: the absolute path of the large file.
+        key: what was looked for, and how it is kept.
+    """
+    folder, name = os.path.split(path)
+    short = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    whole = hashlib.blake2b(f"{path}\0{key}".encode(errors="surrogateescape"), digest_size=12)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return (
+        os.path.join(folder, f".{name}.{short}.feedline"),
+        os.path.join(caches, "feedline", "archives", f"{whole.hexdigest()}.feedline"),
+    )
+
+
+def keep(path: str, key: str, status: tuple[int, int], columns: Columns, **about: Any) -> None:
+    """Keep columns where that can be done.
+
+    Args:
+        path, key: as of `places_of`.
+        status: the large file's size in bytes, and its time of change in ns.
+        columns: arrays by their names.
+        about: JSON-able values besides.
+    """
+    for place in places_of(path, key):
+        if _written(place, {"key": key, "status": status, **about}, columns):
+            return
+
+
+def kept(path: str, key: str, status: tuple[int, int]) -> tuple[dict[str, Any], Columns] | None:
+    """What was kept of a file as it is: values besides, and columns; None for nothing."""
+    for place in places_of(path, key):
+        found = _read(place, key, status)
+        if found is not None:
+            return found
+    return None
+
+
+def _written(place: str, about: dict[str, Any], columns: Columns) -> bool:
+    about["digest"] = _digest(columns)
+    partial = f"{place}.{uuid.uuid4().hex}.partial"
+    try:
+        os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+        with open(partial, "xb") as file:
+            text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+            np.savez(file, about=text, **columns)  # type: ignore[arg-type]  # no name is "allow_pickle"
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        return False
+    return True
+
+
+def _read(place: str, key: str, status: tuple[int, int]) -> tuple[dict[str, Any], Columns] | None:
+    """What was kept in a file. What is wrong with it does not matter: it is found out again."""
+    try:
+        with open(place, "rb", opener=without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            with np.load(io.BytesIO(file.read()), allow_pickle=False) as read:
+                about = json.loads(read["about"].tobytes())
+                columns = {name: read[name] for name in read.files if name != "about"}
+        if (about["key"], tuple(about["status"])) != (key, status):
+            return None
+        return (about, columns) if about["digest"] == _digest(columns) else None
+    except Exception:  # numpy's and json's parsers raise many kinds
+        return None
+
+
+def _digest(columns: Columns) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, column in sorted(columns.items()):
+        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()

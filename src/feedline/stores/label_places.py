@@ -1,0 +1,86 @@
+"""Where a sample of a tar shard has its label: in a file of its own, or in a field of a JSON file.
+
+Guarantees: a label is given as it is written; one that is not there says what is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from feedline.errors import UsageError
+from feedline.stores.shard_samples import ShardMember, content_of
+
+__all__ = ["LabelPlace", "endings_of", "label_at", "label_places"]
+
+LabelPlace = tuple[str, tuple[str, ...]]
+"""The ending of a file, and the names that lead to a value in it; none for its whole text."""
+
+
+def endings_of(given: Any, what: str) -> tuple[str, ...]:
+    """Endings of files, the first that a sample has counts: "jpg;png".
+
+    Raises:
+        UsageError: there are none.
+    """
+    parts = given.lower().split(";") if isinstance(given, str) else ()
+    endings = tuple(part.strip().removeprefix(".") for part in parts)
+    if not endings or not all(endings) or any(":" in ending for ending in endings):
+        raise UsageError(f'{what} must be endings of files, as "jpg;jpeg;png", got {given!r:.200}')
+    return endings
+
+
+def label_places(given: Any) -> tuple[LabelPlace, ...]:
+    """Where a label may be, the first that a sample has counts: "cls;json:label".
+
+    Raises:
+        UsageError: it says no place.
+    """
+    places: list[LabelPlace] = []
+    for part in given.split(";") if isinstance(given, str) else ():
+        ending, colon, names = part.strip().partition(":")
+        ending, fields = ending.lower().removeprefix("."), tuple(names.split(".")) if colon else ()
+        if not ending or not all(fields):
+            places = []
+            break
+        places.append((ending, fields))
+    if not places:
+        raise UsageError(
+            'label must be the ending of a text file, as "cls" or "txt", a field of a JSON file, '
+            f'as "json:label" or "json:about.label", or several of these with ";" between, got '
+            f"{given!r:.200}"
+        )
+    return tuple(places)
+
+
+def label_at(
+    places: tuple[LabelPlace, ...], file: BinaryIO, found: Mapping[str, ShardMember]
+) -> tuple[Any, str]:
+    """The label of a sample: a text, or a value of JSON; and why there is none, "" where there is.
+
+    Args:
+        places: where it may be; none: it is 0.
+        file: the shard.
+        found: the sample's files.
+    """
+    if not places:
+        return 0, ""
+    problem = ""
+    for ending, fields in places:
+        if ending not in found:
+            continue
+        try:
+            value: Any = content_of(file, found[ending]).decode().strip()
+            if fields:
+                value = json.loads(value)
+                for name in fields:
+                    value = value[name]
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
+            problem = f"its .{ending} has none ({type(error).__name__}: {error})"
+            continue
+        if value not in ("", None):
+            return value, ""
+        problem = f"that in its .{ending} is empty"
+    has = ", ".join(f".{ending}" for ending in found)
+    return None, f"it has no label: {problem or f'there is only {has}'}"

@@ -1,0 +1,183 @@
+"""Where the images of tar shards of WebDataset lie, and their labels as they are written.
+
+Guarantees: only headers and labels are read; a shard is looked through once, what was found is kept
+in a file, and is found again while the shard has the same size and time of change.
+
+Relies on: `shard_samples` for what lies in a shard, `kept_index` to keep it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from feedline.errors import DatasetError
+from feedline.stores.archive_names import check_name
+from feedline.stores.kept_index import keep, kept
+from feedline.stores.label_places import LabelPlace, label_at
+from feedline.stores.path_table import common_folder, starts_of
+from feedline.stores.read_file import without_waiting
+from feedline.stores.shard_samples import shard_samples
+
+__all__ = ["Shards", "look_through"]
+
+_VERSION = 1
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """The samples of some shards, in their order.
+
+    Args:
+        folder: that holds all shards, an absolute path that ends with a separator.
+        shards: their paths below it.
+        status: int64 (shards, 2), their sizes in bytes and times of change in ns.
+        blob: uint8, of each sample the path of its shard below the folder, and the name of its
+            image in it, each ended by a zero byte.
+        starts: int64 (n + 1), where each of these begins, and the blob's length.
+        entries: int64 (n, 3), the shard of each image, its first byte and its length.
+        labels: as they are written: texts, or values of JSON; 0 where none are asked for.
+        left_out: the names of samples without an image or a label, and what they lack.
+    """
+
+    folder: str
+    shards: list[str]
+    status: np.ndarray[Any, np.dtype[np.int64]]
+    blob: np.ndarray[Any, np.dtype[np.uint8]]
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    entries: np.ndarray[Any, np.dtype[np.int64]]
+    labels: list[Any]
+    left_out: list[tuple[str, str]]
+
+
+class _Shard(NamedTuple):
+    """Of one shard: names ended by zero bytes, (n, 2) places, labels, what was left out."""
+
+    names: np.ndarray[Any, Any]
+    places: np.ndarray[Any, Any]
+    labels: list[Any]
+    left_out: list[list[str]]
+
+
+def look_through(
+    paths: Sequence[str], image: tuple[str, ...], label: tuple[LabelPlace, ...]
+) -> Shards:
+    """What lies in shards.
+
+    Args:
+        paths: absolute ones.
+        image: endings of the images' files, of which the first that a sample has counts.
+        label: where labels are; none: no labels are read.
+
+    Raises:
+        DatasetError: a shard is damaged, compressed, cannot be read or holds no samples; a key
+            comes twice in it, or leads out of it; names shard and key.
+    """
+    folder = common_folder(paths)
+    names = [path[len(folder) :] for path in paths]
+    status: list[tuple[int, int]] = []
+    blobs: list[bytes] = []
+    entries: list[np.ndarray[Any, Any]] = []
+    labels: list[Any] = []
+    left_out: list[tuple[str, str]] = []
+    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
+        about, found = _looked_at(path, image, label)
+        status.append(about)
+        prefix = os.fsencode(name) + b"/"
+        own = found.names.tobytes()
+        if own:
+            blobs.append(prefix + own[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
+        shard = np.full((len(found.places), 1), number, np.int64)
+        entries.append(np.concatenate([shard, found.places], axis=1))
+        labels += found.labels
+        left_out += [(f"{path}/{key}", why) for key, why in found.left_out]
+    blob = np.frombuffer(b"".join(blobs), np.uint8)
+    return Shards(
+        folder=folder,
+        shards=names,
+        status=np.array(status, np.int64),
+        blob=blob,
+        starts=starts_of(blob),
+        entries=np.concatenate(entries),
+        labels=labels,
+        left_out=left_out,
+    )
+
+
+def _looked_at(
+    path: str, image: tuple[str, ...], label: tuple[LabelPlace, ...]
+) -> tuple[tuple[int, int], _Shard]:
+    """The size and time of change of a shard, and what lies in it, found before or now."""
+    key = json.dumps(["webdataset", _VERSION, image, label])
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise DatasetError(f"the shard {path!r} is no file")
+            status = about.st_size, about.st_mtime_ns
+            before = kept(path, key, status)
+            if before is not None:
+                values, columns = before
+                found = _Shard(
+                    columns["names"], columns["places"], values["labels"], values["left_out"]
+                )
+                return status, found
+            found = _scanned(file, path, about.st_size, image, label)
+    except OSError as error:
+        raise DatasetError(f"the shard {path!r} cannot be read: {error.strerror}") from error
+    columns = {"names": found.names, "places": found.places}
+    keep(path, key, status, columns, labels=found.labels, left_out=found.left_out)
+    return status, found
+
+
+def _scanned(
+    file: BinaryIO,
+    path: str,
+    size: int,
+    image: tuple[str, ...],
+    label: tuple[LabelPlace, ...],
+) -> _Shard:
+    head = file.read(8)
+    file.seek(0)
+    packed = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), "")
+    if packed:
+        raise DatasetError(
+            f"the shard {path!r} is compressed by {packed}, whatever its name says, and no image "
+            "can be read from the middle of it: unpack it first"
+        )
+    names, places = bytearray(), array("q")
+    labels: list[Any] = []
+    left_out: list[list[str]] = []
+    for key, found in shard_samples(file, path, size):
+        check_name(f"the shard {path!r}", key, "the samples")
+        member = next((found[ending] for ending in image if ending in found), None)
+        if member is None:
+            has = ", ".join(f".{ending}" for ending in found)
+            left_out.append([key, f"it has no image: there is only {has}"])
+            continue
+        value, why = label_at(label, file, found)
+        if why:
+            left_out.append([key, why])
+            continue
+        names += os.fsencode(member.name) + b"\0"
+        places.extend((member.first, member.length))
+        labels.append(value)
+    if not labels and not left_out:
+        raise DatasetError(
+            f"the shard {path!r} holds no samples: was its writer broken off? Leave it out, or "
+            "write it anew"
+        )
+    return _Shard(
+        np.frombuffer(bytes(names), np.uint8),
+        np.array(places, np.int64).reshape(-1, 2),
+        labels,
+        left_out,
+    )

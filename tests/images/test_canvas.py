@@ -1,0 +1,111 @@
+"""Moves of an image, folded into one: against the moves one after another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from feedline.images.canvas import Axis, Canvas
+from feedline.images.canvas_pixels import image_on, mask_on
+from feedline.images.placement import Window, cut
+from feedline.images.resample_filter import FILTERS, nearest_pixels
+from feedline.images.resize_mode import fill_as
+
+FILLED = -1
+
+
+def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
+    """An axis after random moves, and which source pixel is where after the same moves."""
+    pixels = int(rng.integers(1, 40))
+    axis, where = Axis.of(pixels), np.arange(pixels)
+    resized = padded = False
+    for move in rng.choice(["crop", "pad", "mirror", "resize"], 6):
+        if move == "crop":
+            first = int(rng.integers(0, len(where)))
+            length = int(rng.integers(1, len(where) - first + 1))
+            axis, where = axis.crop(first, length), where[first : first + length]
+        elif move == "mirror":
+            axis, where = axis.mirror(), where[::-1]
+        elif move == "pad":
+            sides = tuple(rng.integers(0, 9, 2).tolist())
+            axis, where, padded = axis.pad(*sides), np.pad(where, sides, constant_values=-1), True
+        elif not (resized or padded):
+            to, resized = int(rng.integers(1, 60)), True
+            axis = axis.resize(to)
+            if to != len(where):
+                where = where[nearest_pixels(filter, len(where), 0.0, len(where), to)]
+    return axis, where
+
+
+@pytest.mark.parametrize("filter", ["nearest", "nearest-exact"])
+def test_moves_in_any_order_are_those_one_after_another(filter):
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        axis, where = moved(rng, filter)
+        found = np.full(axis.length, FILLED)
+        found[axis.at : axis.at + axis.count] = axis.picked(filter)
+        assert np.array_equal(found, where)
+        assert axis.count == np.count_nonzero(where != FILLED)
+
+
+def canvases(rng: np.random.Generator, filter: str):
+    """Windows of resized images of all sorts, and what each is of: height, width, the whole's."""
+    for _ in range(60):
+        height, width = rng.integers(2, 70, 2).tolist()
+        tall, wide = (int(rng.integers(max(1, side // 6), 90)) for side in (height, width))
+        canvas = Canvas.of(height, width).resize(tall, wide)
+        top, left = int(rng.integers(0, tall)), int(rng.integers(0, wide))
+        rows = int(rng.integers(1, tall - top + 1))
+        columns = int(rng.integers(1, wide - left + 1))
+        yield canvas.crop(top, left, rows, columns), (height, width), (tall, wide), (top, left)
+
+
+class Read:
+    """Gives parts of an image, and notes them."""
+
+    def __init__(self, image):
+        self.image, self.parts = image, []
+
+    def __call__(self, part):
+        self.parts.append(part)
+        return cut(self.image, part)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("mode", ["pillow", "bytes"])
+def test_a_window_is_that_of_the_resized_whole_to_the_bit(filter, mode):
+    rng, read_less = np.random.default_rng(1), 0
+    for canvas, source, whole, corner in canvases(rng, filter):
+        image = rng.integers(0, 256, (*source, 3), np.uint8)
+        read = Read(image)
+        made = image_on(canvas, read, filter, mode, (0, 0, 0))
+        expected = np.empty((*canvas.size, 3), np.uint8)
+        fill_as(mode, expected, image, Window(*whole, *corner, False, filter))
+        assert np.array_equal(made, expected)
+        ((_, _, height, width),) = read.parts
+        read_less += height * width < source[0] * source[1]
+    assert read_less > 20
+
+
+def test_mirrors_and_pads_of_an_image_are_those_of_its_pixels():
+    rng = np.random.default_rng(2)
+    image = rng.integers(0, 256, (30, 40, 3), np.uint8)
+    canvas = Canvas.of(30, 40).crop(5, 7, 20, 30).mirror().turn_over().pad(1, 2, 3, 4)
+    made = image_on(canvas, lambda part: cut(image, part), "bilinear", "pillow", (9, 8, 7))
+    expected = np.empty((26, 34, 3), np.uint8)
+    expected[:] = (9, 8, 7)
+    expected[2:22, 1:31] = image[5:25, 7:37][::-1, ::-1]
+    assert np.array_equal(made, expected)
+    mask = image[..., 0].astype(np.int16)[None]
+    shown = mask_on(canvas, mask, -5)
+    assert shown.dtype == np.int16
+    assert np.array_equal(shown[0, 2:22, 1:31], mask[0, 5:25, 7:37][::-1, ::-1])
+    assert (shown[0, :2] == -5).all()
+
+
+def test_what_was_padded_alone_shows_nothing_of_the_image():
+    canvas = Canvas.of(5, 5).pad(10, 10, 10, 10).crop(0, 0, 4, 6)
+    assert canvas.is_empty
+    made = image_on(canvas, lambda part: pytest.fail("read"), "bilinear", "pillow", (1, 1, 1))
+    assert np.array_equal(made, np.ones((4, 6, 3), np.uint8))
+    assert np.array_equal(mask_on(canvas, np.zeros((5, 5), np.uint8), 3), np.full((4, 6), 3))

@@ -1,0 +1,267 @@
+"""Lists of images in LMDBs that others have written."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
+from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
+from feedline.plan.row import Item
+
+lmdb = pytest.importorskip("lmdb")
+
+
+@pytest.fixture
+def images(jpeg_folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
+
+
+def written(path: Path, entries: Mapping[bytes, bytes], **options: Any) -> Path:
+    environment = lmdb.open(str(path), map_size=1 << 24, **options)
+    with environment.begin(write=True) as writing:
+        for key, value in entries.items():
+            writing.put(key, value)
+    environment.close()
+    lock = path / "lock.mdb" if path.is_dir() else path.with_name(f"{path.name}-lock")
+    lock.unlink()
+    return path
+
+
+@pytest.fixture
+def numbered(tmp_path: Path, images: list[bytes]) -> Path:
+    """As sets for text recognition are written: images and texts by number, from 1 on."""
+    entries = {b"image-%09d" % k: image for k, image in enumerate(images, 1)}
+    entries |= {b"label-%09d" % k: [b"cat", b"dog"][k > 6] for k in range(1, 13)}
+    return written(tmp_path / "numbered", entries | {b"num-samples": b"12"})
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, images: list[bytes]) -> Path:
+    """As LSUN is written: images by keys that say nothing."""
+    entries = {f"{k * 7919:08x}".encode(): image for k, image in enumerate(images)}
+    return written(tmp_path / "keyed", entries)
+
+
+def row(source: Any, sample: int) -> tuple[Any, ...]:
+    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
+    source.load(Item(sample, 16, 3, 1.0), made)
+    return made
+
+
+def test_rows_are_those_of_the_folder(numbered: Path, jpeg_folder: Path) -> None:
+    ours = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d", transform=EvalCrop())
+    folder = ImageFolder(jpeg_folder, EvalCrop())
+    assert (len(ours), ours.classes) == (12, ["cat", "dog"])
+    assert ours.targets.tolist() == folder.targets.tolist()
+    assert ours.name(0) == f"{numbered}/image-000000001"
+    for sample in range(12):
+        for mine, theirs in zip(row(ours, sample), row(folder, sample), strict=True):
+            assert np.array_equal(mine, theirs)
+    again = pickle.loads(pickle.dumps(ours, protocol=5))
+    assert np.array_equal(row(again, 7)[0], row(ours, 7)[0])
+    assert again.fingerprint() == ours.fingerprint()
+    assert os.listdir(numbered) == ["data.mdb"]
+
+
+def test_all_keys_are_taken_in_their_order(keyed: Path, images: list[bytes]) -> None:
+    data = ImageList.from_lmdb(keyed)
+    assert [data.store.read(sample, 1) for sample in range(12)] == images
+    assert data.targets.tolist() == [0] * 12
+    with pytest.raises(IndexError):
+        data.store.read(12, 1)
+
+
+def test_a_file_alone_and_keys_of_any_bytes(tmp_path: Path, images: list[bytes]) -> None:
+    keys = [struct.pack("<I", number) for number in range(12)]
+    path = written(tmp_path / "all.lmdb", dict(zip(keys, images, strict=True)), subdir=False)
+    data = ImageList.from_lmdb(path, keys[::-1], np.arange(12) / 8)
+    assert [data.store.read(sample, 1) for sample in range(12)] == images[::-1]
+    assert data.targets.dtype == np.float32
+    assert data.name(1) == f"{path}/\\n\\x00\\x00\\x00"
+    assert os.listdir(tmp_path) == ["all.lmdb"]
+
+
+def test_labels_by_a_function_of_the_key(tmp_path: Path, images: list[bytes]) -> None:
+    entries = {f"{['owl', 'cat'][k % 2]}/{k:02d}".encode(): images[k] for k in range(4)}
+    path = written(tmp_path / "a", entries)
+    data = ImageList.from_lmdb(path, labels=lambda key: key.partition("/")[0])
+    assert (data.targets.tolist(), data.classes) == ([0, 0, 1, 1], ["cat", "owl"])
+    keys = ["owl/00", b"cat/03"]
+    data = ImageList.from_lmdb(path, keys, ["a", "b"], classes=["b", "a"])
+    assert data.targets.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_and_resume_with_any_workers(keyed: Path, jpeg_folder: Path, workers: int) -> None:
+    folder = ImageFolder(jpeg_folder)
+    ours = ImageList.from_lmdb(keyed, labels=folder.targets)
+    options: dict[str, Any] = {"image_size": 16, "num_workers": workers, "seed": 2}
+    with DataLoader(ours, 4, **options) as mine, DataLoader(folder, 4, **options) as theirs:
+        wanted = list(theirs)
+        for batch, same in zip(mine, wanted, strict=True):
+            assert all(map(torch.equal, batch, same))
+        mine.set_epoch(0)
+        next(iter(mine))
+        state = mine.state_dict()
+    with DataLoader(ours, 4, **options) as mine:
+        mine.load_state_dict(state)
+        for batch, same in zip(mine, wanted[1:], strict=True):
+            assert all(map(torch.equal, batch, same))
+    assert os.listdir(keyed) == ["data.mdb"]
+
+
+def test_a_state_of_other_keys_does_not_fit(keyed: Path, numbered: Path) -> None:
+    with DataLoader(ImageList.from_lmdb(keyed), 4, image_size=16, seed=1) as loader:
+        state = loader.state_dict()
+    other = ImageList.from_lmdb(numbered, "image-%09d")
+    with (
+        DataLoader(other, 4, image_size=16, seed=1) as loader,
+        pytest.raises(FeedlineError, match="cannot resume"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_cache_is_made_of_it(numbered: Path, tmp_path: Path) -> None:
+    data = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
+    build_cache(data, tmp_path / "cache", (24,), workers=1)
+    cache = ImageFolder(tmp_path / "cache")
+    assert (len(cache), list(cache.classes)) == (12, ["cat", "dog"])
+    assert cache.targets.tolist() == data.targets.tolist()
+
+
+# ------------------------------------------------------------------- what cannot be read
+
+
+def test_a_folder_that_cannot_be_written_is_read(keyed: Path) -> None:
+    keyed.chmod(0o500)
+    try:
+        row(ImageList.from_lmdb(keyed), 3)
+    finally:
+        keyed.chmod(0o700)
+    assert os.listdir(keyed) == ["data.mdb"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_are_not_unpickled(tmp_path: Path, images: list[bytes], protocol: int) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    values = {b"%d" % k: pickle.dumps((image, k), protocol) for k, image in enumerate(images)}
+    values[b"0"] = pickle.dumps(Trap(), protocol)
+    path = written(tmp_path / "a", values)
+    with pytest.raises(DatasetError, match=r"the entry '0' .*is a pickle, .*write an LMDB whose"):
+        ImageList.from_lmdb(path)
+    with pytest.raises(DatasetError, match="is a pickle"):
+        ImageList.from_lmdb(path, "%d")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_values_that_are_no_images_are_named(tmp_path: Path, images: list[bytes]) -> None:
+    entries = {b"%02d" % k: image for k, image in enumerate(images)}
+    path = written(tmp_path / "a", entries | {b"__len__": b"\x0c", b"03": pickle.dumps(("x", 1))})
+    with pytest.raises(DatasetError, match=r"'__len__' .*is no image: it begins with .*`keys`"):
+        ImageList.from_lmdb(path)
+    data = ImageList.from_lmdb(path, "%02d")
+    with pytest.raises(ImageError, match=r"sample 3, .*a/03, cannot be loaded: it is a pickle"):
+        row(data, 3)
+    with DataLoader(data, 12, image_size=16, on_error="skip") as loader:
+        assert [len(labels) for _, labels in loader] == [11]
+        assert [name for name, _ in loader.skipped] == [f"{path}/03"]
+
+
+def test_keys_that_are_missing_are_named(keyed: Path, numbered: Path) -> None:
+    data = ImageList.from_lmdb(keyed, ["00000000", "nowhere"])
+    with pytest.raises(ImageError, match=r"sample 1, .*/nowhere, .*the LMDB has no such entry"):
+        row(data, 1)
+    with pytest.raises(DatasetError, match=r"1 of 2 keys are not in the LMDB .*: 'nowhere'"):
+        ImageList.from_lmdb(keyed, ["00000000", "nowhere"], check=True)
+    with pytest.raises(DatasetError, match="has no entries of those that are asked for"):
+        ImageList.from_lmdb(keyed, "image-%09d")
+    environment = lmdb.open(str(numbered), map_size=1 << 24)
+    with environment.begin(write=True) as writing:
+        writing.delete(b"label-000000004")
+    environment.close()
+    with pytest.raises(UsageError, match="sample 3, 'image-000000004', has no label"):
+        ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
+    environment = lmdb.open(str(numbered), map_size=1 << 24)
+    with environment.begin(write=True) as writing:
+        writing.delete(b"image-000000005")
+    environment.close()
+    with pytest.raises(DatasetError, match=r"has 11 entries of .* and no 'image-000000005'"):
+        ImageList.from_lmdb(numbered, "image-%09d")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"keys": "image"}, "keys='image' is no pattern"),
+        ({"keys": "%d-%d"}, "is no pattern"),
+        ({"keys": 5}, "keys must be texts or bytes"),
+        ({"keys": [5]}, "that of sample 0 is 5"),
+        ({"keys": ["00000000", ""]}, "that of sample 1 is b''"),
+        ({"labels": "label-%09d"}, "must be a pattern with one number, .* and go with keys"),
+        ({"labels": [1, 2]}, "there are 12 paths and 2 labels"),
+        ({"labels": lambda key: None}, "has no label"),
+        ({"path": None}, "path must be that of an LMDB"),
+    ],
+)
+def test_arguments_that_cannot_be_used(keyed: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ImageList.from_lmdb(**{"path": keyed, **given})
+
+
+def test_what_is_no_lmdb_is_an_error(tmp_path: Path, keyed: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.lmdb").write_bytes(b"no LMDB at all" * 1000)
+    (tmp_path / "nothing.lmdb").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("empty", "text.lmdb", "nothing.lmdb", "pipe"):
+        with pytest.raises(DatasetError, match=rf"{name}.*cannot be read.*Is it an LMDB"):
+            ImageList.from_lmdb(tmp_path / name)
+    with pytest.raises(DatasetError, match=r"there is no LMDB .*nowhere"):
+        ImageList.from_lmdb(tmp_path / "nowhere")
+    written(tmp_path / "bare", {})
+    with pytest.raises(DatasetError, match="has no entries: there is nothing to load"):
+        ImageList.from_lmdb(tmp_path / "bare")
+    data = (keyed / "data.mdb").read_bytes()
+    (keyed / "data.mdb").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DatasetError, match="it was not copied whole"):
+        ImageList.from_lmdb(keyed)
+
+
+def test_several_databases_in_one_are_no_images(tmp_path: Path, images: list[bytes]) -> None:
+    environment = lmdb.open(str(tmp_path / "a"), map_size=1 << 24, max_dbs=2)
+    with environment.begin(write=True) as writing:
+        writing.put(b"0", images[0], db=environment.open_db(b"train", txn=writing))
+    environment.close()
+    with pytest.raises(DatasetError, match=r"the entry 'train' of .* is no image"):
+        ImageList.from_lmdb(tmp_path / "a")
+
+
+def test_a_damaged_environment_is_an_error_here_and_ends_no_process(keyed: Path) -> None:
+    whole = (keyed / "data.mdb").read_bytes()
+    refused = []
+    for seed in range(8):
+        drawn, data = random.Random(seed), bytearray(whole)
+        for _ in range(40):
+            page = drawn.randrange(len(data) // 4096)
+            data[4096 * page + drawn.randrange(64)] = drawn.randrange(256)
+        (keyed / "data.mdb").write_bytes(data)
+        try:
+            ImageList.from_lmdb(keyed)
+        except DatasetError as error:
+            refused.append(str(error))
+    assert len(refused) > 4
+    assert all(str(keyed) in said for said in refused)
+    assert any("the process that looked through it was ended" in said for said in refused)

@@ -1,0 +1,378 @@
+"""Lists of images in tar shards of WebDataset, read where they lie."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
+from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError, UsageError
+from feedline.plan.row import Field, Item
+from feedline.stores import webdataset_index
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture
+def images(jpeg_folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def shard(path: Path, files: Files) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def samples(images: list[bytes], first: int, count: int, **more: Any) -> Files:
+    """Samples with an image, a class number, its name, and JSON."""
+    files: Files = {}
+    for number in range(first, first + count):
+        label = number // 6
+        files[f"{number:04d}.jpg"] = images[number]
+        files[f"{number:04d}.cls"] = b"%d\n" % label
+        files[f"{number:04d}.txt"] = [b"cats", b"dogs"][label]
+        about = {"label": label, "about": {"score": number / 8, "kind": "dogs"}, "box": [1, 2.5]}
+        files[f"{number:04d}.json"] = json.dumps(about).encode()
+    return files
+
+
+@pytest.fixture
+def shards(tmp_path: Path, images: list[bytes]) -> Path:
+    """Three shards of four samples each."""
+    root = tmp_path / "shards"
+    root.mkdir()
+    for number in range(3):
+        shard(root / f"train-{number:03d}.tar", samples(images, 4 * number, 4))
+    return root / "train-{000..002}.tar"
+
+
+def row(source: Any, sample: int) -> tuple[Any, ...]:
+    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
+    source.load(Item(sample, 16, 3, 1.0), made)
+    return made
+
+
+def test_rows_are_those_of_the_folder(shards: Path, jpeg_folder: Path) -> None:
+    ours = ImageList.from_webdataset(shards, transform=EvalCrop())
+    folder = ImageFolder(jpeg_folder, EvalCrop())
+    assert (len(ours), ours.classes, ours.left_out) == (12, [], ())
+    assert ours.targets.tolist() == folder.targets.tolist()
+    for sample in range(12):
+        assert ours.name(sample) == f"{shards.parent}/train-00{sample // 4}.tar/{sample:04d}.jpg"
+        for mine, theirs in zip(row(ours, sample), row(folder, sample), strict=True):
+            assert np.array_equal(mine, theirs)
+    again = pickle.loads(pickle.dumps(ours, protocol=5))
+    assert np.array_equal(row(again, 7)[0], row(ours, 7)[0])
+    assert again.fingerprint() == ours.fingerprint()
+    assert repr(ours).startswith(f"ImageList('{shards.parent}', EvalCrop")
+    with pytest.raises(IndexError):
+        ours.store.read(12, 1)
+
+
+@pytest.mark.parametrize(
+    ("label", "field", "value", "classes"),
+    [
+        ("cls", Field("label", "int64", ()), 1, []),
+        ("txt", Field("label", "int64", ()), 1, ["cats", "dogs"]),
+        (".TXT", Field("label", "int64", ()), 1, ["cats", "dogs"]),
+        ("json:label", Field("label", "int64", ()), 1, []),
+        ("json:about.score", Field("label", "float32", ()), 1.375, []),
+        ("json:about.kind", Field("label", "int64", ()), 0, ["dogs"]),
+        ("json:box", Field("label", "float32", (2,)), [1, 2.5], []),
+        ("none;json:label", Field("label", "int64", ()), 1, []),
+        (None, Field("label", "int64", ()), 0, []),
+    ],
+)
+def test_labels_of_every_kind(
+    shards: Path, label: str | None, field: Field, value: Any, classes: list[str]
+) -> None:
+    data = ImageList.from_webdataset(shards, label=label)
+    assert data.fields(16)[1] == field
+    assert data.targets[11].tolist() == value
+    assert data.classes == classes
+
+
+def test_names_of_classes_go_with_numbers_and_with_names(shards: Path) -> None:
+    names = ["cats", "dogs", "owls"]
+    by_number = ImageList.from_webdataset(shards, classes=names)
+    by_name = ImageList.from_webdataset(shards, label="txt", classes=names[::-1])
+    assert by_number.targets[[0, 11]].tolist() == [0, 1]
+    assert by_name.targets[[0, 11]].tolist() == [2, 1]
+    with pytest.raises(UsageError, match=r"0006\.jpg', has the label 1, and there are 1 classes"):
+        ImageList.from_webdataset(shards, classes=["cats"])
+
+
+def test_the_samples_are_those_of_webdataset(tmp_path: Path, images: list[bytes]) -> None:
+    reading = pytest.importorskip("webdataset").tariterators
+    files = {
+        "__meta__/a.json": b"{}",
+        "no-ending": b"",
+        "._1.jpg": b"of another system",
+        "./x/1.JPG": images[0],
+        "./x/1.seg.png": images[1],
+        "./x/1.cls": b" 7\n",
+        "x.y/2.a.b.jpg": images[2],
+        "x.y/2.jpeg": images[3],
+        "x.y/2.cls": b"8",
+    }
+    path = shard(tmp_path / "a.tar", files)
+    with open(path, "rb") as stream:
+        opened = reading.tar_file_expander([{"url": str(path), "stream": stream}])
+        theirs = list(reading.group_by_keys(opened))
+    data = ImageList.from_webdataset(path, image="jpg;a.b.jpg")
+    assert len(data) == len(theirs) == 2
+    for sample, their in enumerate(theirs):
+        assert data.store.read(sample, 1) == their.get("jpg", their.get("a.b.jpg"))
+        assert data.targets[sample] == int(their["cls"])
+    assert ImageList.from_webdataset(path).store.read(1, 1) == images[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_sizes_and_resume_are_as_of_a_folder(
+    shards: Path, jpeg_folder: Path, workers: int
+) -> None:
+    ours, folder = ImageList.from_webdataset(shards), ImageFolder(jpeg_folder)
+    options: dict[str, Any] = {"schedule": "16x1,24x1", "num_workers": workers, "seed": 5}
+    with DataLoader(ours, 4, **options) as mine, DataLoader(folder, 4, **options) as theirs:
+        state = None
+        for step, (batch, same) in enumerate(
+            pair for _ in range(2) for pair in zip(mine, theirs, strict=True)
+        ):
+            assert all(map(torch.equal, batch, same))
+            if step == 3:
+                state = mine.state_dict()
+                rest: list[Any] = []
+            elif state is not None:
+                rest.append(batch)
+        mine.load_state_dict(state)
+        for batch, same in zip(mine, rest, strict=True):
+            assert all(map(torch.equal, batch, same))
+
+
+def test_a_state_of_other_shards_does_not_fit(shards: Path) -> None:
+    with DataLoader(ImageList.from_webdataset(shards), 4, image_size=16, seed=1) as loader:
+        state = loader.state_dict()
+    fewer = ImageList.from_webdataset(shards.parent / "train-{001..002}.tar")
+    with (
+        DataLoader(fewer, 4, image_size=16, seed=1) as loader,
+        pytest.raises(FeedlineError, match="cannot resume"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_broken_image_is_named_or_left_out(tmp_path: Path, images: list[bytes]) -> None:
+    files = samples(images, 0, 4)
+    files["0001.jpg"] = b"no image"
+    data = ImageList.from_webdataset(shard(tmp_path / "a.tar", files))
+    with (
+        DataLoader(data, 4, image_size=16, on_error="skip") as loader,
+    ):
+        assert [len(labels) for _, labels in loader] == [3]
+        assert [name for name, _ in loader.skipped] == [f"{tmp_path}/a.tar/0001.jpg"]
+    with (
+        DataLoader(data, 4, image_size=16) as loader,
+        pytest.raises(SampleError, match=r"a\.tar/0001\.jpg"),
+    ):
+        next(iter(loader))
+
+
+def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
+    data = ImageList.from_webdataset(shards, label="txt")
+    build_cache(data, tmp_path / "cache", (24,), workers=1)
+    cache = ImageFolder(tmp_path / "cache", EvalCrop())
+    assert (len(cache), list(cache.classes)) == (12, ["cats", "dogs"])
+    assert cache.targets.tolist() == data.targets.tolist()
+    twice = ImageList.from_webdataset([shards, shards])
+    assert len(twice) == 24
+    with pytest.raises(UsageError, match="24 samples of 12 names"):
+        build_cache(twice, tmp_path / "twice", (24,), workers=1)
+    with (
+        pytest.raises(UsageError, match=r"tar shards in .*leave `cache` out"),
+        DataLoader(data, 2, image_size=16, cache=tmp_path / "other") as loader,
+    ):
+        next(iter(loader))
+
+
+# ------------------------------------------------------------------- what is kept of it
+
+
+def test_a_shard_is_looked_through_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[str] = []
+    scanned = webdataset_index._scanned
+
+    def counted(file: Any, path: str, *rest: Any) -> Any:
+        times.append(os.path.basename(path))
+        return scanned(file, path, *rest)
+
+    monkeypatch.setattr(webdataset_index, "_scanned", counted)
+    first = ImageList.from_webdataset(shards, label="txt")
+    again = ImageList.from_webdataset(shards, label="txt")
+    assert len(times) == 3
+    assert again.fingerprint() == first.fingerprint()
+    assert again.targets.tolist() == first.targets.tolist()
+    assert ImageList.from_webdataset(shards).classes == []  # another label
+    assert len(times) == 6
+    for kept in shards.parent.glob(".train-001.tar.*.feedline"):
+        kept.write_bytes(kept.read_bytes()[:-40])
+    os.utime(shards.parent / "train-002.tar", ns=(1, 1))
+    assert ImageList.from_webdataset(shards, label="txt").fingerprint() == first.fingerprint()
+    assert times[6:] == ["train-001.tar", "train-002.tar"]
+
+
+def test_a_shard_that_is_changed_later_is_noticed(shards: Path) -> None:
+    data = ImageList.from_webdataset(shards)
+    last = shards.parent / "train-002.tar"
+    row(data, 0)
+    os.utime(last, ns=(1, 1))
+    with pytest.raises(ImageError, match=r"002\.tar/0009\.jpg, .* its shard was changed since"):
+        row(data, 9)
+    last.unlink()
+    with pytest.raises(ImageError, match="its shard cannot be opened: No such file"):
+        row(pickle.loads(pickle.dumps(data)), 9)
+
+
+# ------------------------------------------------------------------- what cannot be read
+
+
+def test_samples_that_lack_something_are_errors_or_are_listed(
+    tmp_path: Path, images: list[bytes]
+) -> None:
+    files = samples(images, 0, 4)
+    del files["0001.jpg"]
+    del files["0002.cls"]
+    files["0003.cls"] = b""
+    path = shard(tmp_path / "a.tar", files)
+    with pytest.raises(DatasetError, match=r'3 of 4 .*a\.tar/0001\'.* no image.*incomplete="skip"'):
+        ImageList.from_webdataset(path)
+    data = ImageList.from_webdataset(path, incomplete="skip")
+    assert (len(data), data.name(0)) == (1, f"{path}/0000.jpg")
+    assert [name for name, _ in data.left_out] == [f"{path}/000{k}" for k in (1, 2, 3)]
+    lacks = ("no image", "no label: there is only", "in its .cls is empty")
+    assert all(text in why for text, (_, why) in zip(lacks, data.left_out, strict=True))
+    with pytest.raises(DatasetError, match=r"4 of 4 samples .*its \.json has none \(KeyError"):
+        ImageList.from_webdataset(path, label="json:labels", incomplete="skip", image="txt")
+    with pytest.raises(DatasetError, match="4 of 4 samples cannot be used"):
+        ImageList.from_webdataset(path, image="gif", incomplete="skip")
+
+
+@pytest.mark.parametrize("name", ["/a/1.jpg", "../1.jpg", "a/../../1.jpg", "a\\b.jpg", "C:/1.jpg"])
+def test_names_that_lead_out_of_a_shard_are_errors(
+    tmp_path: Path, images: list[bytes], name: str
+) -> None:
+    path = shard(tmp_path / "a.tar", {name: images[0], name[:-3] + "cls": b"1"})
+    with pytest.raises(DatasetError, match=r"holds the name .* absolute, climbs"):
+        ImageList.from_webdataset(path)
+
+
+def cut_in_a_member(data: bytes) -> bytes:
+    return data[: len(data) // 2 + 100]
+
+
+def cut_between(data: bytes) -> bytes:
+    return data[:1024]
+
+
+def longer_than_it_is(data: bytes) -> bytes:
+    """The first header says that its file is as long as 8 TB, with a checksum that fits."""
+    return resized(data, 0o77777777777)
+
+
+def shorter_than_it_is(data: bytes) -> bytes:
+    return resized(data, 100)
+
+
+def resized(data: bytes, size: int) -> bytes:
+    head = bytearray(data[:512])
+    head[124:136] = b"%011o\0" % size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + data[512:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut_in_a_member, r"cut off|damaged"),
+        (cut_between, r"cut off|damaged"),
+        (longer_than_it_is, "before .* does: it was cut off"),
+        (shorter_than_it_is, "is cut off or damaged at byte"),
+        (lambda data: b"", "is damaged or no tar file"),
+        (lambda data: bytes(10240), "holds no samples"),
+        (gzip.compress, "is compressed by gzip, whatever its name says"),
+        (lambda data: b"\xfd7zXZ\0" + data, "is compressed by xz"),
+        (lambda data: b"no tar" * 400, "is damaged or no tar file"),
+        (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "cut off or damaged at byte"),
+    ],
+)
+def test_a_damaged_shard_is_an_error_and_no_smaller_one(
+    shards: Path, damage: Any, said: str
+) -> None:
+    path = shards.parent / "train-001.tar"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DatasetError, match=rf"train-001\.tar' .*({said})"):
+        ImageList.from_webdataset(shards)
+
+
+def test_keys_that_come_twice_are_errors(tmp_path: Path, images: list[bytes]) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("1.jpg", "1.cls", "2.jpg", "2.cls", "1.jpg", "1.cls"):
+            data = images[0] if name.endswith("jpg") else b"1"
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(DatasetError, match="the key '1' twice, with other keys between"):
+        ImageList.from_webdataset(path)
+    with tarfile.open(path, "w") as tar:
+        for name in ("1.jpg", "1.cls", "1.jpg", "1.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DatasetError, match=r"has '1\.jpg' twice"):
+        ImageList.from_webdataset(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"label": "json:"}, "label must be the ending of a text file"),
+        ({"label": ""}, "label must be the ending of a text file"),
+        ({"label": 7}, "label must be the ending of a text file"),
+        ({"image": ""}, "image must be endings of files"),
+        ({"image": ["jpg"]}, "image must be endings of files"),
+        ({"incomplete": "ignore"}, 'incomplete must be "raise" or "skip"'),
+        ({"decode": "quick"}, "decode"),
+        ({"transform": 5}, "transform"),
+    ],
+)
+def test_arguments_that_cannot_be_used(shards: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ImageList.from_webdataset(shards, **options)
+
+
+def test_a_label_that_is_none_names_its_sample(tmp_path: Path, images: list[bytes]) -> None:
+    files = samples(images, 0, 3)
+    files["0001.cls"] = b"cats"
+    with pytest.raises(UsageError, match=r"labels of mixed types: 'cats' of sample 1"):
+        ImageList.from_webdataset(shard(tmp_path / "a.tar", files))
+    files["0001.json"] = b'{"label": {"a": 1}}'
+    with pytest.raises(UsageError, match=r"sample 1, 'a\.tar/0001\.jpg', has the label \{'a': 1\}"):
+        ImageList.from_webdataset(shard(tmp_path / "a.tar", files), label="json:label")

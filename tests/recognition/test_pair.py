@@ -1,0 +1,226 @@
+"""`feedline.pair`: what a v2 pipeline gives of an image and its mask, after the same seed.
+
+As draws are the pipeline's own, the results of the same seed are compared, and no distributions.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
+
+import feedline
+from feedline.images.decode import Decoder
+from pair_inputs import FILL, mask_of, preset, usual, values, write_pairs
+
+BICUBIC, LANCZOS = InterpolationMode.BICUBIC, InterpolationMode.LANCZOS
+NEAREST, EXACT = InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT
+
+
+def needed(size, fill=None):
+    return v2.RandomCrop(size, pad_if_needed=True, fill=FILL if fill is None else fill)
+
+
+GEOMETRY = {
+    "the preset": lambda: [v2.RandomResize(24, 96), v2.RandomHorizontalFlip(), needed(48)],
+    "a crop of random size": lambda: [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()],
+    "a rectangle": lambda: [v2.RandomResizedCrop((24, 40)), v2.RandomVerticalFlip()],
+    "the centre": lambda: [v2.Resize(50), v2.CenterCrop(48)],
+    "a padded centre": lambda: [v2.Resize(40, max_size=52), v2.CenterCrop((47, 60))],
+    "a square": lambda: [v2.Resize((40, 40)), v2.RandomVerticalFlip()],
+    "a jittered scale": lambda: [v2.ScaleJitter((48, 48)), needed(48), v2.RandomHorizontalFlip()],
+    "a shortest size": lambda: [v2.RandomShortestSize([30, 40, 50], max_size=70)],
+    "mirrored before": lambda: [
+        *(v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.RandomResize(20, 120)),
+        v2.RandomCrop(20),
+    ],
+    "cropped before, padded behind": lambda: [
+        *(v2.RandomCrop(28), v2.RandomHorizontalFlip(), v2.Resize((61, 43))),
+        *(v2.Pad((3, 5), fill=7), v2.RandomCrop(50, padding=4, fill=7)),
+    ],
+    "little but padding": lambda: [v2.Resize(20), v2.RandomCrop(16, padding=30, fill=9)],
+    "a colour": lambda: [
+        v2.Resize(20),
+        needed(40, {tv_tensors.Mask: 3, tv_tensors.Image: (9, 8, 7), Image.Image: (9, 8, 7)}),
+    ],
+    "bicubic": lambda: [v2.RandomResize(24, 96, interpolation=BICUBIC), v2.RandomCrop(24)],
+    "nearest": lambda: [
+        *(v2.RandomHorizontalFlip(), v2.RandomResize(24, 96, interpolation=NEAREST)),
+        *(v2.RandomHorizontalFlip(), v2.RandomCrop(24)),
+    ],
+    "nothing": lambda: [v2.Identity()],
+}
+OF_PILLOW = {
+    "Lanczos": lambda: [v2.RandomResize(24, 96, interpolation=LANCZOS), v2.RandomCrop(24)],
+    "a tensor in between": lambda: [
+        *(v2.RandomResize(24, 96), v2.ToImage(), v2.RandomHorizontalFlip(), needed(48)),
+    ],
+    "nearest, exact": lambda: [v2.RandomResize(24, 96, interpolation=EXACT), v2.RandomCrop(24)],
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+def seeded(seed, make, *arguments):
+    """What is made after a seed, and the random state that is left."""
+    torch.manual_seed(seed)
+    return make(*arguments), torch.get_rng_state()
+
+
+def assert_same(pipeline, pairs, levels, seeds=6):
+    """The pair's results are the pipeline's: masks and draws to the bit, images within levels."""
+    joint, deviation = feedline.pair(pipeline), torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    assert "recognised" in joint.explain()
+    for path, mask in pairs:
+        for seed in range(seeds):
+            (theirs, their_mask), state = seeded(seed, usual, pipeline, path, mask)
+            (ours, our_mask), our_state = seeded(seed, joint, path, mask)
+            assert torch.equal(state, our_state)
+            assert (type(ours), type(our_mask)) == (type(theirs), type(their_mask))
+            assert our_mask.dtype == their_mask.dtype
+            assert torch.equal(our_mask, their_mask)
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            apart = (ours - theirs).abs() * deviation * 255
+            assert apart.max() <= levels + 1e-3
+            assert apart.mean() <= 0.1 * levels
+
+
+@pytest.mark.parametrize("name", [*GEOMETRY, *OF_PILLOW])
+def test_of_pillow_images_it_gives_the_masks_and_the_pixels_within_a_level(name, pairs):
+    pipeline = v2.Compose([*(GEOMETRY | OF_PILLOW)[name](), *values()])
+    assert "unchanged" not in feedline.pair(pipeline).explain()
+    assert_same(pipeline, pairs[:4], 1)
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_of_tensors_it_gives_the_same_to_the_bit(name, pairs):
+    pipeline = v2.Compose([v2.ToImage(), *GEOMETRY[name](), *values()])
+    assert "unchanged" not in feedline.pair(pipeline).explain()
+    assert_same(pipeline, pairs[:4], 0)
+
+
+def test_of_plain_tensors_it_gives_the_same(pairs):
+    floats = v2.ToDtype({torch.Tensor: torch.float32, "others": None}, scale=True)
+    crop = [v2.PILToTensor(), v2.ToDtype(torch.uint8), v2.RandomResize(24, 60), v2.RandomCrop(24)]
+    assert_same(v2.Compose([*crop, floats, v2.Normalize([0.5] * 3, [0.5] * 3)]), pairs[:4], 0)
+
+
+def test_every_size_of_mask_is_resized_as_torch_does():
+    resize = v2.Compose([v2.RandomResize(1, 300)])
+    joint = feedline.pair(resize)
+    rng = np.random.default_rng(0)
+    for seed in range(100):
+        height, width = rng.integers(1, 260, 2).tolist()
+        picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        mask = tv_tensors.Mask(torch.from_numpy(rng.integers(0, 256, (height, width), np.uint8)))
+        if max(height, width) > 20 * min(height, width):
+            continue  # too large
+        (_, theirs), _ = seeded(seed, resize, picture, mask)
+        (_, ours), _ = seeded(seed, joint, picture, mask)
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.bool_, np.uint16, np.int32, np.float32])
+def test_masks_of_every_kind_keep_their_values(kind, pairs, tmp_path):
+    path = pairs[0][0]
+    stored = np.random.default_rng(0).integers(0, 60_000, (90, 120)).astype(kind)
+    Image.fromarray(stored).save(tmp_path / "mask.tiff")
+    pipeline = v2.Compose([v2.RandomResize(24, 96), v2.RandomHorizontalFlip(), needed(48, 1)])
+    joint = feedline.pair(pipeline)
+    for seed in range(6):
+        (_, ours), _ = seeded(seed, joint, path, tmp_path / "mask.tiff")
+        if kind == np.uint16:  # torch itself cannot mirror them
+            opened = tv_tensors.Mask(torch.from_numpy(stored.astype(np.int32))[None])
+            (_, theirs), _ = seeded(seed, pipeline, Image.open(path).convert("RGB"), opened)
+            assert ours.dtype == torch.uint16
+            assert torch.equal(ours.to(torch.int32), theirs)
+        else:
+            (_, theirs), _ = seeded(seed, usual, pipeline, path, tmp_path / "mask.tiff")
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+        assert type(ours) is tv_tensors.Mask
+
+
+def test_a_fill_that_a_mask_cannot_hold_is_left_to_torchvision(pairs):
+    half, large = (
+        v2.Compose([v2.Resize(20), needed(40, {tv_tensors.Mask: value, "others": 0})])
+        for value in (2.5, 300)
+    )
+    (_, theirs), _ = seeded(0, usual, half, *pairs[0])
+    (_, ours), _ = seeded(0, feedline.pair(half), *pairs[0])
+    assert torch.equal(ours, theirs)
+    with pytest.raises(RuntimeError, match="cannot be converted to type uint8_t"):
+        feedline.pair(large)(*pairs[0])
+
+
+def test_colours_are_changed_of_the_image_alone(pairs):
+    colours = v2.ColorJitter(0.4, 0.4, 0.4), v2.RandomApply([v2.GaussianBlur(5)])
+    pipeline = preset(48, *colours, v2.RandomGrayscale(0.3))
+    assert "unchanged" not in feedline.pair(pipeline).explain()
+    deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    joint = feedline.pair(pipeline)
+    for seed in range(12):
+        (theirs, their_mask), state = seeded(seed, usual, pipeline, *pairs[0])
+        (ours, our_mask), our_state = seeded(seed, joint, *pairs[0])
+        assert torch.equal(our_mask, their_mask)
+        assert torch.equal(state, our_state)
+        # Levels that are one apart may become two or three by contrast and saturation.
+        assert ((ours - theirs).abs() * deviation * 255).max() < 4
+
+
+def test_no_more_is_decoded_than_the_crop_needs(pairs, monkeypatch):
+    parts = []
+
+    def read(self, by=1, part=None):
+        parts.append(part)
+        return original(self, by, part)
+
+    original = Decoder.read
+    monkeypatch.setattr(Decoder, "read", read)
+    joint = feedline.pair(v2.Compose([v2.Resize(180), v2.RandomCrop(30), *values()]))
+    joint(*pairs[0])
+    ((_, _, height, width),) = parts
+    assert height <= 15 + 6
+    assert width <= 15 + 6
+
+
+def test_steps_behind_run_as_they_are_on_all_of_the_sample(pairs):
+    def own(image, mask):
+        shift = torch.randint(0, 9, ())
+        return image + shift, mask + shift
+
+    for more in (own, v2.RandomRotation(20), v2.ElasticTransform()):
+        pipeline = v2.Compose([v2.RandomResizedCrop(32), v2.ToImage(), more])
+        joint = feedline.pair(pipeline)
+        assert "unchanged" in joint.explain()
+        first = feedline.pair(v2.Compose([v2.RandomResizedCrop(32), v2.ToImage()]))
+        for seed in range(3):
+            (ours, our_mask), _ = seeded(seed, joint, *pairs[0])
+            (theirs, their_mask), _ = seeded(seed, lambda: more(*first(*pairs[0])))  # noqa: B023
+            assert torch.equal(ours, theirs)
+            assert torch.equal(our_mask, their_mask)
+
+
+def test_it_pickles_and_takes_itself(pairs):
+    joint = feedline.pair(preset(48, v2.ColorJitter(0.3)))
+    assert feedline.pair(joint).transforms is joint.transforms
+    (ours, mask), _ = seeded(3, joint, *pairs[0])
+    for other in (pickle.loads(pickle.dumps(joint)), feedline.pair(joint)):
+        (same, same_mask), _ = seeded(3, other, *pairs[0])
+        assert torch.equal(ours, same)
+        assert torch.equal(mask, same_mask)
+
+
+def test_the_mask_has_one_channel_and_the_palettes_indices(pairs):
+    joint = feedline.pair(v2.Compose([v2.Identity()]))
+    _, mask = joint(*pairs[0])
+    assert type(mask) is tv_tensors.Mask
+    assert np.array_equal(mask[0].numpy(), np.asarray(mask_of(0, 120, 90)))

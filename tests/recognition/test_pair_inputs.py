@@ -1,0 +1,253 @@
+"""`feedline.pair`: what it takes, what goes along with an image, and what is no pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import feedline
+from feedline.errors import ImageError, UsageError
+from image_inputs import encoded
+from pair_inputs import mask_of, preset, usual, write_pairs
+from torchvision_folder import image
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+def seeded(seed, make, *arguments):
+    torch.manual_seed(seed)
+    return make(*arguments)
+
+
+def test_every_form_of_an_image_and_a_mask_gives_the_same(pairs):
+    joint = feedline.pair(preset())
+    path, mask = pairs[1]
+    tensor = tv_tensors.Mask(Image.open(mask))
+    images = [path, str(path), path.read_bytes(), Image.open(path), Image.open(path).copy()]
+    masks = [mask, str(mask), mask.read_bytes(), Image.open(mask), Image.open(mask).copy(), tensor]
+    first, first_mask = seeded(1, joint, path, mask)
+    for each in images:
+        assert torch.equal(seeded(1, joint, each, mask)[0], first)
+    for each in masks:
+        assert torch.equal(seeded(1, joint, path, each)[1], first_mask)
+
+
+def test_an_image_alone_gives_an_image_alone(pairs):
+    pipeline = preset()
+    for transform in (pipeline, v2.Compose([v2.RandomCrop(20), torch.nn.Identity()])):
+        joint = feedline.pair(transform)
+        ours = seeded(1, joint, pairs[0][0])
+        theirs = seeded(1, transform, Image.open(pairs[0][0]).convert("RGB"))
+        assert type(ours) is type(theirs)
+        assert np.abs(np.asarray(ours, float) - np.asarray(theirs, float)).max() < 0.02
+
+
+def boxes_of(height, width, kind="XYXY"):
+    corners = torch.tensor([[3.0, 5.0, 30.0, 44.0], [0.0, 0.0, width, height]])
+    return tv_tensors.BoundingBoxes(corners, format=kind, canvas_size=(height, width))
+
+
+def target_of(height, width):
+    """What a detection dataset gives for an image."""
+    rng = np.random.default_rng(0)
+    masks = torch.from_numpy(rng.integers(0, 2, (2, height, width), np.uint8))
+    target = {
+        "boxes": boxes_of(height, width),
+        "masks": tv_tensors.Mask(masks),
+        "labels": torch.tensor([4, 7]),
+        "name": "a.jpg",
+        "more": ["0.png", None, b"\xff\xd8", 3.5],
+    }
+    if hasattr(tv_tensors, "KeyPoints"):
+        points = torch.tensor([[3.0, 5.0], [40.0, 60.0]])
+        target["points"] = tv_tensors.KeyPoints(points, canvas_size=(height, width))
+    return target
+
+
+def assert_equal(ours, theirs):
+    """Whether two structures hold the same, tv_tensors with what they are of."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_equal(ours[key], theirs[key])
+    elif isinstance(ours, (list, tuple)):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_equal(one, other)
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs)
+        for name in ("format", "canvas_size"):
+            assert getattr(ours, name, None) == getattr(theirs, name, None)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("first", [[], [v2.ToImage()]])
+def test_boxes_points_and_masks_are_moved_as_torchvision_moves_them(first, pairs):
+    moves = [
+        *(v2.RandomResize(40, 90), v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()),
+        v2.RandomCrop(64, pad_if_needed=True),
+    ]
+    behind = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.SanitizeBoundingBoxes()]
+    pipeline = v2.Compose([*first, *moves, *behind])
+    joint = feedline.pair(pipeline)
+    assert "SanitizeBoundingBoxes" in joint.explain().splitlines()[1], "it runs as it is"
+    picture = Image.open(pairs[1][0]).convert("RGB")
+    target = target_of(picture.height, picture.width)
+    for seed in range(8):
+        _, ours = seeded(seed, joint, pairs[1][0], target)
+        _, theirs = seeded(seed, pipeline, picture, target)
+        assert_equal(ours, theirs)
+    pipeline = v2.Compose([*first, *moves])
+    sample = (target["boxes"], [target["masks"]]), "mask.png", 5
+    ours = seeded(1, feedline.pair(pipeline), pairs[1][0], *sample)
+    assert_equal(ours[1:], seeded(1, pipeline, picture, *sample)[1:])
+
+
+def test_a_text_is_a_mask_only_as_the_second_argument(pairs):
+    joint = feedline.pair(v2.Compose([v2.Resize((20, 20))]))
+    path, mask = pairs[0]
+    assert joint(path, {"mask": str(mask)})[1] == {"mask": str(mask)}
+    assert joint(path, (str(mask), b"1"))[1] == (str(mask), b"1")
+    assert joint(path, mask, "mask.png")[2] == "mask.png"
+    assert joint(path, None)[1] is None
+
+
+def test_beside_a_second_image_the_pipeline_itself_runs(pairs):
+    pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
+    joint = feedline.pair(pipeline)
+    path, picture = pairs[0][0], Image.open(pairs[0][0]).convert("RGB")
+    depth = {"depth": picture.convert("L"), "array": np.zeros((4, 4, 3), np.uint8)}
+    assert_equal(seeded(2, joint, path, depth), seeded(2, pipeline, picture, depth))
+
+
+def test_an_image_of_another_mode_goes_to_the_pipeline_itself(pairs):
+    pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
+    joint = feedline.pair(pipeline)
+    grey, mask = image(1, 97, 131, "L"), pairs[1][1]
+    theirs = seeded(2, pipeline, grey, tv_tensors.Mask(Image.open(mask)))
+    assert_equal(seeded(2, joint, grey, mask), theirs)
+    tensor = tv_tensors.Image(torch.zeros((3, 131, 97), dtype=torch.uint8))
+    theirs = seeded(2, pipeline, tensor, tv_tensors.Mask(Image.open(mask)))
+    assert_equal(seeded(2, joint, tensor, mask), theirs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_mask_of_another_size_is_an_error_that_names_both(fused, pairs, tmp_path):
+    joint = feedline.pair(preset() if fused else v2.Compose([lambda *sample: sample]))
+    path, other = pairs[0][0], pairs[1][1]
+    with pytest.raises(ImageError) as raised:
+        joint(path, other)
+    said = str(raised.value)
+    for part in (str(path), str(other), "97 x 131", "120 x 90"):
+        assert part in said
+    half = tmp_path / "half.png"
+    mask_of(0, 60, 45).save(half)
+    with pytest.raises(ImageError, match="one of them was resized"):
+        joint(path, half)
+    turned = tmp_path / "turned.png"
+    mask_of(0, 90, 120).save(turned)
+    with pytest.raises(ImageError, match="Exif orientation, which is applied to neither"):
+        joint(path.read_bytes(), turned)
+    with pytest.raises(ImageError, match=r"the mask that was given is of 60 x 45 .* image"):
+        joint(Image.open(path).copy(), mask_of(0, 60, 45))
+    for wrong in (tv_tensors.Mask(torch.zeros(1, 45, 60)), {"boxes": boxes_of(45, 60)}):
+        with pytest.raises(ImageError, match="of 60 x 45 pixels"):
+            joint(path, wrong)
+
+
+def test_a_tensor_or_array_of_another_size_than_the_mask_is_an_error(pairs):
+    joint = feedline.pair(v2.Compose([v2.ToImage(), v2.Resize((20, 20))]))
+    for wrong in (torch.zeros(3, 91, 120, dtype=torch.uint8), np.zeros((91, 120, 3), np.uint8)):
+        with pytest.raises(ImageError, match="120 x 91"):
+            joint(wrong, pairs[0][1])
+    image, _ = joint(np.zeros((90, 120, 3), np.uint8), pairs[0][1])
+    assert image.shape == (3, 20, 20)
+    # What a function of the user's takes for an image is its own affair.
+    assert feedline.pair(lambda *sample: sample)(wrong, pairs[0][1])[0] is wrong
+
+
+def test_an_open_file_is_an_error(pairs):
+    joint = feedline.pair(preset())
+    with pairs[0][0].open("rb") as image, pairs[0][1].open("rb") as mask:
+        for sample in ((image, pairs[0][1]), (pairs[0][0], mask)):
+            with pytest.raises(UsageError, match=r"pass file.read\(\)"):
+                joint(*sample)
+
+
+def test_a_coloured_mask_is_an_error(pairs, tmp_path):
+    for mode in ("RGB", "RGBA", "LA"):
+        coloured = tmp_path / f"{mode}.png"
+        image(1, 120, 90, mode).save(coloured)
+        with pytest.raises(ImageError, match=f"{mode}.png.*mode '{mode}', and masks have one"):
+            feedline.pair(preset())(pairs[0][0], coloured)
+
+
+def test_what_cannot_be_read_is_named(pairs, tmp_path):
+    path, mask = pairs[0]
+    broken, cut, none = tmp_path / "broken.png", tmp_path / "cut.png", tmp_path / "missing"
+    broken.write_bytes(b"no image at all")
+    cut.write_bytes(mask.read_bytes()[:150])
+    for joint in (feedline.pair(preset()), feedline.pair(lambda *sample: sample)):
+        for wrong in (broken, cut, none):
+            with pytest.raises(ImageError, match=wrong.name):
+                joint(path, wrong)
+        for wrong in (broken, none):
+            with pytest.raises(ImageError, match=wrong.name):
+                joint(wrong, mask)
+    truncated = tmp_path / "cut.jpg"
+    truncated.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(ImageError, match=r"cut\.jpg"):
+        feedline.pair(v2.Compose([v2.Resize(20)]))(truncated, mask)
+
+
+def test_files_that_only_pillow_reads_are_fused(tmp_path):
+    pipeline = preset()
+    joint = feedline.pair(pipeline)
+    for number, data in enumerate(
+        (encoded(image(2, 80, 70, "CMYK")), encoded(image(2, 80, 70), "PNG"))
+    ):
+        path, mask = tmp_path / f"{number}", tmp_path / f"{number}.png"
+        path.write_bytes(data)
+        mask_of(1, 80, 70).save(mask)
+        ours, our_mask = seeded(4, joint, path, mask)
+        theirs, their_mask = seeded(4, usual, pipeline, path, mask)
+        assert torch.equal(our_mask, their_mask)
+        assert (ours - theirs).abs().max() < 1.01 / 255 / 0.224
+
+
+def test_an_exception_of_a_step_says_of_which_file(pairs):
+    def fails(*sample):
+        raise KeyError("own")
+
+    joint = feedline.pair(v2.Compose([v2.RandomResizedCrop(20), fails]))
+    with pytest.raises(KeyError) as raised:
+        joint(*pairs[0])
+    assert str(pairs[0][0]) in " ".join(raised.value.__notes__)
+    with pytest.raises(ValueError, match="larger than") as raised:
+        feedline.pair(v2.Compose([v2.RandomCrop(500)]))(*pairs[0])
+    assert str(pairs[0][0]) in " ".join(raised.value.__notes__)
+
+
+def test_a_resize_to_nothing_is_an_error(tmp_path):
+    path, mask = tmp_path / "a.jpg", tmp_path / "a.png"
+    path.write_bytes(encoded(image(1, 100, 3)))
+    mask_of(1, 100, 3).save(mask)
+    for first in ([], [v2.ToImage()]):
+        steps = v2.RandomShortestSize([40], max_size=20), v2.CenterCrop(8), v2.ToImage()
+        with pytest.raises(ImageError, match="100 x 3 pixels to 20 x 0") as raised:
+            feedline.pair(v2.Compose([*first, *steps]))(path, mask)
+        assert str(path) in raised.value.__notes__[0]
+
+
+def test_what_cannot_be_called_is_refused():
+    for wrong in ([v2.Resize(20)], v2.Compose, None):
+        with pytest.raises(UsageError, match=r"feedline.pair\(transforms\) wants what can be"):
+            feedline.pair(wrong)

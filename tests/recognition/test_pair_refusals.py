@@ -1,0 +1,149 @@
+"""`feedline.pair`: what is not surely understood runs as it is, and `explain()` says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import feedline
+from pair_inputs import preset, usual, values, write_pairs
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+class Narrower(v2.RandomCrop):
+    """A crop of a user's."""
+
+    def make_params(self, flat_inputs):
+        return {**super().make_params(flat_inputs), "left": 0}
+
+
+class Whole(v2.Compose):
+    """A Compose of a user's, which might do anything."""
+
+
+def own(image, mask):
+    return image, mask
+
+
+def assert_as_it_is(pipeline, pairs):
+    """Nothing is fused, and it gives what the pipeline gives."""
+    joint = feedline.pair(pipeline)
+    assert joint.explain().startswith("unchanged   all: ")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        ours = joint(*pairs[0])
+        torch.manual_seed(seed)
+        theirs = usual(pipeline, *pairs[0])
+        for one, other in zip(ours, theirs, strict=True):
+            assert type(one) is type(other)
+            assert one == other if isinstance(one, Image.Image) else torch.equal(one, other)
+    return joint.explain()
+
+
+def test_a_pipeline_that_begins_with_something_unknown_is_called_as_it_is(pairs):
+    crop = v2.RandomCrop(20)
+    for first in (own, v2.RandomRotation(5), v2.ElasticTransform(), Narrower(20)):
+        said = assert_as_it_is(v2.Compose([first, crop]), pairs)
+        assert "is no step of the fast path" in said
+    assert_as_it_is(Whole([crop]), pairs)
+    assert_as_it_is(own, pairs)
+
+
+def test_steps_that_change_what_goes_along_otherwise_run_as_they_are(pairs):
+    dtypes = {tv_tensors.Image: torch.uint8, tv_tensors.Mask: torch.int64, "others": None}
+    for step in (v2.ToPureTensor(), v2.ToDtype(dtypes)):
+        joint = feedline.pair(v2.Compose([v2.ToImage(), step, v2.RandomCrop(20)]))
+        assert "put it before them" in joint.explain()
+    for again in (v2.Resize(20), v2.RandomResizedCrop(20)):
+        joint = feedline.pair(v2.Compose([v2.Resize(50), again]))
+        assert "resizes once more" in joint.explain()
+    joint = feedline.pair(v2.Compose([v2.CenterCrop(90), v2.Resize(50)]))
+    assert "resizes once more, or what was padded" in joint.explain()
+    for padding in ({"padding_mode": "reflect"}, {"fill": (1, 2)}):
+        joint = feedline.pair(v2.Compose([v2.Resize(50), v2.RandomCrop(40, 3, **padding)]))
+        assert "unchanged   RandomCrop" in joint.explain()
+    joint = feedline.pair(v2.Compose([v2.Pad(2, fill=1), v2.Pad(2, fill=2)]))
+    assert "pads once more, in another colour" in joint.explain()
+    flips = v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip()])
+    assert "unchanged   RandomHorizontalFlip" in feedline.pair(flips).explain()
+    held = v2.RandomApply([v2.RandomHorizontalFlip(1.0)], p=1.0)
+    assert (
+        "unchanged   RandomApply" in feedline.pair(v2.Compose([v2.RandomCrop(20), held])).explain()
+    )
+
+
+def test_what_comes_after_a_refusal_gives_what_the_pipeline_gives(pairs):
+    pipelines = [
+        v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip(), *values()]),
+        v2.Compose([v2.RandomCrop(20), v2.RandomApply([v2.RandomHorizontalFlip(1)]), *values()]),
+        v2.Compose([v2.ToImage(), v2.CenterCrop(80), v2.Resize(50), *values()]),
+        v2.Compose([v2.ToImage(), v2.RandomCrop(20), v2.Lambda(lambda x: x), v2.ToPureTensor()]),
+    ]
+    for pipeline in pipelines:
+        joint = feedline.pair(pipeline)
+        assert "unchanged" in joint.explain()
+        for seed in range(4):
+            torch.manual_seed(seed)
+            ours = joint(*pairs[0])
+            torch.manual_seed(seed)
+            theirs = usual(pipeline, *pairs[0])
+            assert all(map(torch.equal, ours, theirs))
+            assert list(map(type, ours)) == list(map(type, theirs))
+
+
+def test_what_a_user_has_replaced_runs_as_it_is(pairs, monkeypatch):
+    pipeline = v2.Compose([v2.RandomCrop(20), *values()])
+    with monkeypatch.context() as patch:
+        patch.setattr(v2.RandomCrop, "make_params", lambda *_: pytest.fail("not called"))
+        assert "make_params was replaced" in feedline.pair(pipeline).explain()
+    with monkeypatch.context() as patch:
+        kept = v2.functional.crop
+        patch.setattr("torchvision.transforms.v2._geometry.F.crop", lambda *a, **k: kept(*a, **k))
+        assert "crop was replaced" in feedline.pair(pipeline).explain()
+    with monkeypatch.context() as patch:
+        kept = Image.Image.resize
+        patch.setattr(Image.Image, "resize", lambda *a, **k: kept(*a, **k))
+        assert "PIL.Image.Image.resize was replaced" in feedline.pair(pipeline).explain()
+    own_transform = v2.RandomCrop(20)
+    own_transform.transform = lambda thing, params: thing
+    assert "has a transform of its own" in assert_as_it_is(v2.Compose([own_transform]), pairs)
+    hooked, calls = v2.RandomCrop(20), []
+    hooked.register_forward_hook(lambda *_: calls.append(1))
+    assert "has hooks" in assert_as_it_is(v2.Compose([hooked]), pairs)
+    assert calls
+    whole = v2.Compose([v2.RandomCrop(20)])
+    whole.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert_as_it_is(whole, pairs)
+
+
+def test_what_takes_no_masks_is_not_made_to(pairs):
+    for pipeline in (
+        v1.Compose([v1.RandomCrop(20)]),
+        nn.Sequential(v2.RandomCrop(20)),
+        v2.Compose([v2.Compose([nn.Identity()])]),
+    ):
+        joint = feedline.pair(pipeline)
+        with pytest.raises(TypeError):
+            joint(*pairs[0])
+
+
+def test_it_says_what_it_does():
+    joint = feedline.pair(preset(48, own))
+    lines = {line.partition(" ")[0]: line for line in joint.explain().splitlines()}
+    assert list(lines) == ["recognised", "unchanged", "because", "size", "inputs"]
+    assert "RandomResize" in lines["recognised"]
+    assert lines["unchanged"].split()[1].startswith("own")
+    assert "own is no step of the fast path" in lines["because"]
+    assert "48 px" in lines["size"]
+    assert repr(joint).startswith("feedline.pair(RandomResize, RandomHorizontalFlip, RandomCrop;")
+    assert repr(feedline.pair(own)) == "feedline.pair(as it is: own)"
+    assert "differs from image to image" in feedline.pair(v2.Resize(30)).explain()
