@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +41,33 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_LEAST_S", 0.2)
         monkeypatch.setattr(module, "_MOST_S", 0.4)
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)
+
+
+# What these look at is the fork server itself, or what a loader leaves behind.
+_OWN_SERVERS = ("engine/", "dataset/test_leaving", "dataset/test_freed_memory", "watching/test_watch.")
+_IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")
+_KEEPER = object()
+
+
+@pytest.fixture(autouse=True)
+def kept_fork_server(request: pytest.FixtureRequest) -> None:
+    """One fork server serves the loaders of many tests, as it serves all loaders of a program.
+
+    Otherwise each starts its own, which imports torch anew.
+    """
+    from feedline.engine import server
+
+    where = request.path.relative_to(Path(__file__).parent).as_posix()
+    if sys.platform != "linux" or where.startswith(_OWN_SERVERS):
+        server.let_go(_KEEPER)
+    else:
+        server.hold(_KEEPER, _IMPORTS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_fork_server() -> Iterator[None]:
+    """The fork server that tests share ends with them."""
+    from feedline.engine import server
+
+    yield
+    server.let_go(_KEEPER)

@@ -258,6 +258,7 @@ def test_where_the_nodes_see_the_folder_no_copies_travel(
     assert set(travelled) == records | {f"{s}/{unit:06}.tar" for s in (16, 24) for unit in range(3)}
 
 
+@pytest.mark.slow
 def test_what_a_node_was_making_when_it_died_is_made_by_another(
     cluster: Any, tmp_path: Path, scratch: Path
 ) -> None:
@@ -341,6 +342,7 @@ def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_build_that_was_broken_off_here_goes_on_on_a_cluster(
     cluster: Any, source: Path, tmp_path: Path
 ) -> None:
