@@ -8,6 +8,10 @@ process; its batches come in turn, `--rounds` times, from
     torch          torch's DataLoader: v2 transforms to uint8, pinned, copied without blocking,
                    normalised on the device; persistent workers
     torch, float   the same, but normalised floats are made by the workers
+    recognised     `DataLoader(...)` over torchvision's ImageFolder, with `device`: pixels travel as
+                   uint8, and its table of values is looked up on a stream of its own
+    recognised, float
+                   the same without `device`, pinned, copied without blocking: floats travel
 
 `--lead` seconds use up what was made ahead and let cuDNN choose, then `--seconds` are counted by
 the clock, with a synchronisation at both ends and none between. A CUDA event is recorded when a
@@ -123,11 +127,34 @@ def stock(work: Work, floats: bool = False) -> Batches:
             yield images, labels.to(work.device, non_blocking=True)
 
 
+def recognised(work: Work, floats: bool = False) -> Batches:
+    steps = [v2.RandomResizedCrop(work.size, SCALE), v2.RandomHorizontalFlip(), v2.ToImage()]
+    steps.append(v2.ToDtype(torch.float32, scale=True))
+    steps.append(v2.Normalize(IMAGENET_MEAN, IMAGENET_STD))
+    with DataLoader(
+        torchvision.datasets.ImageFolder(work.folder, v2.Compose(steps)),
+        work.batch_size,
+        shuffle=True,
+        num_workers=work.workers,
+        pin_memory=work.device.type == "cuda",
+        persistent_workers=True,
+        drop_last=True,
+        device=None if floats else work.device,
+    ) as loader:
+        while True:
+            for images, labels in loader:
+                images = images.to(work.device, non_blocking=True)
+                images = images.to(torch.bfloat16, memory_format=torch.channels_last)
+                yield images, labels.to(work.device, non_blocking=True)
+
+
 SOURCES: dict[str, Callable[[Work], Batches]] = {
     "free": free,
     "feedline": feedline,
     "torch": stock,
     "torch, float": lambda work: stock(work, floats=True),
+    "recognised": recognised,
+    "recognised, float": lambda work: recognised(work, floats=True),
 }
 
 

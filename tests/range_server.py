@@ -38,8 +38,9 @@ class Answer(BaseHTTPRequestHandler):
                 self.give(404, b"")
                 return
             self.whole = path.read_bytes()
-            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
-            self.first, self.stop = int(wanted[1]), min(int(wanted[2]) + 1, len(self.whole))
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
+            last = int(wanted[2] or len(self.whole))
+            self.first, self.stop = int(wanted[1]), min(last + 1, len(self.whole))
             if self.first >= len(self.whole):
                 self.give(416, b"")
             elif owner.fault is None or not owner.fault(self):

@@ -397,9 +397,9 @@ def test_other_formats_are_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"root": "/here", "local_dir": "/tmp"}, r"local_dir is of a cache at a URL.*'/here'"),
-        ({"root": "/here", "local_bytes": 3}, "local_bytes is of a cache"),
-        ({"root": "/here", "storage_options": {}}, "storage_options is of a cache"),
+        ({"root": "/here", "local_dir": "/tmp"}, r"local_dir is of what lies at a URL.*'/here'"),
+        ({"root": "/here", "local_bytes": 3}, "local_bytes is of what lies at"),
+        ({"root": "/here", "storage_options": {}}, "storage_options is of what lies at"),
         ({"root": "http://h/c", "local_bytes": 0}, "whole number above 0, got 0"),
         ({"root": "http://h/c", "local_bytes": True}, "whole number above 0, got True"),
         ({"root": "http://h/c?key=1"}, "names no folder"),

@@ -1,4 +1,4 @@
-"""Caches on real servers: nginx, and one that speaks S3's protocol."""
+"""Caches and originals on real servers: nginx, and one that speaks S3's protocol."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 from caches import flip
 from caches import made as build
 from caches import photos as make_photos
-from feedline import DataLoader, ImageFolder
+from feedline import DataLoader, ImageFolder, ImageList
 from feedline.cache.info import cache_info
 from feedline.cache.verify import verify
-from feedline.errors import DatasetError, FeedlineError
+from feedline.errors import DatasetError, FeedlineError, ImageError
 from feedline.remote.open_location import open_cache
 from processes import eventually
 from range_server import Answer, RangeServer
@@ -80,7 +80,7 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         "events { worker_connections 512; }"
         f"http {{ access_log off; {temporary} default_type application/octet-stream;"
         "gzip on; gzip_types *; gzip_min_length 1;"
-        f"server {{ listen 127.0.0.1:{port}; root {cache.parent}; }} }}"
+        f"server {{ listen 127.0.0.1:{port}; root {cache.parent}; autoindex on; }} }}"
     )
     server = subprocess.Popen(
         [binary, "-c", scratch / "nginx.conf", "-e", scratch / "error.log"],
@@ -110,6 +110,17 @@ def test_nginx_gives_the_batches_of_the_cache_itself(
         ImageFolder(f"{nginx}/elsewhere", local_dir=tmp_path)
 
 
+def test_nginx_gives_the_batches_of_a_folder_of_originals(
+    nginx: str, cache: Path, tmp_path: Path
+) -> None:
+    here = ImageFolder(cache.parent / "photos")
+    data = ImageFolder(f"{nginx}/photos", local_dir=tmp_path)
+    assert data.fingerprint() == here.fingerprint()
+    wanted = batches(here, num_workers=0)
+    for _ in range(2):
+        assert same(batches(data, num_workers=2), wanted)
+
+
 # S3
 
 
@@ -134,6 +145,8 @@ def bucket(cache: Path) -> Iterator[Any]:
         for path in cache.rglob("*"):
             if path.is_file():
                 client.upload_file(str(path), "bucket", f"train/{path.relative_to(cache)}")
+        for path in cache.parent.glob("photos/*/*.jpg"):
+            client.upload_file(str(path), "bucket", str(path.relative_to(cache.parent)))
         yield client
         client.close()
         server.stop()
@@ -156,6 +169,27 @@ def test_s3_gives_the_batches_of_the_cache_itself(
     data = ImageFolder("s3://bucket/train", local_dir=tmp_path)
     assert same(batches(data, **how), wanted)
     assert same(batches(data, **how), wanted)
+
+
+@pytest.mark.parametrize("workers", [0, *slow(2)])
+def test_s3_gives_the_batches_of_a_folder_and_of_a_list_of_originals(
+    bucket: Any, cache: Path, tmp_path: Path, workers: int
+) -> None:
+    here = ImageFolder(cache.parent / "photos")
+    wanted = batches(here, num_workers=0)
+    data = ImageFolder("s3://bucket/photos", local_dir=tmp_path)
+    assert data.fingerprint() == here.fingerprint()
+    assert same(batches(data, num_workers=workers), wanted)
+    names = [os.path.relpath(here.path(k), here.root) for k in range(len(here))]
+    urls = [f"s3://bucket/photos/{name}" for name in names]
+    listed = ImageList(urls, here.targets, local_dir=tmp_path, check=True)
+    assert same(batches(listed, num_workers=workers), wanted)
+    missing = ImageList(["s3://bucket/nothing.jpg"], [0], local_dir=tmp_path)
+    with pytest.raises(ImageError, match=r"s3://bucket/nothing\.jpg.*FileNotFoundError"):
+        made(missing, 24, 0, 0)
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "batch_size": 4}
+    data = ImageFolder("s3://bucket/photos", storage_options=options, local_dir=tmp_path / "new")
+    assert same(batches(data, num_workers=workers), wanted)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feedline.cache.dataset_source import DatasetSource
-from feedline.cache.far_folder_source import FarFolderSource
+from feedline.cache.far_folder_source import FarFilesSource, FarFolderSource
 from feedline.cache.folder_source import FolderSource
 from feedline.cache.parquet_source import ParquetSource
 from feedline.cache.source import Source
@@ -24,6 +24,7 @@ from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.folder import RemoteFolder
+from feedline.remote.image_files import RemoteImages
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
@@ -47,6 +48,10 @@ def open_source(given: Any) -> Source:
         DatasetError: it holds nothing that is known, or something that is damaged or out of reach.
         UsageError: it is neither, or a package that reads it is missing.
     """
+    if isinstance(given, (ImageFolder, ImageList)) and isinstance(given.store, RemoteImages):
+        kind = "folder" if isinstance(given, ImageFolder) else "files"
+        images = given.store.without_repeats()
+        return FarFilesSource(given.root, images, given.classes or None, kind)
     if isinstance(given, ImageFolder):
         _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)

@@ -19,6 +19,8 @@ from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.rows import RowPipeline
+from feedline.remote.error import NoCache
+from feedline.remote.image_files import RemoteImages, images_in, no_files_here
 from feedline.remote.open_location import location_of
 from feedline.stores.archive_index import archive_index
 from feedline.stores.archive_store import ArchiveStore, in_archive
@@ -41,9 +43,9 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
             compressed, that holds these, or a folder in one, as "data.zip/train": images are read
             where they lie in it. What lies where is found out once, and kept beside the archive or
             else in $XDG_CACHE_HOME or ~/.cache. Or a cache that `build_cache` made, of whose copies
-            each phase gets the smallest that serves its image size. A cache of tar shards may lie
-            elsewhere: "s3://bucket/train-cache", "https://host/train-cache", or any other
-            protocol of fsspec's.
+            each phase gets the smallest that serves its image size. A cache of tar shards, or a
+            folder of class folders, may lie elsewhere: "s3://bucket/train", "https://host/train",
+            or any other protocol of fsspec's; what is fetched is kept here.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
             `EvalCrop()`.
         decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
@@ -58,14 +60,14 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
         extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
             list; with another one, sample numbers may differ from torchvision's.
         enlarge: of a cache whose copies are all smaller than wanted, enlarge the largest ones.
-        local_dir: of a cache at a URL: where this machine keeps what was fetched; None for
-            `feedline` in $XDG_CACHE_HOME or ~/.cache.
-        local_bytes: of a cache at a URL: how much of the disk all that is kept in that folder may
-            take; None for 50 GB, and no more than half of what the disk has for it. Beyond it
-            files that no one has used for ten minutes make room; else images are not kept.
-        storage_options: of a cache at a URL: the arguments of fsspec's filesystem, such as
-            {"anon": True} for a public bucket; also "batch_size", how many requests each worker
-            sends at a time, 32 if not given.
+        local_dir: of a URL: where this machine keeps what was fetched; None for `feedline` in
+            $XDG_CACHE_HOME or ~/.cache.
+        local_bytes: of a URL: how much of the disk all that is kept in that folder may take; None
+            for 50 GB, and no more than half of what the disk has for it. Beyond it files that no
+            one has used for ten minutes make room; else images are not kept.
+        storage_options: of a URL: the arguments of fsspec's filesystem, such as {"anon": True} for
+            a public bucket; also "batch_size", how many requests each worker sends at a time, 32
+            if not given.
 
     Raises:
         DatasetError: the folder is missing, unreadable, without classes or with empty ones; the
@@ -95,10 +97,21 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
         self.root = str(location)
         checked = checked_transform(transform)
         store: FileStore[FolderIndex] | ArchiveStore | CacheStore
+        endings = checked_endings(extensions)
         if not isinstance(location, FolderLocation) or is_cache(self.root):
-            store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
+            try:
+                store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
+            except NoCache as no_cache:
+                store = images_in(
+                    os.fspath(root),
+                    endings,
+                    no_cache,
+                    local_dir=local_dir,
+                    local_bytes=local_bytes,
+                    storage_options=storage_options,
+                )
         elif (archive := in_archive(self.root)) is not None:
-            store = ArchiveStore(*archive, archive_index(*archive, checked_endings(extensions)))
+            store = ArchiveStore(*archive, archive_index(*archive, endings))
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
         # Copies in a cache stand as they should.
@@ -114,13 +127,15 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
 
         Raises:
             UsageError: the images are of a cache, which has no files of the originals, or of an
-                archive.
+                archive, or they are at a URL.
         """
         if isinstance(self.store, ArchiveStore):
             raise UsageError(
                 f"{self.root!r} is an archive, whose images are no files of their own, and files "
                 "are wanted here: unpack it"
             )
+        if isinstance(self.store, RemoteImages):
+            raise no_files_here(self.root)
         if isinstance(self.store, CacheStore):
             raise UsageError(
                 f"{self.root!r} is a cache, which has no original files; name(sample) says what an "
@@ -132,7 +147,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
         """The absolute path of a sample's file, to open it; odd names keep their odd bytes.
 
         Raises:
-            UsageError: the images are of a cache or of an archive.
+            UsageError: as of `files`.
         """
         return os.fsdecode(self.files.path(sample))
 
@@ -156,8 +171,8 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
         return store.paths.labels.astype(np.int64)
 
     def originals(self) -> FileStore[Any]:
-        """The images' files; raises as `files` does."""
-        return self.files
+        """The images' files, which may be at a URL; else raises as `files` does."""
+        return self.store if isinstance(self.store, RemoteImages) else self.files
 
     def with_transform(self, transform: Transform) -> ImageFolder:
         """The same images with another transform, e.g. for testing; the index is shared."""

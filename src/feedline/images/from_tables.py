@@ -50,9 +50,11 @@ class FromTables:
                 A column is of whole numbers where all cells are, of fractions where all are
                 numbers, and else of class names; with `classes` always of names.
             transform: as of `ImageList`.
-            root: the folder that relative paths are relative to; None for the CSV file's folder.
+            root: the folder that relative paths are relative to, or its URL; None for the CSV
+                file's folder.
             sep: what stands between cells.
-            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, as of `ImageList`.
+            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, `local_dir`, `local_bytes`,
+                `storage_options`, as of `ImageList`.
 
         Raises:
             DatasetError: the file cannot be read or has no rows; and as `ImageList`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,9 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.from_stores import FromStores
 from feedline.images.from_tables import FromTables
 from feedline.images.labels import labels_of
-from feedline.images.listed_files import check_repeats, checked_paths, listed_files
+from feedline.images.listed_files import check_repeats, checked_paths, listed_images
 from feedline.images.rows import RowPipeline
+from feedline.remote.image_files import RemoteImages, no_files_here
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 
@@ -40,22 +41,27 @@ class ImageList(FromStores, FromTables):
 
     Args:
         paths: of the images, str or os.PathLike. A path may come more than once, with one label.
+            Or URLs, such as "s3://bucket/a.jpg", of any protocol of fsspec's; what is fetched is
+            kept here.
         labels: one for each path. Whole numbers are class numbers; texts are class names. Fractions
             become float32, and rows of k numbers int64 (k,), or float32 (k,) where one is a
             fraction: for regression, or several labels an image.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
             `EvalCrop()`. It does not change labels.
-        root: the folder that relative paths are relative to; None for the working directory.
+        root: the folder that relative paths are relative to, or its URL; None for the working
+            directory.
         classes: the names of the classes by number; None: the texts that occur, sorted.
         check: look now whether each file is there. Otherwise one that is missing is an ImageError
             when it is read.
         decode, exif, max_pixels: as of `ImageFolder`.
+        local_dir, local_bytes, storage_options: of URLs; as of `ImageFolder`.
 
     Raises:
         DatasetError: there are no paths; a path comes with two different labels; with `check`, a
             file is missing.
-        UsageError: a path is no text; labels are missing, of mixed types, NaN, or none of
-            `classes`; an argument cannot be used. Names the sample.
+        UsageError: a path is no text; some are URLs and others paths of this machine; labels are
+            missing, of mixed types, NaN, or none of `classes`; an argument cannot be used. Names
+            the sample.
     """
 
     def __init__(
@@ -70,6 +76,9 @@ class ImageList(FromStores, FromTables):
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         scaled = checked_decoding(decode, max_pixels)
         names = checked_paths(paths)
@@ -80,7 +89,14 @@ class ImageList(FromStores, FromTables):
         found = labels_of(labels, len(names), classes, called)
         check_repeats(names, found.values, called)
         self.classes = found.classes
-        self.root, store = listed_files(names, found.values, root)
+        self.root, store = listed_images(
+            names,
+            found.values,
+            root,
+            local_dir=local_dir,
+            local_bytes=local_bytes,
+            storage_options=storage_options,
+        )
         crop = checked_transform(transform)
         RowPipeline.__init__(
             self, store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels
@@ -93,8 +109,10 @@ class ImageList(FromStores, FromTables):
         """The images' files.
 
         Raises:
-            UsageError: the images are no files of their own.
+            UsageError: the images are no files of their own, or they are at URLs.
         """
+        if isinstance(self.store, RemoteImages):
+            raise no_files_here(self.root)
         if not isinstance(self.store, FileStore):
             raise UsageError(
                 f"files are wanted here, and the images are of {self.store!r}, which holds them "
@@ -107,8 +125,8 @@ class ImageList(FromStores, FromTables):
         return os.fsdecode(self.files.path(sample))
 
     def originals(self) -> FileStore[LabelledPaths]:
-        """The images' files; raises as `files` does."""
-        return self.files
+        """The images' files, which may be at URLs; else raises as `files` does."""
+        return self.store if isinstance(self.store, RemoteImages) else self.files
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -127,7 +145,11 @@ class ImageList(FromStores, FromTables):
         return other
 
     def _check_files(self) -> None:
-        missing = [path for path in map(self.path, range(len(self))) if not os.path.isfile(path)]
+        if isinstance(self.store, RemoteImages):
+            missing = list(self.store.missing())
+        else:
+            paths = map(self.path, range(len(self)))
+            missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
             some = ", ".join(map(repr, missing[:_NAMED]))
             raise DatasetError(

@@ -1,22 +1,29 @@
-"""Image files by their paths, as a user lists them, as a store.
+"""Image files by their paths or URLs, as a user lists them, as a store.
 
 Guarantees: the files that the paths mean, in their order; the same fingerprint where they were
-moved together; no file is looked at.
+moved together, also to another machine; no file is looked at.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
+from feedline.remote.filesystem import is_url, shown
+from feedline.remote.image_files import remote_images
+from feedline.remote.open_location import check_local, was_url
+from feedline.remote.whole_files import store_of
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
 
-__all__ = ["check_repeats", "checked_paths", "listed_files"]
+__all__ = ["check_repeats", "checked_paths", "listed_images"]
+
+_LOST = "{given!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
 
 
 def checked_paths(given: Any) -> list[str]:
@@ -46,6 +53,8 @@ def checked_paths(given: Any) -> list[str]:
 def _text(path: Any, sample: int) -> str:
     found = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if isinstance(found, str):
+        if not isinstance(path, str) and was_url(found):
+            raise UsageError(_LOST.format(given=path))
         return str(found)
     raise UsageError(
         f"paths must be texts, and that of sample {sample} is {path!r:.200}, a "
@@ -73,21 +82,30 @@ def check_repeats(
             )
 
 
-def listed_files(
-    names: list[str], labels: np.ndarray[Any, Any], root: Any
+def listed_images(
+    names: list[str], labels: np.ndarray[Any, Any], root: Any, **remote: Any
 ) -> tuple[str, FileStore[LabelledPaths]]:
     """The files, by their paths below a folder that holds all of them; and that folder.
 
     Args:
-        names: the paths, absolute or relative to `root`.
+        names: the paths, absolute or relative to `root`; or URLs.
         labels: of all.
-        root: a folder; None for the working directory.
+        root: a folder, or its URL; None for the working directory.
+        remote: `local_dir`, `local_bytes` and `storage_options`, which are of URLs.
 
     Raises:
-        UsageError: `root` is no path.
+        UsageError: `root` is no path; there are URLs and paths of this machine; an argument of
+            URLs is given for such paths, or cannot be used.
     """
     if root is not None and not isinstance(root, (str, os.PathLike)):
         raise UsageError(f"root must be a folder, got {root!r:.200}")
+    if is_url(root) or any("://" in name and is_url(name) for name in names):
+        folder, names = _urls(names, root)
+        store = remote_images(_table(names, labels), folder, **remote)
+        return shown(folder.rstrip("/")), store
+    if root is not None and not isinstance(root, str) and was_url(root):
+        raise UsageError(_LOST.format(given=root))
+    check_local(names[0], **remote)
     base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
     folder = os.path.join(os.path.abspath(base), "")
     if any(map(os.path.isabs, names)):
@@ -97,7 +115,48 @@ def listed_files(
         if not all(name.startswith(folder) for name in names):
             folder = os.sep
         names = [name[len(folder) :] for name in names]
-    blob = np.frombuffer(os.fsencode("\0".join([*names, ""])), np.uint8)
-    paths = LabelledPaths(blob, starts_of(blob), labels)
     where = folder.rstrip(os.sep) or os.sep
-    return where, FileStore(paths, (os.fsencode(folder),))
+    return where, FileStore(_table(names, labels), (os.fsencode(folder),))
+
+
+def _table(names: list[str], labels: np.ndarray[Any, Any]) -> LabelledPaths:
+    blob = np.frombuffer(os.fsencode("\0".join([*names, ""])), np.uint8)
+    return LabelledPaths(blob, starts_of(blob), labels)
+
+
+def _urls(names: list[str], root: Any) -> tuple[str, list[str]]:
+    """The beginning of all URLs, up to a slash, and what follows it in each.
+
+    The former is "" where they are of different hosts.
+
+    Raises:
+        UsageError: one is no URL.
+    """
+    folder = (root if root.endswith("/") else f"{root}/") if is_url(root) else ""
+    far = [is_url(name) for name in names]
+    here = (k for k, name in enumerate(names) if not far[k] and (not folder or os.path.isabs(name)))
+    local = next(here, None)
+    if local is not None:
+        there = repr(shown(names[far.index(True)])) if any(far) else f"root={shown(folder)!r}"
+        raise UsageError(
+            f"sample {local} is a path of this machine, {names[local]!r}, and {there} is a URL: "
+            f"write the former as a URL, {Path(names[local]).absolute().as_uri()!r}, or copy all "
+            "to one side"
+        )
+    if not any(far):
+        return folder, names
+    names = [name if is_far else folder + name for name, is_far in zip(names, far, strict=True)]
+    if not folder or not all(name.startswith(folder) for name in names):
+        folder = _beginning(min(names), max(names))
+        if len(folder) <= len(store_of(names[0])):
+            return "", names
+    return folder, [name[len(folder) :] for name in names]
+
+
+def _beginning(first: str, last: str) -> str:
+    """What two URLs begin with alike, up to a slash."""
+    same = next(
+        (k for k, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1),
+        len(first),
+    )
+    return first[: first.rfind("/", 0, same) + 1]

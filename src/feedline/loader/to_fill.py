@@ -11,11 +11,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from feedline.errors import UsageError
 from feedline.images.crops import wanted_side
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.samples import class_names, root_of, store_of
+from feedline.remote.image_files import RemoteImages
 from feedline.stores.cache_place import check_place
 from feedline.stores.file_store import FileStore
 from feedline.stores.index import FolderIndex
@@ -63,6 +65,12 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     asked = settings.asked
     assert asked.cache is not None
     files = source.originals()
+    if isinstance(files, RemoteImages):
+        raise UsageError(
+            f"{asked.cache!r} is no cache yet, and one of images at URLs is not filled while a "
+            "training runs: build it first with feedline.build_cache(dataset, ...), or leave "
+            "`cache` out, as what is fetched is kept here in any case"
+        )
     if asked.native:
         where, classes = settings.dataset.root, list(settings.dataset.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"

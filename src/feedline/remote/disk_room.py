@@ -19,7 +19,9 @@ import shutil
 import time
 from typing import NamedTuple
 
-__all__ = ["ENDING", "PART_ENDING", "DiskRoom", "default_limit"]
+from feedline.errors import UsageError
+
+__all__ = ["ENDING", "PART_ENDING", "DiskRoom", "default_limit", "folder_for", "local_room"]
 
 ENDING = ".remote"
 PART_ENDING = ".part"
@@ -99,6 +101,40 @@ class DiskRoom:
     def _left(self, kept: list[_Kept]) -> int:
         used = sum(each.bytes for each in kept)
         return min(self.limit_bytes - used, free_bytes(self.folder))
+
+
+def local_room(local_dir: str | os.PathLike[str] | None, local_bytes: int | None) -> DiskRoom:
+    """The room that a user gives to what is fetched; None for the defaults.
+
+    Args:
+        local_dir: the folder; None for `feedline` in $XDG_CACHE_HOME or ~/.cache.
+        local_bytes: how much of its disk; None for `default_limit`.
+
+    Raises:
+        UsageError: no bytes are given.
+    """
+    whole = isinstance(local_bytes, int) and not isinstance(local_bytes, bool)
+    if local_bytes is not None and not (whole and local_bytes > 0):
+        raise UsageError(f"local_bytes must be a whole number above 0, got {local_bytes!r}")
+    folder = os.path.abspath(os.path.expanduser(local_dir or _default_folder()))
+    return DiskRoom(folder, default_limit(folder) if local_bytes is None else local_bytes)
+
+
+def _default_folder() -> str:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(caches, "feedline")
+
+
+def folder_for(local_dir: str, url: str, digest: str) -> str:
+    """Where the copies of what lies at a URL are kept.
+
+    Args:
+        local_dir: where all are.
+        url: whose last part it is called by.
+        digest: 16 hexadecimal digits, of all that must be the same for a copy to be valid.
+    """
+    called = re.sub(r"[^\w-]+", "_", url.rstrip("/").rpartition("/")[2], flags=re.ASCII)[:40]
+    return os.path.join(local_dir, f"{called}-{digest}{ENDING}")
 
 
 def default_limit(folder: str) -> int:

@@ -7,7 +7,7 @@ import errno
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.range_guard import RangeIgnored
 
-__all__ = ["Altered", "RemoteError", "lasts", "next_step"]
+__all__ = ["Altered", "NoCache", "RemoteError", "image_step", "lasts", "next_step"]
 
 _LASTING = (
     FileNotFoundError,
@@ -23,6 +23,7 @@ _LASTING = (
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 _ADDRESS = "For a store of your own set its address, for S3 AWS_ENDPOINT_URL"
 _TRY_AGAIN = (408, 425, 429)  # of the statuses that say that the request was wrong
+_EMPTY = 416
 _NEVER = 501  # of those that say that the server is
 # EINVAL is s3fs's, of no such part; the others are of disks.
 _LASTING_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.EROFS)
@@ -30,6 +31,10 @@ _LASTING_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.EROFS)
 
 class RemoteError(DatasetError):
     """Something cannot be had from another machine. The message says what, why, and what to do."""
+
+
+class NoCache(DatasetError):
+    """There is no cache at a URL."""
 
 
 class Altered(Exception):
@@ -44,6 +49,22 @@ def lasts(error: BaseException) -> bool:
     if isinstance(error, _LASTING) or type(error).__name__ in _NO_CREDENTIALS:
         return True
     return isinstance(error, OSError) and error.errno in _LASTING_NUMBERS
+
+
+def image_step(error: BaseException) -> str:
+    """The likely cause and what to do where an image was to be fetched whole, a sentence."""
+    if isinstance(error, Altered):
+        return (
+            "It was replaced there since the folder was listed, or its server sends only a part: "
+            "make the dataset once more"
+        )
+    if isinstance(error, RangeIgnored):
+        return "Is this the URL of an image, and does its server say how long files are?"
+    if isinstance(error, FileNotFoundError) or getattr(error, "status", 0) == 404:
+        return f"A misspelt URL, or an image that was moved or removed. {_ADDRESS}"
+    if getattr(error, "status", 0) == _EMPTY or getattr(error, "errno", 0) == errno.EINVAL:
+        return "Is its file empty?"
+    return next_step(error)
 
 
 def next_step(error: BaseException) -> str:
@@ -66,13 +87,13 @@ def next_step(error: BaseException) -> str:
     if type(error).__name__ in _NO_CREDENTIALS:
         return (
             "Give credentials as the service wants them, such as AWS_PROFILE or AWS_ACCESS_KEY_ID, "
-            "or of a cache that is read in storage_options; for a public bucket "
+            "or of what is read in storage_options; for a public bucket "
             'storage_options={"anon": True}'
         )
     if isinstance(error, PermissionError) or getattr(error, "status", 0) in (401, 403):
         return (
             "The credentials that are used do not allow it, or it does not exist: check them, or "
-            "the folder's permissions; of a public bucket of S3 a cache is read with "
+            "the folder's permissions; a public bucket of S3 is read with "
             f'storage_options={{"anon": True}}. {_ADDRESS}'
         )
     if isinstance(error, UsageError):

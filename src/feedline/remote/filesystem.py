@@ -156,6 +156,7 @@ class Filesystem:
         *,
         patience_s: float,
         answers: tuple[type[Exception], ...] = (),
+        advice: Callable[[BaseException], str] = next_step,
     ) -> Result:
         """Do something, and again with growing pauses, while that may help.
 
@@ -164,6 +165,7 @@ class Filesystem:
             refused: what it is that fails, to say it: "'s3://bucket/file' cannot be read".
             patience_s: how long to begin anew; not at all while the server is away.
             answers: exceptions that say what was asked, and are raised as they are.
+            advice: what to do about an error.
 
         Raises:
             RemoteError: it fails; says what was tried, the last failure, and what to do.
@@ -197,4 +199,4 @@ class Filesystem:
             # Else each of the next would take as long to fail.
             self._away_until = time.monotonic() + _AWAY_S
         often = "" if tries == 1 else f" (tried {tries} times in {spent_s:.0f} s)"
-        raise RemoteError(f"{refused}{often}: {self.says(last)}. {next_step(last)}") from last
+        raise RemoteError(f"{refused}{often}: {self.says(last)}. {advice(last)}") from last

@@ -52,15 +52,16 @@ class RemoteFolder:
     """A folder below a URL. Its text is the URL without user and password.
 
     Args:
-        url: of any protocol that fsspec knows; options come from fsspec's configuration and from
-            the environment, as credentials do.
+        url: of any protocol that fsspec knows.
+        options: the arguments of fsspec's filesystem. What they leave open comes from fsspec's
+            configuration and from the environment, as credentials do.
 
     Raises:
         UsageError: the URL cannot be used, or a package is missing.
     """
 
-    def __init__(self, url: str) -> None:
-        self._there = Filesystem(url)
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self._there = Filesystem(url, options)
         self.url = self._there.url
 
     def __str__(self) -> str:

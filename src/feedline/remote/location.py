@@ -13,7 +13,6 @@ import hashlib
 import logging
 import math
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,8 +21,8 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError, UsageError
-from feedline.remote.disk_room import ENDING, DiskRoom, default_limit, free_bytes
-from feedline.remote.error import RemoteError
+from feedline.remote.disk_room import DiskRoom, folder_for, free_bytes, local_room
+from feedline.remote.error import NoCache, RemoteError
 from feedline.remote.filesystem import shown
 from feedline.remote.joined_parts import BLOCK_BYTES, Part
 from feedline.remote.local_copies import LocalCopies
@@ -74,9 +73,7 @@ class RemoteLocation:
         local_bytes: int | None = None,
         keep: bool = True,
     ) -> None:
-        whole = isinstance(local_bytes, int) and not isinstance(local_bytes, bool)
-        if local_bytes is not None and not (whole and local_bytes > 0):
-            raise UsageError(f"local_bytes must be a whole number above 0, got {local_bytes!r}")
+        room = local_room(local_dir, local_bytes)
         scheme = url.partition("://")[0]
         if "::" in url or ("?" in url and scheme.startswith("http")):
             raise UsageError(
@@ -84,8 +81,7 @@ class RemoteLocation:
                 "PROTOCOL://HOST/FOLDER, without a query and without another protocol around it"
             )
         self._parts = RemoteParts(url, options)
-        self.local_dir = os.path.abspath(os.path.expanduser(local_dir or _default_folder()))
-        self.local_bytes = default_limit(self.local_dir) if local_bytes is None else local_bytes
+        self.local_dir, self.local_bytes = room.folder, room.limit_bytes
         self._keep = keep
 
     def __str__(self) -> str:
@@ -95,6 +91,7 @@ class RemoteLocation:
         """What lies there now.
 
         Raises:
+            NoCache: it is not there.
             DatasetError: it cannot be read, or is no manifest.
             UsageError: it is of a format that is read from a disk only.
         """
@@ -102,7 +99,9 @@ class RemoteLocation:
         try:
             data = self._parts.rest(part, patience_s=_PATIENCE_S)
         except RemoteError as error:
-            raise DatasetError(f"the cache {self} cannot be read: {error}") from error
+            missing = isinstance(error.__cause__, FileNotFoundError)
+            kind = NoCache if missing else DatasetError
+            raise kind(f"the cache {self} cannot be read: {error}") from error
         manifest = parse_manifest(data, str(self))
         if manifest.format != "webdataset":
             raise UsageError(
@@ -123,8 +122,7 @@ class RemoteLocation:
         """Where copies of this cache are kept: another one for each URL and each content."""
         same = [str(self), manifest.fingerprint, *(manifest.digests.get(name) for name in _BASE)]
         digest = hashlib.blake2b("\n".join(map(str, same)).encode(), digest_size=8).hexdigest()
-        shown = re.sub(r"[^\w-]+", "_", str(self).rpartition("/")[2], flags=re.ASCII)[:40]
-        return os.path.join(self.local_dir, f"{shown}-{digest}{ENDING}")
+        return folder_for(self.local_dir, str(self), digest)
 
     def index(self, manifest: Manifest) -> CacheIndex:
         """The columns of the cache, fetched unless they are on this machine.
@@ -215,11 +213,6 @@ class RemoteLocation:
     def close(self) -> None:
         """Let go of the connections."""
         self._parts.close()
-
-
-def _default_folder() -> str:
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(caches, "feedline")
 
 
 def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, tuple[int, ...]]]:

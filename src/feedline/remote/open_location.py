@@ -13,7 +13,7 @@ from feedline.remote.location import RemoteLocation
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
 
-__all__ = ["location_of", "open_cache", "was_url"]
+__all__ = ["check_local", "location_of", "open_cache", "was_url"]
 
 # What pathlib makes of a URL.
 _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -40,23 +40,31 @@ def location_of(
         return RemoteLocation(
             root, storage_options, local_dir=local_dir, local_bytes=local_bytes, keep=keep
         )
-    given = {
-        "local_dir": local_dir,
-        "local_bytes": local_bytes,
-        "storage_options": storage_options,
-    }
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is of a cache at a URL, such as s3://bucket/train-cache, and "
-                f"{os.fspath(root)!r} is a path of this machine; leave it out"
-            )
     path = os.fspath(root)
+    check_local(path, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options)
     if not isinstance(root, str) and was_url(root):
         raise UsageError(
             f"{root!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
         )
     return FolderLocation(os.path.abspath(os.path.expanduser(path)))
+
+
+def check_local(path: str, **given: Any) -> None:
+    """See whether nothing was said that is of URLs alone.
+
+    Args:
+        path: of this machine, which was named.
+        given: arguments by their names; None where they were left out.
+
+    Raises:
+        UsageError: something was.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is of what lies at a URL, such as s3://bucket/train, and {path!r} is a "
+                "path of this machine; leave it out"
+            )
 
 
 def was_url(path: str | os.PathLike[str]) -> bool:

@@ -16,13 +16,13 @@ from feedline.remote.error import Altered
 from feedline.remote.filesystem import Filesystem
 from feedline.remote.joined_parts import Part, joined
 
-__all__ = ["RemoteParts"]
+__all__ = ["DEADLINE_S", "SHORT_DEADLINE_S", "RemoteParts", "requests_at_a_time"]
 
 IN_FLIGHT = 32
 """Requests of each process at a time, unless the options have another "batch_size"."""
 
-_DEADLINE_S = 20.0  # of the requests that are sent together
-_SHORT_DEADLINE_S = 2.0  # while a server is away
+DEADLINE_S = 20.0  # of the requests that are sent together
+SHORT_DEADLINE_S = 2.0  # while a server is away
 
 Answer = bytes | Exception
 
@@ -40,13 +40,7 @@ class RemoteParts:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        others = dict(options or {})
-        self._in_flight = given = others.pop("batch_size", IN_FLIGHT)
-        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-            raise UsageError(
-                'the "batch_size" of storage_options is how many requests are sent at a time, a '
-                f"whole number above 0; got {given!r}"
-            )
+        self._in_flight, others = requests_at_a_time(options)
         self._there = Filesystem(url, others, parts=self._in_flight)
 
     def __str__(self) -> str:
@@ -71,7 +65,7 @@ class RemoteParts:
 
     def _ask(self, blocks: Sequence[Part], *, short: bool) -> list[Answer]:
         """One request for each block; `short`: files may end before their blocks do."""
-        deadline_s = _SHORT_DEADLINE_S if self._there.is_away else _DEADLINE_S
+        deadline_s = SHORT_DEADLINE_S if self._there.is_away else DEADLINE_S
         try:
             filesystem, top = self._there.opened()
             options: dict[str, Any] = {}
@@ -125,6 +119,22 @@ class RemoteParts:
 
         refused = f"'{self}/{part.name}' cannot be read"
         return self._there.ask(once, refused, patience_s=patience_s)
+
+
+def requests_at_a_time(options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    """How many requests a process sends at a time, and the other options.
+
+    Raises:
+        UsageError: it is no number of requests.
+    """
+    others = dict(options or {})
+    given = others.pop("batch_size", IN_FLIGHT)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise UsageError(
+            'the "batch_size" of storage_options is how many requests are sent at a time, a '
+            f"whole number above 0; got {given!r}"
+        )
+    return given, others
 
 
 def _checked(block: Part, answer: Any, short: bool) -> Answer:

@@ -1,8 +1,9 @@
 """Filesystems of fsspec whose answers are looked at before their bodies are read.
 
 Guarantees: of HTTP and S3, a body is read only where the server says that it is a part of a file
-(206), no longer than what was asked for; all else is an error, so that memory is bounded whatever a
-server sends. Nothing is unpacked on the way.
+(206), no longer than what was asked for; or, where all of a file was asked for ("bytes=0-"), that
+it is all of it, and how long. All else is an error, so that memory is bounded whatever a server
+sends. Nothing is unpacked on the way.
 
 Relies on: aiohttp's tracing and botocore's events, which are told of an answer when its head is
 there. With other protocols only the length of what has come is compared.
@@ -15,12 +16,16 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["RangeIgnored", "guard", "guarded_options"]
+__all__ = ["MOST_BYTES", "RangeIgnored", "guard", "guarded_options"]
 
 CONNECT_S = 10.0
 SILENCE_S = 15.0
 """For how long a connection may take to come about, and to bring the next bytes."""
 
+MOST_BYTES = 1 << 30
+"""How long a whole file may be."""
+
+_WHOLE = "bytes=0-"
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
 
@@ -96,7 +101,8 @@ async def _check_http(session: Any, context: Any, answer: Any) -> None:
             raise FileNotFoundError(str(response.url))
         response.raise_for_status()
         if asked is not None:
-            _check(asked, response.status, response.content_length)
+            place = response.headers.get("Content-Range")
+            _check(asked, response.status, response.content_length, place)
     except BaseException:
         response.close()
         raise
@@ -110,25 +116,38 @@ def _check_s3(response_dict: dict[str, Any], **_: Any) -> None:
     status, asked = response_dict["status_code"], _asked_of_s3.get()
     if status >= 300 or asked is None:
         return  # of an error botocore makes an exception
-    length = response_dict["headers"].get("content-length")
+    headers = response_dict["headers"]
+    length, place = headers.get("content-length"), headers.get("content-range")
     try:
-        _check(asked, status, int(length) if length else None)
+        _check(asked, status, int(length) if length else None, place)
     except BaseException:
         response_dict["body"].close()
         raise
 
 
-def _check(asked: str, status: int, length: int | None) -> None:
+def _check(asked: str, status: int, length: int | None, place: str | None) -> None:
     """Compare the head of an answer with what was asked for.
+
+    Args:
+        asked: the Range of the request.
+        status: of the answer,
+        length: of its body in bytes,
+        place: its Content-Range.
 
     Raises:
         RangeIgnored: it is another answer.
     """
-    if status != 206:
+    whole = asked == _WHOLE
+    if status != 206 and not (whole and status == 200):
         size = "of unknown length" if length is None else f"of {length} bytes"
         raise RangeIgnored(f"it answers with status {status} and a body {size}")
     if length is None:
         raise RangeIgnored("it does not say how long the part is that it sends")
+    if whole:
+        if length > MOST_BYTES:
+            raise RangeIgnored(f"it sends {length} bytes, and at most {MOST_BYTES} are read")
+        if status == 206 and (place or "").replace(" ", "") != f"bytes0-{length - 1}/{length}":
+            raise RangeIgnored(f"it was asked for a whole file and sends {place}")
     wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
     if wanted and length > int(wanted[2]) - int(wanted[1]) + 1:
         raise RangeIgnored(f"it was asked for {asked} and sends {length} bytes")

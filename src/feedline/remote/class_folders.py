@@ -1,0 +1,85 @@
+"""The images in a folder of class folders below a URL.
+
+Guarantees: the samples, classes and order of the same folder on a disk.
+
+Relies on: stores that list the folders in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+
+from feedline.remote.folder import RemoteFile, RemoteFolder
+from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
+
+__all__ = ["ClassFolders", "class_folders"]
+
+
+class ClassFolders(NamedTuple):
+    """What lies in a folder.
+
+    Args:
+        images: their paths and labels.
+        folders: the names of the class folders as the store has them: a web server's are quoted.
+        status: int64 (n, 2), the size of each image in bytes, and a number that changes when it
+            does; 0 where the store does not say.
+    """
+
+    images: FolderIndex
+    folders: list[str]
+    status: np.ndarray[Any, np.dtype[np.int64]]
+
+
+def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders:
+    """List the images in a folder's class folders, at any depth.
+
+    Args:
+        there: the folder.
+        endings: how the names of images end, in lower case.
+
+    Raises:
+        DatasetError: it cannot be listed, has no class folders or has empty ones.
+    """
+    where = str(there)
+    _, folders, files = next(there.walk(), ("", [], []))
+    quoted = there.url.partition("://")[0] in ("http", "https")
+    named = sorted((unquote(name) if quoted else name, name) for name in folders)
+    classes, folders = [name for name, _ in named], [folder for _, folder in named]
+    image = min((name for name in files if name.lower().endswith(endings)), default="")
+    check_classes(where, classes, image)
+    status: list[np.ndarray[Any, Any]] = []
+
+    def scanned() -> Iterator[Sequence[tuple[str, list[str]]]]:
+        # A class at a time becomes arrays: a list of all objects would take gigabytes.
+        listings = there.each(there.files, folders)
+        for name, folder, listed in zip(classes, folders, listings, strict=True):
+            ordered = _in_order(folder, listed, endings)
+            if not ordered:
+                other = min(listed, default="").rpartition("/")[2]
+                raise without_images(where, [name], len(classes), endings, other)
+            found = [
+                listed[f"{folder}/{prefix}{each}"] for prefix, some in ordered for each in some
+            ]
+            status.append(np.array(found, np.int64))
+            yield ordered
+
+    index = folder_index(classes, scanned())
+    return ClassFolders(index, folders, np.concatenate(status))
+
+
+def _in_order(
+    folder: str, listed: dict[str, RemoteFile], endings: tuple[str, ...]
+) -> list[tuple[str, list[str]]]:
+    """The images of a class, folder by folder, as a folder on a disk is scanned."""
+    below: dict[str, list[str]] = {}
+    for path in listed:
+        prefix, _, name = path[len(folder) + 1 :].rpartition("/")
+        if name.lower().endswith(endings):
+            below.setdefault(prefix, []).append(name)
+    return [
+        (f"{prefix}/" if prefix else "", sorted(names)) for prefix, names in sorted(below.items())
+    ]

@@ -1,0 +1,255 @@
+"""Image files at URLs as a store: of a folder with classes, or of a table of URLs.
+
+Guarantees: what a piece of work lacks is fetched with many requests at a time; what was fetched is
+kept on this machine, in bounded room, and read from there while it is what was kept; what cannot be
+had is an ImageError that says what the server said. A pickle holds no image and no connection.
+
+Relies on: `whole_files` for the bytes, `kept_images` to keep them. Images there that do not change:
+one that is kept here is fetched again only where the list of a folder says that it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.remote.class_folders import class_folders
+from feedline.remote.disk_room import DiskRoom, folder_for, local_room
+from feedline.remote.error import NoCache, RemoteError
+from feedline.remote.filesystem import shown
+from feedline.remote.folder import AT_ONCE, RemoteFolder
+from feedline.remote.kept_images import KeptImages
+from feedline.remote.parts import requests_at_a_time
+from feedline.remote.whole_files import WholeFiles, store_of
+from feedline.stores.file_store import FileStore
+from feedline.stores.index import FolderIndex
+from feedline.stores.path_table import LabelledPaths
+
+__all__ = ["RemoteImages", "images_in", "remote_images"]
+
+Paths = TypeVar("Paths", bound=LabelledPaths)
+
+_MOST_IN_HAND_BYTES = 256 << 20
+_PATIENCE_S = 40.0
+"""For a single image. With what was tried before and with the last try, it is shorter than the time
+after which a loader takes a worker for hung."""
+
+
+class RemoteImages(FileStore[Paths]):
+    """Images at URLs; a `SampleStore`.
+
+    Args:
+        paths: the samples' paths and labels.
+        folders: what stands before a path: the beginning of its URL, up to a slash, or nothing. One
+            for all samples, or one for each label from 0 on.
+        files: what fetches them.
+        room: where copies are kept, and how much of the disk they take.
+        status: int64 (n, 2), the size of each image in bytes, and a number that changes when it
+            does; 0 for what is not known. None where nothing is.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        folders: Sequence[bytes],
+        files: WholeFiles,
+        room: DiskRoom,
+        status: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    ) -> None:
+        super().__init__(paths, folders)
+        self._files, self._room, self._status = files, room, status
+        digest = hashlib.blake2b(b"\0".join(folders), digest_size=8)
+        digest.update(paths.blob.data)
+        if self._by_label:
+            digest.update(np.bincount(paths.labels).astype("<i8").data)
+        where = shown(os.fsdecode(folders[0].removesuffix(b"/"))) if len(folders) == 1 else "images"
+        self._folder = folder_for(room.folder, where, digest.hexdigest())
+        self._begin()
+
+    def _begin(self) -> None:
+        self._kept = KeptImages(self._folder, DiskRoom(self._room.folder, self._room.limit_bytes))
+        self._in_hand: dict[int, bytes] = {}
+
+    def close(self) -> None:
+        """Let go of the connections, and of what was fetched ahead."""
+        self._in_hand = {}
+        self._files.close()
+
+    def url(self, sample: int) -> str:
+        """The URL of a sample's file.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        return os.fsdecode(self.path(sample))
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        """Have the bytes of these in hand. What cannot be had is told when it is read."""
+        self._in_hand = in_hand = {}
+        missing: dict[str, list[int]] = {}  # a file may be that of two samples
+        left = _MOST_IN_HAND_BYTES
+        for sample in dict.fromkeys(samples):
+            kept = self._kept.read(sample, self._identity(sample)) if left > 0 else None
+            if kept is not None:
+                left -= len(kept)
+                in_hand[sample] = kept
+            else:
+                missing.setdefault(self.url(sample), []).append(sample)
+        for samples_of, data in zip(
+            missing.values(), self._files.fetch(list(missing), left), strict=True
+        ):
+            for sample in samples_of:
+                if isinstance(data, bytes) and self._is_sound(sample, data):
+                    in_hand[sample] = data
+                    self._kept.keep(sample, self._identity(sample), data)
+
+    def read(self, sample: int, side: int) -> bytes:
+        """The bytes of a sample's file, which is the original."""
+        in_hand = self._in_hand.pop(sample, None)
+        if in_hand is not None:
+            return in_hand
+        try:
+            return self.had(sample)
+        except RemoteError as error:
+            raise ImageError(str(error)) from error
+
+    def had(self, sample: int) -> bytes:
+        """The bytes of a sample's file, kept here or fetched.
+
+        Raises:
+            RemoteError: it cannot be had; names it.
+        """
+        identity = self._identity(sample)
+        kept = self._kept.read(sample, identity)
+        if kept is not None:
+            return kept
+        data = self._files.read(
+            self.url(sample),
+            patience_s=_PATIENCE_S,
+            sound=lambda data: self._is_sound(sample, data),
+        )
+        self._kept.keep(sample, identity, data)
+        return data
+
+    def _identity(self, sample: int) -> str:
+        """What must be the same for a copy to be that of the file."""
+        status = "" if self._status is None else self._status[sample].tolist()
+        return f"{self.url(sample)} {status}"
+
+    def _is_sound(self, sample: int, data: bytes) -> bool:
+        size = 0 if self._status is None else int(self._status[sample, 0])
+        return size in (0, len(data))
+
+    def name(self, sample: int) -> str:
+        """The URL of a sample's file, without user and password."""
+        return shown(super().name(sample))
+
+    def stamp(self, sample: int) -> tuple[int, int]:
+        """The size of a file, and a number that changes when it does; 0 for what is not known."""
+        if self._status is None:
+            return 0, 0
+        size, version = self._status[sample].tolist()
+        return size, version
+
+    def missing(self) -> Iterator[str]:
+        """The names of those whose files are not there; each is asked for."""
+
+        def is_there(sample: int) -> bool:
+            return self._files.is_there(self.url(sample), patience_s=_PATIENCE_S)
+
+        samples = range(len(self))
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for sample, there in zip(samples, threads.map(is_there, samples), strict=True):
+                if not there:
+                    yield self.name(sample)
+
+    def without_repeats(self) -> RemoteImages[Any]:
+        """Each file once. A folder has each once as it is."""
+        once = super().without_repeats().paths
+        if once is self.paths:
+            return self
+        return RemoteImages(once, self.folders, self._files, self._room)
+
+    def __repr__(self) -> str:
+        return f"images at {len(self._files)} hosts or buckets"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_kept"], state["_in_hand"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def remote_images(
+    paths: LabelledPaths,
+    folder: str,
+    *,
+    local_dir: str | os.PathLike[str] | None,
+    local_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> RemoteImages[LabelledPaths]:
+    """Images by their URLs.
+
+    Args:
+        paths: what follows `folder` in the URL of each, with the labels.
+        folder: the beginning of all, up to a slash; "" where they have none in common.
+        local_dir, local_bytes, storage_options: as of `feedline.ImageFolder`.
+
+    Raises:
+        UsageError: an argument cannot be used, or a package is missing.
+    """
+    urls = [folder]
+    if not folder:
+        names = map(os.fsdecode, paths.blob.tobytes().split(b"\0")[:-1])
+        urls = list({store_of(name): name for name in names}.values())
+    files = WholeFiles(urls, storage_options)
+    return RemoteImages(paths, (os.fsencode(folder),), files, local_room(local_dir, local_bytes))
+
+
+def no_files_here(root: str) -> UsageError:
+    """The error of who wants files of this machine."""
+    return UsageError(
+        f"files of this machine are wanted here, and the images are at {root!r}: copy them to a "
+        "disk; name(sample) is an image's URL"
+    )
+
+
+def images_in(
+    url: str,
+    endings: tuple[str, ...],
+    no_cache: NoCache,
+    *,
+    local_dir: str | os.PathLike[str] | None,
+    local_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> RemoteImages[FolderIndex]:
+    """The images of a folder of class folders.
+
+    Args:
+        url: of the folder.
+        endings: how the names of images end, in lower case.
+        no_cache: what says that it is no cache.
+        local_dir, local_bytes, storage_options: as of `feedline.ImageFolder`.
+
+    Raises:
+        DatasetError: it cannot be listed, has no class folders or has empty ones.
+        UsageError: an argument cannot be used, or a package is missing.
+    """
+    room = local_room(local_dir, local_bytes)
+    files = WholeFiles([url], storage_options)
+    there = RemoteFolder(url, requests_at_a_time(storage_options)[1])
+    try:
+        found = class_folders(there, endings)
+    except DatasetError as error:
+        raise DatasetError(f"{no_cache} And it is no folder of images: {error}") from error
+    folders = [os.fsencode(f"{there.url}/{folder}/") for folder in found.folders]
+    return RemoteImages(found.images, folders, files, room, found.status)

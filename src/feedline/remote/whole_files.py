@@ -1,0 +1,199 @@
+"""Whole files by their URLs, at one host or at several, fetched many at a time.
+
+Guarantees: what comes in time is given, whatever becomes of the rest; time is bounded, and so is
+memory, but for what is under way; of HTTP and S3 no file is given that was cut short; those of
+`filesystem`.
+
+Relies on: `range_guard` for answers that are something else; fsspec's own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from feedline.errors import UsageError
+from feedline.remote.error import Altered, image_step
+from feedline.remote.filesystem import Filesystem, shown
+from feedline.remote.parts import DEADLINE_S, SHORT_DEADLINE_S, requests_at_a_time
+from feedline.remote.range_guard import MOST_BYTES, RangeIgnored
+
+__all__ = ["WholeFiles", "store_of"]
+
+_CLEANED_UP_S = 1.0
+_NO_FILE = (FileNotFoundError, IsADirectoryError, RangeIgnored)
+
+Answer: TypeAlias = "bytes | Exception | None"
+
+
+def store_of(url: str) -> str:
+    """The beginning of a URL, up to its host or bucket: "s3://bucket"."""
+    return "/".join(url.split("/", 3)[:3])
+
+
+class WholeFiles:
+    """The files at some hosts, by their URLs. Its length is the number of hosts or buckets.
+
+    Args:
+        urls: one or more of each host or bucket.
+        options: the arguments of fsspec's filesystems; "batch_size" among them is how many requests
+            each process sends at a time.
+
+    Raises:
+        UsageError: a URL or an option cannot be used, or a package is missing.
+    """
+
+    def __init__(self, urls: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
+        self._in_flight, others = requests_at_a_time(options)
+        self._stores: dict[str, Filesystem] = {}
+        for url in urls:
+            if "::" in url:
+                raise UsageError(
+                    f"{shown(url)!r} names a file by one protocol within another: give "
+                    "PROTOCOL://HOST/FILE"
+                )
+            if store_of(url) not in self._stores:
+                self._stores[store_of(url)] = Filesystem(url, others, parts=self._in_flight)
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def close(self) -> None:
+        """Let go of the connections; the next read makes others."""
+        for there in self._stores.values():
+            there.close()
+
+    def fetch(self, urls: Sequence[str], most_bytes: int) -> list[Answer]:
+        """Fetch files at the same time: the bytes of each, or what went wrong.
+
+        Args:
+            urls: each once.
+            most_bytes: when so many have come, no more are begun, which are None.
+        """
+        at: dict[str, list[str]] = {}
+        for url in urls:
+            at.setdefault(store_of(url), []).append(url)
+        found: dict[str, Answer] = {}
+        for store, some in at.items():
+            answers = self._ask(self._stores[store], some, most_bytes)
+            most_bytes -= sum(len(each) for each in answers if isinstance(each, bytes))
+            found.update(zip(some, answers, strict=True))
+        return [found[url] for url in urls]
+
+    def _ask(self, there: Filesystem, urls: Sequence[str], most_bytes: int) -> list[Answer]:
+        deadline_s = SHORT_DEADLINE_S if there.is_away else DEADLINE_S
+        answers: list[Answer] = []
+        try:
+            filesystem, _ = there.opened()
+            paths = [filesystem._strip_protocol(url) for url in urls]
+            if filesystem.async_impl:
+                from fsspec.asyn import sync
+
+                limits = self._in_flight, deadline_s, most_bytes
+                answers = sync(filesystem.loop, _together, filesystem, paths, *limits)
+            else:
+                answers = _one_by_one(filesystem, paths, deadline_s, most_bytes)
+        except Exception as error:
+            return [error] * len(urls)
+        return [_checked(answer) for answer in answers]
+
+    def read(
+        self, url: str, *, patience_s: float, sound: Callable[[bytes], bool] = lambda data: True
+    ) -> bytes:
+        """A file, asked for again while that may help.
+
+        Args:
+            url: of the file.
+            patience_s: how long to begin anew.
+            sound: whether bytes are what is said to lie there.
+
+        Raises:
+            RemoteError: it cannot be had; says what the server said.
+        """
+        there = self._stores[store_of(url)]
+
+        def once() -> bytes:
+            (found,) = self._ask(there, [url], MOST_BYTES)
+            if isinstance(found, Exception):
+                raise found
+            assert found is not None, "nothing came before it"
+            if not sound(found):
+                raise Altered(f"{len(found)} bytes came, which is not what was listed")
+            return found
+
+        refused = f"{shown(url)!r} cannot be read"
+        return there.ask(once, refused, patience_s=patience_s, advice=image_step)
+
+    def is_there(self, url: str, *, patience_s: float) -> bool:
+        """Whether there is a file; raises as `read` does where that cannot be told."""
+        there = self._stores[store_of(url)]
+
+        def once() -> None:
+            filesystem, _ = there.opened()
+            # Of HTTP, fsspec's info and exists take any failure for a file that is missing.
+            filesystem.cat_file(filesystem._strip_protocol(url), start=0, end=1)
+
+        refused = f"{shown(url)!r} cannot be looked at"
+        try:
+            there.ask(once, refused, patience_s=patience_s, answers=_NO_FILE, advice=image_step)
+        except _NO_FILE as error:
+            return isinstance(error, RangeIgnored)
+        return True
+
+
+async def _together(
+    filesystem: Any, paths: Sequence[str], in_flight: int, deadline_s: float, most_bytes: int
+) -> list[Answer]:
+    """Files of a filesystem that has many requests under way."""
+    at_once, left = asyncio.Semaphore(in_flight), most_bytes
+
+    async def one(path: str) -> bytes | None:
+        nonlocal left
+        async with at_once:
+            if left <= 0:
+                return None
+            data = bytes(await filesystem._cat_file(path, start=0, end=None))
+            left -= len(data)
+            return data
+
+    tasks = [asyncio.ensure_future(one(path)) for path in paths]
+    _, late = await asyncio.wait(tasks, timeout=deadline_s)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=_CLEANED_UP_S)
+    too_late = TimeoutError(f"it did not come within {deadline_s:g} s")
+    return [too_late if task in late else _outcome(task) for task in tasks]
+
+
+def _outcome(task: asyncio.Task[bytes | None]) -> Answer:
+    try:
+        return task.result()
+    except (Exception, asyncio.CancelledError) as error:
+        return error if isinstance(error, Exception) else ConnectionError("it was broken off")
+
+
+def _one_by_one(
+    filesystem: Any, paths: Sequence[str], deadline_s: float, most_bytes: int
+) -> list[Answer]:
+    """Files of a filesystem that has one request at a time."""
+    answers: list[Answer] = []
+    ends_at = time.monotonic() + deadline_s
+    for path in paths:
+        if most_bytes <= 0 or time.monotonic() > ends_at:
+            answers.append(None)
+            continue
+        try:
+            answers.append(data := bytes(filesystem.cat_file(path)))
+            most_bytes -= len(data)
+        except Exception as error:
+            answers.append(error)
+    return answers
+
+
+def _checked(answer: Answer) -> Answer:
+    if isinstance(answer, bytes) and len(answer) > MOST_BYTES:
+        return ValueError(f"it has {len(answer)} bytes, and at most {MOST_BYTES} are read")
+    return answer
