@@ -44,7 +44,12 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # What these look at is the fork server itself, or what a loader leaves behind.
-_OWN_SERVERS = ("engine/", "dataset/test_leaving", "dataset/test_freed_memory", "watching/test_watch.")
+_OWN_SERVERS = (
+    "engine/",
+    "dataset/test_leaving",
+    "dataset/test_freed_memory",
+    "watching/test_watch.",
+)
 _IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")
 _KEEPER = object()
 

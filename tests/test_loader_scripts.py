@@ -69,6 +69,7 @@ from sets import Kept, as_it_is
 
 if __name__ == "__main__":
     options = {"num_workers": 1, "collate_fn": as_it_is}
+    os.environ["SET_BEFORE"] = "a value"
     # The fork server is older than what follows.
     with feedline.DataLoader(Kept(0), start_method="forkserver", **options) as first:
         list(first)
@@ -76,6 +77,7 @@ if __name__ == "__main__":
         os.chdir(later)
         sys.path.insert(0, str(later))
         sys.argv += ["--size", "8"]
+        os.environ["SET_LATER"] = os.environ.pop("SET_BEFORE")
         from seen import SEEN, Seen
         for method in ("forkserver", "spawn", "fork"):
             with feedline.DataLoader(Seen(), start_method=method, **options) as loader:
@@ -86,7 +88,8 @@ if __name__ == "__main__":
 SEEN = """
 import os, sys
 
-SEEN = list(sys.argv), os.getcwd(), list(sys.path)
+SET = [os.environ.get(name) for name in ("SET_BEFORE", "SET_LATER")]
+SEEN = list(sys.argv), os.getcwd(), list(sys.path), SET
 
 class Seen:
     def __len__(self):
@@ -177,7 +180,7 @@ def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_
 
 
 @pytest.mark.slow
-def test_a_module_finds_the_trainers_arguments_paths_and_directory(tmp_path: Path) -> None:
+def test_a_module_finds_what_the_trainer_has_now(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "seen.py").write_text(SEEN)
     assert run(tmp_path, ARGUMENTS) == ("fine", "")

@@ -3,7 +3,8 @@
 Guarantees: numpy arrays inside the source are stored once for all workers (pickle protocol 5,
 out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The
 pickle is made by the trainer for its own workers and never read from a file. What a module of the
-user's looks at when it is imported (arguments, search path, working directory) is the trainer's.
+user's looks at when it is imported (arguments, search path, working directory, environment) is the
+trainer's at this moment.
 Relies on: the source being picklable; `pack` names the attribute that is not.
 """
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.culprit import culprit_in
 from feedline.engine.layout import LINE_BYTES, align
+from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
@@ -80,6 +82,7 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
         parts.append(data[offset : offset + size])
         offset += align(size, LINE_BYTES)
     home = pickle.loads(parts[0])
+    _take_over(home.pop("environment"))
     with contextlib.suppress(OSError):  # one that has been removed: the worker stays where it is
         os.chdir(home.pop("dir", "."))
     # What multiprocessing does for its own children: import the user's script, whose
@@ -97,6 +100,14 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
             'start_method="fork" (Linux)'
         ) from error
     return source
+
+
+def _take_over(environment: dict[str, str]) -> None:
+    """Have the trainer's environment, but for what is a worker's own."""
+    for name in os.environ.keys() - environment.keys() - WORKER_ENVIRONMENT.keys():
+        del os.environ[name]
+    for name in environment.keys() - WORKER_ENVIRONMENT.keys():
+        os.environ[name] = environment[name]
 
 
 def search_path() -> list[str]:
@@ -133,6 +144,7 @@ def _home() -> dict[str, Any]:
         "sys_argv": sys.argv,
         "sys_path": search_path(),
         "orig_dir": mp_process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+        "environment": dict(os.environ),
     }
     with contextlib.suppress(OSError):  # it has been removed
         home["dir"] = os.getcwd()
