@@ -113,11 +113,12 @@ def test_a_machine_that_was_busy_is_said(plan: PlannedRun) -> None:
 
 
 def test_workers_are_rehearsed_with_and_end(tiny_set: Path) -> None:
+    before = multiprocessing.active_children()
     found = planned(tiny_set, recipe_of(schedule="32x1"), workers=1)
     (phase,) = found.phases
     assert phase.measured.workers == 1
     assert phase.bound in ("the step", "the workers", "the cores")
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_nothing_is_left_of_it(
