@@ -43,13 +43,6 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)
 
 
-# What these look at is the fork server itself, or what a loader leaves behind.
-_OWN_SERVERS = (
-    "engine/",
-    "dataset/test_leaving",
-    "dataset/test_freed_memory",
-    "watching/test_watch.",
-)
 _IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")
 _KEEPER = object()
 
@@ -58,12 +51,12 @@ _KEEPER = object()
 def kept_fork_server(request: pytest.FixtureRequest) -> None:
     """One fork server serves the loaders of many tests, as it serves all loaders of a program.
 
-    Otherwise each starts its own, which imports torch anew.
+    Otherwise each starts its own, which imports torch anew. Tests that look at the server itself,
+    or at what a loader leaves behind, are marked `own_fork_server`.
     """
     from feedline.engine import server
 
-    where = request.path.relative_to(Path(__file__).parent).as_posix()
-    if sys.platform != "linux" or where.startswith(_OWN_SERVERS):
+    if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
         server.let_go(_KEEPER)
     else:
         server.hold(_KEEPER, _IMPORTS)

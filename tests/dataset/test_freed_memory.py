@@ -15,9 +15,12 @@ from feedline.loader import DataLoader
 
 SIDE = 1 << 22  # floats: 16 MiB, above what glibc takes from its heap by itself
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone"
-)
+pytestmark = [
+    pytest.mark.own_fork_server,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone"
+    ),
+]
 
 
 class Large(Dataset[Any]):

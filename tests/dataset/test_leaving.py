@@ -20,6 +20,8 @@ from processes import descendants, eventually, gone, running, shared_memory, sta
 from sets import Closed, Kept, Made, Slow, as_it_is
 from slow import slow
 
+pytestmark = pytest.mark.own_fork_server
+
 TRAIN = """
 import os, sys
 from sets import Slow

@@ -14,6 +14,8 @@ from feedline.errors import ResourceError
 from feedline.loader import DataLoader
 from processes import eventually, start_script
 
+pytestmark = pytest.mark.own_fork_server
+
 MANY_BATCHES = """
 import os, resource
 from faulty import Steady

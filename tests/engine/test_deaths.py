@@ -89,6 +89,7 @@ def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_fork_server
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
@@ -180,6 +181,7 @@ def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> No
         next(iter(loader))
 
 
+@pytest.mark.own_fork_server
 def test_closing_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(
@@ -192,6 +194,7 @@ def test_closing_leaves_no_process() -> None:
     assert gone(mine)
 
 
+@pytest.mark.own_fork_server
 def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(Steady(), 16, num_workers=3, image_size=8, shuffle=True, seed=0)
@@ -201,6 +204,7 @@ def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> 
     assert gone(mine)
 
 
+@pytest.mark.own_fork_server
 def test_a_loader_that_is_garbage_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
@@ -231,6 +235,7 @@ def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_fork_server
 def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
@@ -320,6 +325,7 @@ def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(worker
         assert loader.worker_deaths == []
 
 
+@pytest.mark.own_fork_server
 def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile() -> None:
     with (
         DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as first,
@@ -342,6 +348,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
             os.waitpid(child, 0)
 
 
+@pytest.mark.own_fork_server
 def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -363,6 +370,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
         assert sum(len(labels) for _, labels in loader) == 200
 
 
+@pytest.mark.own_fork_server
 def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     dying = server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
@@ -421,6 +429,7 @@ def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.Monk
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.own_fork_server
 def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,6 +17,8 @@ from feedline.loader.backends import build
 from processes import descendants, eventually, gone, running, shared_memory, start_script
 from slow import slow
 
+pytestmark = pytest.mark.own_fork_server
+
 TRAIN = """
 import sys, time
 from faulty import Steady

@@ -30,6 +30,8 @@ from feedline.watching.watched import Watched
 from sets import Drawing, Made, plain
 from slow import slow
 
+pytestmark = pytest.mark.own_fork_server
+
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
