@@ -397,6 +397,7 @@ def test_nodes_read_from_a_store_and_write_into_one(
         made_on_ray(train, f"{bucket.url}/other", "lmdb")
 
 
+@pytest.mark.slow
 def test_a_source_that_the_nodes_do_not_see_is_named(
     cluster: Any, source: Path, tmp_path: Path, away: Any
 ) -> None:

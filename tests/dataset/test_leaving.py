@@ -241,10 +241,10 @@ def test_many_epochs_cost_no_descriptors_processes_or_memory(kind: str) -> None:
                 for batch in loader:
                     assert batch[0][0][0] == data.value[0]
 
-        epochs(10)
+        epochs(5)
         gc.collect()
         files, children, memory = open_files(), len(descendants(me.pid)), me.memory_info().rss
-        epochs(30)
+        epochs(10)
         gc.collect()
         assert open_files() <= files + 2
         assert len(descendants(me.pid)) <= children

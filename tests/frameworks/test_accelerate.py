@@ -80,7 +80,7 @@ def test_save_state_and_load_state_keep_its_place(accelerator: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
 @pytest.mark.parametrize("config", [{}, {"split_batches": True}])
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [True, *slow(False)])
 def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
     put: Any, config: dict[str, Any], saved: bool, tmp_path: Path
 ) -> None:
@@ -217,7 +217,7 @@ def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tu
         ({}, {"batch_sampler": [[0, 1], [2], [3, 4, 5]], "batch_size": 1}),
     ],
 )
-@pytest.mark.parametrize("workers", [2, *slow(0)])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_each_setting_gives_the_batches_that_it_gives_of_torchs_class(
     config: dict[str, Any], options: dict[str, Any], workers: int
 ) -> None:
