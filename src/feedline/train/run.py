@@ -111,7 +111,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             if extended:
                 done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
             over = len(training.journal.records) >= recipe.epochs
-            report.note(f"{checkpoint}: {'finished already' if over else 'going on'} after {done}")
+            report.note(f"{out}: {'finished already' if over else 'going on'} after {done}")
         if ranks.leads:
             files.begin(recipe, {"machine": machine(device), "versions": versions("timm")})
         helps = device.type == "cuda" or recipe.compile
