@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -120,6 +121,11 @@ def test_what_a_user_has_replaced_runs_as_it_is(pairs, monkeypatch):
     hooked.register_forward_hook(lambda *_: calls.append(1))
     assert "has hooks" in assert_as_it_is(v2.Compose([hooked]), pairs)
     assert calls
+    everywhere = register_module_forward_hook(lambda *_: calls.append(1))
+    try:
+        assert "all modules" in assert_as_it_is(v2.Compose([v2.RandomCrop(20)]), pairs)
+    finally:
+        everywhere.remove()
     whole = v2.Compose([v2.RandomCrop(20)])
     whole.register_forward_pre_hook(lambda *_: calls.append(1))
     assert_as_it_is(whole, pairs)

@@ -239,6 +239,51 @@ class LooksUp(QueryAndKey):
         return [self.base_transform(x), self.anything(x)]
 
 
+class RenamesItself(QueryAndKey):
+    inner = Alone(SECOND)
+
+    def __call__(self, x):
+        self = self.inner  # noqa: PLW0642
+        return [self.base_transform(x)]
+
+
+class GoesThroughItselves(OfEach):
+    def __call__(self, x):
+        return [self.transforms(x) for self in self.transforms]
+
+
+class GrowsInside(QueryAndKey):
+    def __call__(self, x):
+        inner = [self.base_transform(x)]
+        outer = [inner]
+        for _ in outer[0]:
+            inner.append(self.base_transform(x))
+        return outer
+
+
+class Other:
+    """A descriptor that comes before what an object has under its name."""
+
+    def __get__(self, instance, owner):
+        return SECOND
+
+    def __delete__(self, instance):
+        raise AttributeError
+
+
+class Described(QueryAndKey):
+    base_transform = Other()
+
+    def __init__(self, base_transform):
+        vars(self)["base_transform"] = base_transform
+
+
+class OfAnotherDict(QueryAndKey):
+    @property
+    def __dict__(self):
+        return {"base_transform": SECOND}
+
+
 class OfTwo(QueryAndKey):
     def __call__(self, x, more=None):
         return [self.base_transform(x)]
@@ -287,6 +332,11 @@ NOT_UNDERSTOOD = {
     "turns": (Turns(FIRST), r"does more than to call transforms: x.convert\('L'\)"),
     "keeps": (Keeps(FIRST), r"does more .*: kept.append\(self.base_transform\(x\)\)"),
     "grows": (Grows(FIRST), "does more .*: for _ in out"),
+    "grows inside": (GrowsInside(FIRST), r"does more .*: for _ in outer\[0\]"),
+    "renames itself": (RenamesItself(FIRST), r"does more .*: self.base_transform"),
+    "goes through itselves": (GoesThroughItselves([FIRST]), r"does more .*: self.transforms"),
+    "descriptor": (Described(FIRST), "has no plain attribute base_transform"),
+    "another __dict__": (OfAnotherDict(FIRST), "looks its attributes up in its own way"),
     "gives the image": (GivesImage(FIRST), "gives something else"),
     "gives nothing": (GivesNothing(FIRST), "does more than to|does not end with a return"),
     "property": (Property(FIRST), "has no plain attribute other"),

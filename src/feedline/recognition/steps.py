@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
 from feedline.recognition.originals import Originals
@@ -34,6 +35,7 @@ __all__ = [
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
 _TIMMS = ("timm.data.transforms", "timm.data.random_erasing", "timm.data.auto_augment")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ALL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _LONGEST = 120
 
 _HOLDERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
@@ -84,6 +86,8 @@ def altered(thing: object, originals: Originals, called: tuple[str, ...] | None 
             return f"this {kind.__name__} has a {name} of its own"
     if any(vars(thing).get(hooks) for hooks in _HOOKS):
         return f"this {kind.__name__} has hooks"
+    if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
+        return "all modules of torch's have hooks, by register_module_forward_hook or the like"
     return originals.replaced_in(kind, called)
 
 

@@ -14,7 +14,7 @@ import ast
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType, NoneType
 from typing import Any
 
 from feedline.recognition.method_source import NotUnderstoodError, method_of_image
@@ -89,7 +89,11 @@ class _Call:
         """What the call gives."""
         kind = type(self.wrapper)
         function = _looked_up(kind, "__call__")
-        if _looked_up(kind, "__getattr__") or kind.__getattribute__ is not object.__getattribute__:
+        if (
+            _looked_up(kind, "__getattr__")
+            or kind.__getattribute__ is not object.__getattribute__
+            or type(_looked_up(kind, "__dict__")) not in (GetSetDescriptorType, NoneType)
+        ):
             raise NotUnderstoodError(f"{kind.__name__} looks its attributes up in its own way")
         self._globals = function.__globals__
         method = method_of_image(function)
@@ -111,7 +115,7 @@ class _Call:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self.names[name] = self._of(value)
             case ast.For(target=ast.Name(id=name), iter=over, body=body, orelse=[]):
-                if isinstance(over, ast.Name) and type(self.names.get(over.id)) is _Built:
+                if isinstance(over, ast.Name | ast.Subscript) and type(self._of(over)) is _Built:
                     raise self._not(statement)  # it may grow on the way
                 for each in self._many(over):
                     self.names[name] = each
@@ -138,7 +142,9 @@ class _Call:
         match expression:
             case ast.Name(id=name) if name in self.names:
                 return self.names[name]
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == self._self:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if (
+                name == self._self and name not in self.names
+            ):
                 return self._attribute(attribute)
             case ast.Subscript(value=value, slice=place):
                 held, number = self._of(value), _whole(place)
@@ -211,7 +217,8 @@ class _Call:
         kind = type(self.wrapper)
         found = vars(self.wrapper) if hasattr(self.wrapper, "__dict__") else {}
         of_kind = _looked_up(kind, name)
-        if name in found and not hasattr(type(of_kind), "__set__"):
+        changes = any(hasattr(type(of_kind), way) for way in ("__set__", "__delete__"))
+        if name in found and not changes:
             return found[name]
         if of_kind is None or name in found or hasattr(type(of_kind), "__get__"):
             raise NotUnderstoodError(f"{kind.__name__} has no plain attribute {name}")
