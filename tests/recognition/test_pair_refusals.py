@@ -72,6 +72,8 @@ def test_steps_that_change_what_goes_along_otherwise_run_as_they_are(pairs):
     for padding in ({"padding_mode": "reflect"}, {"fill": (1, 2)}):
         joint = feedline.pair(v2.Compose([v2.Resize(50), v2.RandomCrop(40, 3, **padding)]))
         assert "unchanged   RandomCrop" in joint.explain()
+    for cuts in (v2.Pad(-2), v2.Pad((3, -1)), v2.RandomCrop(20, padding=-3)):
+        assert "pads by less than nothing" in assert_as_it_is(v2.Compose([cuts]), pairs)
     joint = feedline.pair(v2.Compose([v2.Pad(2, fill=1), v2.Pad(2, fill=2)]))
     assert "pads once more, in another colour" in joint.explain()
     flips = v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip()])

@@ -243,7 +243,7 @@ class RenamesItself(QueryAndKey):
     inner = Alone(SECOND)
 
     def __call__(self, x):
-        self = self.inner  # noqa: PLW0642
+        self = self.inner
         return [self.base_transform(x)]
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from feedline.images.canvas_pixels import Colour
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
-from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad
+from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad, sides_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
@@ -221,8 +221,10 @@ def _fills(step: Any, form: str) -> tuple[Colour, float]:
     """What a step fills images and masks with, found by padding a pixel of each.
 
     Raises:
-        NotRecognised: it mirrors, or fills with something that is no colour.
+        NotRecognised: it cuts off or mirrors, or fills with something that is no colour.
     """
+    if min(sides_of(step.padding or 0)) < 0:
+        raise NotRecognised(f"{words(step)} pads by less than nothing, which cuts off.")
     if step.padding_mode != "constant":
         raise NotRecognised(f"{words(step)} pads by {step.padding_mode!r}, not with a colour.")
     from torchvision import tv_tensors
