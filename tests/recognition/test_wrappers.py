@@ -440,3 +440,13 @@ def test_a_folder_with_a_wrapper_is_recognised(tmp_path):
     assert "self.seen += 1" in kept.refused[0]
     single = recognise(ImageFolder(str(root), Alone(FIRST)))
     assert single.fast == recognise(ImageFolder(str(root), FIRST)).fast
+
+
+def test_what_is_set_on_a_wrapper_is_followed_from_the_next_iteration_on(tmp_path):
+    data = ImageFolder(str(write_images(tmp_path)), Generator(FIRST))
+    with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
+        assert [tuple(view.shape) for view in next(iter(loader))[0]] == 2 * [(4, 3, 32, 32)]
+        data.transform.n_views = 3
+        assert len(next(iter(loader))[0]) == 3
+        data.transform.transform = SMALL
+        assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)

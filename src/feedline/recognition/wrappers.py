@@ -21,7 +21,7 @@ from feedline.recognition.method_source import NotUnderstoodError, method_of_ima
 from feedline.recognition.steps import words
 from feedline.recognition.view_form import Form, Wrapped
 
-__all__ = ["unwrapped"]
+__all__ = ["unwrapped", "users_call"]
 
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _MOST_VIEWS = 64
@@ -35,7 +35,7 @@ def unwrapped(transform: object) -> Wrapped | str:
         the transforms; or why it runs as it is, a sentence, "" where it is no object of a user's
         class.
     """
-    if not _is_users(transform):
+    if users_call(transform) is None:
         return ""
     try:
         calls: list[Callable[..., Any]] = []
@@ -88,7 +88,8 @@ class _Call:
     def value(self) -> Any:
         """What the call gives."""
         kind = type(self.wrapper)
-        function = _looked_up(kind, "__call__")
+        function = users_call(self.wrapper)
+        assert function is not None, "it was looked at"
         if (
             _looked_up(kind, "__getattr__")
             or kind.__getattribute__ is not object.__getattribute__
@@ -182,7 +183,7 @@ class _Call:
         if not callable(function) or isinstance(function, _View | type):
             raise self._not(expression)
         before = len(self.calls)
-        if self.depth < _DEEPEST and _is_users(function):
+        if self.depth < _DEEPEST and users_call(function):
             try:
                 return _Call(function, self.calls, self.depth + 1).value()
             except NotUnderstoodError:
@@ -246,12 +247,14 @@ def _looked_up(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
-def _is_users(transform: object) -> bool:
-    """Whether the class of an object is no library's and has a call in Python."""
+def users_call(transform: object) -> FunctionType | None:
+    """The call of an object whose class is no library's; None for any other, or one in C."""
     kind = type(transform)
+    call = _looked_up(kind, "__call__")
+    if type(call) is not FunctionType:
+        return None
     bases = [base.__module__.partition(".")[0] for base in kind.__mro__]
-    plain = type(_looked_up(kind, "__call__")) is FunctionType
-    return plain and not any(base in _LIBRARIES for base in bases)
+    return None if any(base in _LIBRARIES for base in bases) else call
 
 
 def _is_text(statement: ast.stmt) -> bool:
