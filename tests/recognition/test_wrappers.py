@@ -301,6 +301,37 @@ class Endless(QueryAndKey):
         return [self.base_transform(x) for _ in range(10**9)]
 
 
+class HoldsItself(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        out.append(out)
+        return out
+
+
+class Doubles(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out.extend(out)
+        return out
+
+
+class DoublesAnew(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out = out + out
+        return out
+
+
+class Branches(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out = [out, out]
+        return out
+
+
 def slotted():
     made = Slotted()
     made.transform = FIRST
@@ -344,6 +375,10 @@ NOT_UNDERSTOOD = {
     "of two": (OfTwo(FIRST), "takes more than an image"),
     "slots": (slotted(), "has no plain attribute transform"),
     "endless": (Endless(FIRST), "does more|goes on too long"),
+    "holds itself": (HoldsItself(FIRST), "more than 200 views and lists"),
+    "doubles": (Doubles(FIRST), "goes on too long"),
+    "doubles anew": (DoublesAnew(FIRST), "goes on too long"),
+    "branches": (Branches(FIRST), "more than 200 views and lists"),
     "without source": (unsourced(), "source of .* is not"),
     "decorated": (decorated(), "takes more than|is not what runs|no plain method"),
     "no list": (OfEach(5), "does more than to call transforms: self.transforms"),
@@ -450,3 +485,14 @@ def test_what_is_set_on_a_wrapper_is_followed_from_the_next_iteration_on(tmp_pat
         assert len(next(iter(loader))[0]) == 3
         data.transform.transform = SMALL
         assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
+
+
+def test_with_anything_but_an_image_the_wrapper_itself_is_called():
+    image = v1.ToPILImage()(torch.zeros(3, 60, 60))
+    compiled = feedline.compile(QueryAndKey(v1.ToTensor()))
+    q, k = compiled(x=image)
+    assert torch.equal(q, k)
+    assert q.shape == (3, 60, 60)
+    for wrong in ((), (image, image)):
+        with pytest.raises(TypeError, match=r"__call__\(\)"):
+            compiled(*wrong)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, GetSetDescriptorType, NoneType
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = ["unwrapped", "users_call"]
 
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _MOST_VIEWS = 64
+_MOST_PARTS = 200  # views and lists: a list may hold itself
 _DEEPEST = 4
 
 
@@ -39,7 +40,7 @@ def unwrapped(transform: object) -> Wrapped | str:
         return ""
     try:
         calls: list[Callable[..., Any]] = []
-        form = _form(_Call(transform, calls, 0).value())
+        form = _form(_Call(transform, calls, 0).value(), iter(range(_MOST_PARTS)))
     except NotUnderstoodError as why:
         return f"{words(transform)} runs as it is: {why}."
     return Wrapped(tuple(calls), form)
@@ -61,11 +62,15 @@ _IMAGE = object()
 """The image that a wrapper is called with."""
 
 
-def _form(value: Any) -> Form:
+def _form(value: Any, parts: Iterator[int]) -> Form:
+    """The form of what a wrapper gives; `parts` ends where there are too many."""
+    if next(parts, None) is None:
+        raise NotUnderstoodError(f"it gives more than {_MOST_PARTS} views and lists")
     if isinstance(value, _View):
         return value.number
     if type(value) in (_Built, tuple) and value:
-        return tuple if type(value) is tuple else list, tuple(map(_form, value))
+        inner = tuple(_form(each, parts) for each in value)
+        return tuple if type(value) is tuple else list, inner
     raise NotUnderstoodError("it gives something else than what its transforms make of the image")
 
 
@@ -133,7 +138,7 @@ class _Call:
                 if way == "append":
                     self.names[name].append(added)
                 elif type(added) in _LISTS:
-                    self.names[name].extend(added)
+                    self.names[name].extend(self._spent(added))
                 else:
                     raise self._not(statement)
             case _:
@@ -160,7 +165,7 @@ class _Call:
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 first, second = self._of(left), self._of(right)
                 if type(first) is type(second) is _Built:
-                    return _Built(first + second)
+                    return _Built(self._spent(first + second))
             case ast.ListComp(
                 elt=made_of,
                 generators=[
