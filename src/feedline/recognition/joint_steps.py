@@ -65,7 +65,8 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
     from torchvision import tv_tensors
 
     canvas, moves = Canvas.of(height, width), []
-    stand_in = tv_tensors.Mask(torch.empty((0, height, width), dtype=torch.uint8))
+    # Of floats: it can be filled with whatever a mask of any type can.
+    stand_in = tv_tensors.Mask(torch.empty((0, height, width)))
     for step in steps:
         name = type(step).__name__
         if name in _FLIPS and torch.rand(1) >= step.p:
