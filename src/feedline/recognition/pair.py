@@ -186,7 +186,10 @@ class Pair:
         if recognised is None:
             as_is = f"all: {words(self.transforms)}, called with the opened image and the mask"
             return in_lines((("unchanged", as_is), ("because", why)))
-        size = "differs from image to image; a schedule's size cannot be followed"
+        size = (
+            "differs from image to image, or is that of a step that runs as it is; a schedule's "
+            "size cannot be followed"
+        )
         if recognised.shape is not None:
             shape = shape_in_words(recognised.shape)
             size = f"{shape}, or as a feedline loader's schedule asks"

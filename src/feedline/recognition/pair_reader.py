@@ -26,7 +26,14 @@ from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_pair import RecognisedPair
 from feedline.recognition.step_filter import mode_of, step_filter
-from feedline.recognition.steps import NotRecognised, no_fast_step, origin, said, words
+from feedline.recognition.steps import (
+    NotRecognised,
+    no_fast_step,
+    origin,
+    said,
+    sizes_of_its_own,
+    words,
+)
 from feedline.recognition.transform_tail import Step, TransformTail
 
 __all__ = ["PairWithReasons", "fuse_pair"]
@@ -82,10 +89,11 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
     if not taken:
         raise NotRecognised(why or "There is no step in it.")
     after = tuple(steps[taken:])
+    sized = any(sizes_of_its_own(step, originals) for step in after)
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
-        shape=fixed_shape(reader.geometry),
+        shape=None if sized else fixed_shape(reader.geometry),
         filter=reader.filter,
         resize_mode=reader.resize_mode,
         colour=reader.colour,

@@ -28,6 +28,7 @@ __all__ = [
     "no_fast_step",
     "origin",
     "said",
+    "sizes_of_its_own",
     "well_behaved",
     "words",
 ]
@@ -44,6 +45,7 @@ _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
 # Where they hold their operations.
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
 _HOLDING = (list, tuple, nn.ModuleList, nn.Sequential)
+_SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
 class NotRecognised(Exception):
@@ -118,6 +120,16 @@ def is_librarys(step: object, originals: Originals) -> bool:
     if name in _POLICIES:
         return _are_timms(getattr(step, _POLICIES[name], None), originals)
     return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
+
+
+def sizes_of_its_own(step: object, originals: Originals) -> bool:
+    """Whether a library's step, or one that it holds, gives images a size that it was made with."""
+    if origin(step, originals) is None:
+        return False
+    held: Any = getattr(step, "transforms", None)
+    if type(held) in _HOLDING:
+        return any(sizes_of_its_own(each, originals) for each in held)
+    return any(vars(step).get(name) is not None for name in _SIZES)
 
 
 def _are_timms(operations: Any, originals: Originals) -> bool:
