@@ -119,6 +119,34 @@ def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths: li
         list(loader)
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        v2.Resize(16),
+        v2.Pad(2),
+        v2.RandomCrop(32, padding=4),
+        v2.RandomApply([v2.RandomResizedCrop(8)]),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_a_step_behind_that_has_a_size_of_its_own_follows_no_other(
+    root: Path, paths: list[str], behind: Any
+) -> None:
+    pipeline = v2.Compose([v2.Resize((32, 32)), v2.Lambda(own_step), behind, v2.ToImage()])
+    fused = feedline.compile(pipeline)
+    assert "a schedule's size cannot be followed" in fused.explain()
+    for data in (Pictures(paths, fused), ImageFolder(str(root), pipeline)):
+        for schedule, options in (("48x1", {}), (None, {"seed": 1})):
+            with feedline.DataLoader(
+                data, 1, schedule=schedule, num_workers=0, **options
+            ) as loader:
+                if schedule is None:
+                    assert next(iter(loader)) is not None
+                    continue
+                with pytest.raises(UsageError, match="makes images of a size of its own"):
+                    next(iter(loader))
+
+
 def test_a_view_that_cannot_follow_a_size_is_an_error(paths: list[str]) -> None:
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = Pictures(paths, feedline.views(GLOBAL, unknown))

@@ -121,11 +121,16 @@ def test_a_strength_weakens_crops_of_random_size(pairs: Pairs) -> None:
 def test_a_size_that_cannot_be_followed_is_an_error(pairs: Pairs) -> None:
     various = feedline.pair(v2.Compose([v2.RandomResize(20, 30), v2.ToImage()]))
     assert various(*pairs[0])[0].shape[1] in range(20, 30)
-    with (
-        feedline.DataLoader(Scenes(pairs, various), 1, schedule="16x1", num_workers=0) as loader,
-        pytest.raises(UsageError, match="does not crop or resize all images to one size"),
-    ):
-        list(loader)
+    twice = feedline.pair(
+        v2.Compose([v2.RandomResizedCrop(24), v2.ToImage(), v2.RandomErasing(), v2.Resize((9, 9))])
+    )
+    assert twice(*pairs[0])[0].shape[1:] == (9, 9)
+    for joint in (various, twice):
+        with (
+            feedline.DataLoader(Scenes(pairs, joint), 1, schedule="16x1", num_workers=0) as loader,
+            pytest.raises(UsageError, match="does not crop or resize all images to one size"),
+        ):
+            list(loader)
 
 
 def test_wrong_pairs_are_skipped_and_counted(pairs: Pairs) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from feedline.dataset.outline import outline
@@ -44,3 +46,31 @@ def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
     assert outline(data) != before
     data.samples["cat"] = data.samples.pop("ant")
     assert outline(data) == before
+
+
+class Views:
+    """A transform of a user's."""
+
+    def __init__(self, transform: Any, number: int) -> None:
+        self.transform, self.number = transform, number
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [self.transform(image) for _ in range(self.number)]
+
+
+def test_what_is_set_on_a_transform_of_a_users_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Views(nn.Sequential(nn.Identity()), 1)
+    views = Views(inner, 2)
+    data = Listed([])
+    data.transform = views
+    before = outline(data)
+    for thing, name, value in ((views, "number", 3), (inner, "number", 2), (inner, "transform", 5)):
+        with monkeypatch.context() as patch:
+            patch.setattr(thing, name, value)
+            assert outline(data) != before
+        assert outline(data) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(Views, "__call__", lambda self, image: image)
+        assert outline(data) != before
+    inner.transform.append(nn.Identity())
+    assert outline(data) != before

@@ -88,6 +88,7 @@ def assert_same(found: Batches, wanted: Batches) -> None:
 TABLES = {
     "usual": USUAL,
     "no flip, no Normalize": [v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()],
+    "no square": [v1.Resize(30), v1.RandomCrop((12, 24)), *USUAL[2:]],
     "half": [
         *(v2.RandomResizedCrop(24), v2.ToImage()),
         *(v2.ToDtype(torch.float16, scale=True), v2.Normalize(**NORMALIZE)),

@@ -319,7 +319,7 @@ def test_what_cannot_be_read_is_an_error_that_names_it(pictures, tmp_path):
         with pytest.raises(ImageError, match=why) as raised:
             compiled(path)
         assert str(path) in str(raised.value)
-        with pytest.raises(ImageError, match=f"An image of {len(data)} bytes"):
+        with pytest.raises(ImageError, match=f"an image of {len(data)} bytes"):
             compiled(data)
     with pytest.raises(ImageError):
         feedline.compile(own_step)(tmp_path / "cut.png")

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -77,6 +77,7 @@ FUNCTIONS = [
     (V1, Image.Image, "resize"),
     (V1, Image.Image, "crop"),
     (V1, Image.Image, "transpose"),
+    (V1, ImageFile.ImageFile, "load"),
     (V1, functional, "resized_crop"),
     (V1, functional, "hflip"),
     (V1, functional, "to_tensor"),
@@ -133,6 +134,20 @@ def test_a_replaced_method_is_refused_by_name(root, monkeypatch, step, replaceme
     recognition = recognise(dataset)
     assert recognition.pipeline is None
     assert "forward was replaced by " in recognition.refused[0]
+
+
+@pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook"])
+@pytest.mark.parametrize("library", [v1, v2])
+def test_hooks_on_all_modules_are_seen(root, library, of):
+    dataset = ImageFolder(root, library.Compose([library.RandomResizedCrop(32), v2.ToImage()]))
+    hooks = getattr(nn.modules.module, f"register_module_{of}")(own)
+    try:
+        recognition = recognise(dataset)
+    finally:
+        hooks.remove()
+    assert recognition.pipeline is None
+    assert "all modules of torch's have hooks" in recognition.refused[0]
+    assert recognise(dataset).pipeline is not None
 
 
 def test_a_method_of_another_step_in_its_place_is_refused(root, monkeypatch):

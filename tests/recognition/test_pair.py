@@ -159,6 +159,23 @@ def test_a_fill_that_a_mask_cannot_hold_is_left_to_torchvision(pairs):
     assert torch.equal(ours, theirs)
     with pytest.raises(RuntimeError, match="cannot be converted to type uint8_t"):
         feedline.pair(large)(*pairs[0])
+    picture = Image.open(pairs[0][0]).convert("RGB")
+    mask = tv_tensors.Mask(torch.full((1, picture.height, picture.width), 500))
+    (_, theirs), _ = seeded(0, large, picture, mask)
+    (_, ours), _ = seeded(0, feedline.pair(large), picture, mask)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
+def test_images_of_one_row_or_column_are_mirrored(size):
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8))
+    mask = tv_tensors.Mask(torch.from_numpy(rng.integers(0, 256, (1, *size), np.uint8)))
+    for first in ((), (v2.ToImage(),)):
+        flips = v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)
+        pipeline = v2.Compose([*first, *flips, v2.ToImage()])
+        made = feedline.pair(pipeline)(picture, mask)
+        assert all(map(torch.equal, made, pipeline(picture, mask)))
 
 
 def test_colours_are_changed_of_the_image_alone(pairs):

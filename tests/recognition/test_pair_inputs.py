@@ -111,6 +111,18 @@ def test_boxes_points_and_masks_are_moved_as_torchvision_moves_them(first, pairs
     assert_equal(ours[1:], seeded(1, pipeline, picture, *sample)[1:])
 
 
+class Caption(tv_tensors.TVTensor):
+    """Of a user's own, and of no image's size."""
+
+
+def test_a_tensor_of_a_class_of_a_users_passes_as_in_torchvision(pairs):
+    caption = torch.arange(6).reshape(2, 3).as_subclass(Caption)
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(1.0), v2.CenterCrop(20), v2.ToImage()])
+    for given in (caption, {"caption": caption}):
+        ours = feedline.pair(pipeline)(pairs[0][0], given)[1]
+        assert_equal(ours, pipeline(Image.open(pairs[0][0]).convert("RGB"), given)[1])
+
+
 def test_a_text_is_a_mask_only_as_the_second_argument(pairs):
     joint = feedline.pair(v2.Compose([v2.Resize((20, 20))]))
     path, mask = pairs[0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -71,6 +72,8 @@ def test_steps_that_change_what_goes_along_otherwise_run_as_they_are(pairs):
     for padding in ({"padding_mode": "reflect"}, {"fill": (1, 2)}):
         joint = feedline.pair(v2.Compose([v2.Resize(50), v2.RandomCrop(40, 3, **padding)]))
         assert "unchanged   RandomCrop" in joint.explain()
+    for cuts in (v2.Pad(-2), v2.Pad((3, -1)), v2.RandomCrop(20, padding=-3)):
+        assert "pads by less than nothing" in assert_as_it_is(v2.Compose([cuts]), pairs)
     joint = feedline.pair(v2.Compose([v2.Pad(2, fill=1), v2.Pad(2, fill=2)]))
     assert "pads once more, in another colour" in joint.explain()
     flips = v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip()])
@@ -120,6 +123,11 @@ def test_what_a_user_has_replaced_runs_as_it_is(pairs, monkeypatch):
     hooked.register_forward_hook(lambda *_: calls.append(1))
     assert "has hooks" in assert_as_it_is(v2.Compose([hooked]), pairs)
     assert calls
+    everywhere = register_module_forward_hook(lambda *_: calls.append(1))
+    try:
+        assert "all modules" in assert_as_it_is(v2.Compose([v2.RandomCrop(20)]), pairs)
+    finally:
+        everywhere.remove()
     whole = v2.Compose([v2.RandomCrop(20)])
     whole.register_forward_pre_hook(lambda *_: calls.append(1))
     assert_as_it_is(whole, pairs)

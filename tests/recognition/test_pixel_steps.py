@@ -56,6 +56,12 @@ def noise(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (24, 30, 3), dtype=np.uint8)
 
 
+def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
+    step = pixel_step(v1.RandomHorizontalFlip(1.0), Originals())
+    assert step is not None
+    assert torch.from_numpy(step(np.zeros((5, 1, 3), np.uint8))).shape == (5, 1, 3)
+
+
 @pytest.mark.parametrize("case", STEPS)
 def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
     step = STEPS[case]

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
-from feedline.errors import SampleError
+from feedline.errors import SampleError, UsageError
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
@@ -418,11 +418,21 @@ def test_a_view_of_the_row_is_copied_as_it_shows():
 
 
 def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
-    pipeline = recognised(root, *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor())[
-        1
-    ].pipeline
+    turned = v1.RandomRotation((0, 0), expand=True)
+    pipeline = recognised(root, *CROP, turned, v1.ToTensor())[1].pipeline
     item_row(pipeline, 0)
-    with pytest.raises(SampleError, match=r"CenterCrop.*float32 of shape \(3, 32, 32\).*48, 48"):
+    turned.degrees = 90.0, 90.0
+    item_row(pipeline, 0)
+    turned.degrees = 45.0, 45.0
+    with pytest.raises(SampleError, match=r"RandomRotation.*float32 of shape .*3, 32, 32"):
+        item_row(pipeline, 0)
+
+
+def test_a_size_that_a_step_behind_does_not_follow_is_an_error(root):
+    steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
+    pipeline = recognised(root, *steps)[1].pipeline
+    item_row(pipeline, 0, 32)
+    with pytest.raises(UsageError, match=r"asks for 48 px, and CenterCrop\(size=\(32, 32\)\) runs"):
         item_row(pipeline, 0, 48)
 
 

@@ -239,6 +239,51 @@ class LooksUp(QueryAndKey):
         return [self.base_transform(x), self.anything(x)]
 
 
+class RenamesItself(QueryAndKey):
+    inner = Alone(SECOND)
+
+    def __call__(self, x):
+        self = self.inner
+        return [self.base_transform(x)]
+
+
+class GoesThroughItselves(OfEach):
+    def __call__(self, x):
+        return [self.transforms(x) for self in self.transforms]
+
+
+class GrowsInside(QueryAndKey):
+    def __call__(self, x):
+        inner = [self.base_transform(x)]
+        outer = [inner]
+        for _ in outer[0]:
+            inner.append(self.base_transform(x))
+        return outer
+
+
+class Other:
+    """A descriptor that comes before what an object has under its name."""
+
+    def __get__(self, instance, owner):
+        return SECOND
+
+    def __delete__(self, instance):
+        raise AttributeError
+
+
+class Described(QueryAndKey):
+    base_transform = Other()
+
+    def __init__(self, base_transform):
+        vars(self)["base_transform"] = base_transform
+
+
+class OfAnotherDict(QueryAndKey):
+    @property
+    def __dict__(self):
+        return {"base_transform": SECOND}
+
+
 class OfTwo(QueryAndKey):
     def __call__(self, x, more=None):
         return [self.base_transform(x)]
@@ -254,6 +299,37 @@ class Slotted:
 class Endless(QueryAndKey):
     def __call__(self, x):
         return [self.base_transform(x) for _ in range(10**9)]
+
+
+class HoldsItself(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        out.append(out)
+        return out
+
+
+class Doubles(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out.extend(out)
+        return out
+
+
+class DoublesAnew(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out = out + out
+        return out
+
+
+class Branches(QueryAndKey):
+    def __call__(self, x):
+        out = [self.base_transform(x)]
+        for _ in range(100):
+            out = [out, out]
+        return out
 
 
 def slotted():
@@ -287,6 +363,11 @@ NOT_UNDERSTOOD = {
     "turns": (Turns(FIRST), r"does more than to call transforms: x.convert\('L'\)"),
     "keeps": (Keeps(FIRST), r"does more .*: kept.append\(self.base_transform\(x\)\)"),
     "grows": (Grows(FIRST), "does more .*: for _ in out"),
+    "grows inside": (GrowsInside(FIRST), r"does more .*: for _ in outer\[0\]"),
+    "renames itself": (RenamesItself(FIRST), r"does more .*: self.base_transform"),
+    "goes through itselves": (GoesThroughItselves([FIRST]), r"does more .*: self.transforms"),
+    "descriptor": (Described(FIRST), "has no plain attribute base_transform"),
+    "another __dict__": (OfAnotherDict(FIRST), "looks its attributes up in its own way"),
     "gives the image": (GivesImage(FIRST), "gives something else"),
     "gives nothing": (GivesNothing(FIRST), "does more than to|does not end with a return"),
     "property": (Property(FIRST), "has no plain attribute other"),
@@ -294,6 +375,10 @@ NOT_UNDERSTOOD = {
     "of two": (OfTwo(FIRST), "takes more than an image"),
     "slots": (slotted(), "has no plain attribute transform"),
     "endless": (Endless(FIRST), "does more|goes on too long"),
+    "holds itself": (HoldsItself(FIRST), "more than 200 views and lists"),
+    "doubles": (Doubles(FIRST), "goes on too long"),
+    "doubles anew": (DoublesAnew(FIRST), "goes on too long"),
+    "branches": (Branches(FIRST), "more than 200 views and lists"),
     "without source": (unsourced(), "source of .* is not"),
     "decorated": (decorated(), "takes more than|is not what runs|no plain method"),
     "no list": (OfEach(5), "does more than to call transforms: self.transforms"),
@@ -390,3 +475,24 @@ def test_a_folder_with_a_wrapper_is_recognised(tmp_path):
     assert "self.seen += 1" in kept.refused[0]
     single = recognise(ImageFolder(str(root), Alone(FIRST)))
     assert single.fast == recognise(ImageFolder(str(root), FIRST)).fast
+
+
+def test_what_is_set_on_a_wrapper_is_followed_from_the_next_iteration_on(tmp_path):
+    data = ImageFolder(str(write_images(tmp_path)), Generator(FIRST))
+    with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
+        assert [tuple(view.shape) for view in next(iter(loader))[0]] == 2 * [(4, 3, 32, 32)]
+        data.transform.n_views = 3
+        assert len(next(iter(loader))[0]) == 3
+        data.transform.transform = SMALL
+        assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
+
+
+def test_with_anything_but_an_image_the_wrapper_itself_is_called():
+    image = v1.ToPILImage()(torch.zeros(3, 60, 60))
+    compiled = feedline.compile(QueryAndKey(v1.ToTensor()))
+    q, k = compiled(x=image)
+    assert torch.equal(q, k)
+    assert q.shape == (3, 60, 60)
+    for wrong in ((), (image, image)):
+        with pytest.raises(TypeError, match=r"__call__\(\)"):
+            compiled(*wrong)

@@ -49,7 +49,7 @@ def image_on(
         shown = np.empty((down.count, across.count, 3), np.uint8)
         fill_as(mode, shown, _looked_at(canvas, read, filter), canvas.window(filter))
         if down.is_mirrored:
-            shown = np.ascontiguousarray(shown[::-1])
+            shown = shown[::-1].copy()
     else:
         image = read(None)
         shown = np.take(image[down.picked(filter)], across.picked(filter), 1, mode="clip")

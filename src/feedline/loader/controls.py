@@ -167,7 +167,7 @@ class Controls(LiveControls):
         """Look at the dataset anew, and start new workers, when the next iteration begins.
 
         For changes that `iter()` does not see by itself: what was changed deeper inside the
-        dataset than its attributes and those of the datasets it wraps.
+        dataset than its attributes, those of the datasets it wraps and those of its transforms.
         """
         self._session.ensure_usable()
         self._session.refresh()

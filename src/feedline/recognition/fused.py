@@ -50,7 +50,7 @@ class Fused:
             ("recognised", ", ".join(recognised.fast)),
             ("unchanged", ", ".join(recognised.as_is)),
             ("because", " ".join(self.why)),
-            ("size", f"{_shape(recognised)}, or as a feedline loader's schedule asks"),
+            ("size", _size(recognised)),
         ]
 
     def __str__(self) -> str:
@@ -59,10 +59,12 @@ class Fused:
         return str(self.recognised)
 
 
-def _shape(recognised: RecognisedTransform) -> str:
+def _size(recognised: RecognisedTransform) -> str:
+    if recognised.sized:
+        return f"that of {recognised.sized}; a schedule's size cannot be followed"
     height, width = recognised.shape
     at = "" if height == width else " (height x width; an image size is that of the longer side)"
-    return shape_in_words(recognised.shape) + at
+    return f"{shape_in_words(recognised.shape)}{at}, or as a feedline loader's schedule asks"
 
 
 def fuse(transform: Callable[..., Any]) -> Fused:

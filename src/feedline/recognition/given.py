@@ -53,7 +53,7 @@ def file_of(given: object) -> FileBytes | None:
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
         data = bytes(given)
-        return FileBytes(data, f"An image of {len(data)} bytes")
+        return FileBytes(data, f"an image of {len(data)} bytes")
     if not isinstance(given, (str, os.PathLike)):
         return None
     name = os.fsdecode(given)

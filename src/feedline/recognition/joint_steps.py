@@ -22,7 +22,16 @@ from feedline.images.canvas import Canvas
 from feedline.images.shape import Shape
 from feedline.recognition.steps import words
 
-__all__ = ["JOINT_STEPS", "RESIZES", "Drawn", "draw", "fixed_shape", "may_pad", "scaled"]
+__all__ = [
+    "JOINT_STEPS",
+    "RESIZES",
+    "Drawn",
+    "draw",
+    "fixed_shape",
+    "may_pad",
+    "scaled",
+    "sides_of",
+]
 
 _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
@@ -56,7 +65,8 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
     from torchvision import tv_tensors
 
     canvas, moves = Canvas.of(height, width), []
-    stand_in = tv_tensors.Mask(torch.empty((0, height, width), dtype=torch.uint8))
+    # Of floats: it can be filled with whatever a mask of any type can.
+    stand_in = tv_tensors.Mask(torch.empty((0, height, width)))
     for step in steps:
         name = type(step).__name__
         if name in _FLIPS and torch.rand(1) >= step.p:
@@ -106,10 +116,7 @@ def _centre_crop(
 
 
 def _pad(canvas: Canvas, step: Any, params: dict[str, Any], size: tuple[int, ...]) -> Canvas:
-    given = step.padding
-    sides = list(given) if isinstance(given, (list, tuple)) else [given]
-    # Of one number each side has it; of two the first is left and right.
-    return canvas.pad(*(sides * (4 // len(sides))))
+    return canvas.pad(*sides_of(step.padding))
 
 
 def _mirror(canvas: Canvas, step: Any, params: dict[str, Any], size: tuple[int, ...]) -> Canvas:
@@ -143,6 +150,17 @@ def may_pad(step: Any) -> bool:
     if type(step).__name__ == "RandomCrop":
         return bool(step.padding) or bool(step.pad_if_needed)
     return type(step).__name__ in ("CenterCrop", "Pad")
+
+
+def sides_of(padding: Any) -> list[int]:
+    """The left, top, right and bottom of a padding, in pixels.
+
+    Args:
+        padding: of a step: a number for all sides, or one, two or four of them in a list or tuple;
+            of two the first is left and right.
+    """
+    sides = list(padding) if isinstance(padding, (list, tuple)) else [padding]
+    return sides * (4 // len(sides))
 
 
 def fixed_shape(steps: Sequence[Any]) -> Shape | None:

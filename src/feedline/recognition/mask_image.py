@@ -9,6 +9,7 @@ Relies on: what `torchvision.tv_tensors.Mask` makes of an image of Pillow's.
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,11 @@ def mask_image(given: object) -> MaskImage | None:
     file = file_of(given)
     if file is None:
         return None
+    name = file.name if isinstance(given, (str, os.PathLike)) else f"of {len(file.data)} bytes"
     try:
-        return MaskImage(Image.open(io.BytesIO(file.data)), file.name)
+        return MaskImage(Image.open(io.BytesIO(file.data)), name)
     except Exception as error:
-        raise _unreadable(file.name, error) from error
+        raise _unreadable(name, error) from error
 
 
 def _unreadable(name: str, error: Exception) -> ImageError:
@@ -103,8 +105,10 @@ def size_of(thing: Any, *, as_v2: bool = False) -> Size | None:
     if isinstance(thing, Image.Image):
         return thing.height, thing.width
     shape: tuple[int, ...] = ()
-    if isinstance(thing, tv_tensors.TVTensor):
-        shape = getattr(thing, "canvas_size", None) or tuple(thing.shape[-2:])
+    if isinstance(thing, (tv_tensors.Image, tv_tensors.Mask, tv_tensors.Video)):
+        shape = tuple(thing.shape[-2:])
+    elif isinstance(thing, tv_tensors.TVTensor):  # boxes, points, or of a class of a user's
+        shape = getattr(thing, "canvas_size", ())
     elif as_v2 and isinstance(thing, torch.Tensor):
         shape = tuple(thing.shape[-2:])
     elif as_v2 and isinstance(thing, np.ndarray):

@@ -1,7 +1,8 @@
 """The statements of a method, from its source, and whether that is surely what runs.
 
-Guarantees: it is where the source, compiled anew, gives the very code of the method. A source that
-reads a module's attributes may count as another.
+Guarantees: it is where the source, compiled anew, gives the very code of the method. One that calls
+a module's functions may count as another: alone it compiles otherwise than behind its imports.
+
 Relies on: Python's own parser and compiler; `inspect` to find the source.
 """
 

@@ -15,7 +15,7 @@ import sys
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 __all__ = ["Originals", "named"]
 
@@ -25,7 +25,10 @@ _PLAIN = frozenset((bool, dict, float, int, list, str, tuple, type(None)))
 _PLAIN_OR_MODULE = _PLAIN | {ModuleType}
 _TYPING = ("typing", "types", "collections.abc")
 _KERNELS = "torchvision.transforms.v2.functional._utils"
-_IMAGE_METHODS = ("convert", "crop", "resize", "transpose")
+_IMAGE_METHODS = (
+    *((Image.Image, name) for name in ("convert", "crop", "resize", "transpose")),
+    (ImageFile.ImageFile, "load"),
+)
 
 # Functions that torchvision itself has under another name than they were defined with.
 _ALIASES = frozenset(
@@ -138,10 +141,10 @@ class Originals:
         """What an image of Pillow's is no longer opened or changed by; said as above."""
         if not _is_own(Image.open, "open"):
             return _replaced("PIL.Image.open", Image.open)
-        for name in _IMAGE_METHODS:
-            method = vars(Image.Image).get(name)
+        for kind, name in _IMAGE_METHODS:
+            method = vars(kind).get(name)
             if not _is_own(method, name):
-                return _replaced(f"PIL.Image.Image.{name}", method)
+                return _replaced(f"{kind.__module__}.{kind.__name__}.{name}", method)
         return ""
 
 

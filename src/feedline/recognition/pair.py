@@ -66,6 +66,9 @@ def pair(transforms: Callable[..., Any]) -> Pair:
     the crops, resizes, pads, flips, colours and conversions of torchvision's v2, in a v2 Compose.
     The others run as they are behind them, on the whole sample; `explain()` says which and why.
 
+    What is recognised is the pipeline at the time of this call, and what a user has changed of
+    torchvision and Pillow is seen then: after a change call it again.
+
     The result pickles if the pipeline does, and may be called from several threads. Where a
     feedline loader asks for an image size it is followed, all sizes in proportion, and is that of
     the longer side; where the pipeline's images have no common size, that is an error.
@@ -183,7 +186,10 @@ class Pair:
         if recognised is None:
             as_is = f"all: {words(self.transforms)}, called with the opened image and the mask"
             return in_lines((("unchanged", as_is), ("because", why)))
-        size = "differs from image to image; a schedule's size cannot be followed"
+        size = (
+            "differs from image to image, or is that of a step that runs as it is; a schedule's "
+            "size cannot be followed"
+        )
         if recognised.shape is not None:
             shape = shape_in_words(recognised.shape)
             size = f"{shape}, or as a feedline loader's schedule asks"

@@ -20,13 +20,20 @@ from PIL import Image
 from feedline.images.canvas_pixels import Colour
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
-from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad
+from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad, sides_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_pair import RecognisedPair
 from feedline.recognition.step_filter import mode_of, step_filter
-from feedline.recognition.steps import NotRecognised, no_fast_step, origin, said, words
+from feedline.recognition.steps import (
+    NotRecognised,
+    no_fast_step,
+    origin,
+    said,
+    sizes_of_its_own,
+    words,
+)
 from feedline.recognition.transform_tail import Step, TransformTail
 
 __all__ = ["PairWithReasons", "fuse_pair"]
@@ -82,10 +89,11 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
     if not taken:
         raise NotRecognised(why or "There is no step in it.")
     after = tuple(steps[taken:])
+    sized = any(sizes_of_its_own(step, originals) for step in after)
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
-        shape=fixed_shape(reader.geometry),
+        shape=None if sized else fixed_shape(reader.geometry),
         filter=reader.filter,
         resize_mode=reader.resize_mode,
         colour=reader.colour,
@@ -221,8 +229,10 @@ def _fills(step: Any, form: str) -> tuple[Colour, float]:
     """What a step fills images and masks with, found by padding a pixel of each.
 
     Raises:
-        NotRecognised: it mirrors, or fills with something that is no colour.
+        NotRecognised: it cuts off or mirrors, or fills with something that is no colour.
     """
+    if min(sides_of(step.padding or 0)) < 0:
+        raise NotRecognised(f"{words(step)} pads by less than nothing, which cuts off.")
     if step.padding_mode != "constant":
         raise NotRecognised(f"{words(step)} pads by {step.padding_mode!r}, not with a colour.")
     from torchvision import tv_tensors

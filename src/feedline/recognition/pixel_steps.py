@@ -139,7 +139,9 @@ class _Flip:
     def __call__(self, pixels: Pixels) -> Pixels:
         if not _applied(self.step):
             return pixels
-        return np.ascontiguousarray(pixels[:, ::-1])
+        # Of one column np.ascontiguousarray would keep the stride, which torch does not take.
+        mirrored: Pixels = pixels[:, ::-1].copy()
+        return mirrored
 
 
 @dataclass(frozen=True, slots=True)

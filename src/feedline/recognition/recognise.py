@@ -164,9 +164,11 @@ def _check_loader(dataset: Any, originals: Originals) -> None:
 
 def _calls_of(transform: Any) -> Wrapped:
     """What is called with an image; NotRecognised where a user's wrapper does more than that."""
-    why = unwrapped(transform)
-    if why and isinstance(why, str):
-        raise NotRecognised(why)
+    found = unwrapped(transform)
+    if isinstance(found, Wrapped):
+        return found
+    if found:
+        raise NotRecognised(found)
     return calls_of(transform)
 
 

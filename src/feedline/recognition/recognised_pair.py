@@ -40,7 +40,8 @@ class RecognisedPair:
 
     Args:
         geometry: the steps that move all of it.
-        shape: the height and width that these leave, in pixels; None where they differ.
+        shape: the height and width that these leave, in pixels; None where they differ, or where
+            a step behind makes images of a size of its own.
         filter, resize_mode: how the image is resized.
         colour: of the image where it is padded.
         value: of a mask where it is padded.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feedline.errors import UsageError
 from feedline.images.crops import Transform
 from feedline.images.placement import Placement
 from feedline.images.resize_mode import ResizeMode, fill_as
@@ -37,6 +38,8 @@ class RecognisedTransform:
         as_is: those that run as they are, as words.
         notes: why those do, sentences.
         no_rows: why it makes no rows, a sentence; "" where it does.
+        sized: one of those that run as they are which makes images of a size of its own, as words;
+            "" where none does.
     """
 
     crop: Transform
@@ -47,6 +50,7 @@ class RecognisedTransform:
     as_is: tuple[str, ...]
     notes: tuple[str, ...]
     no_rows: str
+    sized: str = ""
 
     @property
     def image_size(self) -> int:
@@ -54,7 +58,17 @@ class RecognisedTransform:
         return max(self.shape)
 
     def shape_at(self, size: int) -> Shape:
-        """The height and width of the output where its longer side has `size` pixels."""
+        """The height and width of the output where its longer side has `size` pixels.
+
+        Raises:
+            UsageError: that is another size than its own, which a step behind would not follow.
+        """
+        if self.sized and size != self.image_size:
+            raise UsageError(
+                f"the loader asks for {size} px, and {self.sized} runs as it is and makes images "
+                "of a size of its own: make the pipeline by feedline.per_size(...), or leave the "
+                "schedule's size out"
+            )
         return scaled(self.shape, size, self.image_size)
 
     def resized(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
 from feedline.recognition.originals import Originals
@@ -27,6 +28,7 @@ __all__ = [
     "no_fast_step",
     "origin",
     "said",
+    "sizes_of_its_own",
     "well_behaved",
     "words",
 ]
@@ -34,6 +36,7 @@ __all__ = [
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
 _TIMMS = ("timm.data.transforms", "timm.data.random_erasing", "timm.data.auto_augment")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ALL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _LONGEST = 120
 
 _HOLDERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
@@ -42,6 +45,7 @@ _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
 # Where they hold their operations.
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
 _HOLDING = (list, tuple, nn.ModuleList, nn.Sequential)
+_SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
 class NotRecognised(Exception):
@@ -84,6 +88,8 @@ def altered(thing: object, originals: Originals, called: tuple[str, ...] | None 
             return f"this {kind.__name__} has a {name} of its own"
     if any(vars(thing).get(hooks) for hooks in _HOOKS):
         return f"this {kind.__name__} has hooks"
+    if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
+        return "all modules of torch's have hooks, by register_module_forward_hook or the like"
     return originals.replaced_in(kind, called)
 
 
@@ -114,6 +120,16 @@ def is_librarys(step: object, originals: Originals) -> bool:
     if name in _POLICIES:
         return _are_timms(getattr(step, _POLICIES[name], None), originals)
     return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
+
+
+def sizes_of_its_own(step: object, originals: Originals) -> bool:
+    """Whether a library's step, or one that it holds, gives images a size that it was made with."""
+    if origin(step, originals) is None:
+        return False
+    held: Any = getattr(step, "transforms", None)
+    if type(held) in _HOLDING:
+        return any(sizes_of_its_own(each, originals) for each in held)
+    return any(vars(step).get(name) is not None for name in _SIZES)
 
 
 def _are_timms(operations: Any, originals: Originals) -> bool:

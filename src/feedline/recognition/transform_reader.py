@@ -25,7 +25,14 @@ from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.step_filter import step_filter
-from feedline.recognition.steps import NotRecognised, flattened, no_fast_step, origin, words
+from feedline.recognition.steps import (
+    NotRecognised,
+    flattened,
+    no_fast_step,
+    origin,
+    sizes_of_its_own,
+    words,
+)
 from feedline.recognition.transform_tail import Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
@@ -64,6 +71,7 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         as_is=tuple(map(words, tail.as_is)),
         notes=(_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else (),
         no_rows=no_rows,
+        sized=next((words(step) for step in tail.as_is if sizes_of_its_own(step, originals)), ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""From the uint8 pixels of a square image to its row or sample: steps of a user's, and a table.
+"""From the uint8 pixels of an image to its row or sample: steps of a user's, and a table.
 
 Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
 not changed where there is a seed; a row follows from the pixels and the seed alone, if the steps
@@ -10,7 +10,6 @@ Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -144,9 +143,9 @@ class TransformTail:
             return _done(self.after, value)
 
     def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
-        """Write what the table is to be applied to elsewhere, uint8 (size, size, 3).
+        """Write what the table is to be applied to elsewhere.
 
-        Arguments and errors are those of `write`.
+        Arguments and errors are those of `write`, but for the row: uint8 (height, width, 3).
         """
         left: Pixels | None = pixels
         if self.before:
@@ -255,8 +254,7 @@ def tail_of(tail: TransformTail, shape: Shape, originals: Originals) -> tuple[Tr
     if foreign:
         return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
     all_words = ", ".join(map(words, steps))
-    ramp = np.arange(math.prod(shape) * 3, dtype=np.uint32) % 251
-    pixels = ramp.astype(np.uint8).reshape(*shape, 3)
+    pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

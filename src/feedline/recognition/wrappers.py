@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType, NoneType
 from typing import Any
 
 from feedline.recognition.method_source import NotUnderstoodError, method_of_image
 from feedline.recognition.steps import words
 from feedline.recognition.view_form import Form, Wrapped
 
-__all__ = ["unwrapped"]
+__all__ = ["unwrapped", "users_call"]
 
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _MOST_VIEWS = 64
+_MOST_PARTS = 200  # views and lists: a list may hold itself
 _DEEPEST = 4
 
 
@@ -35,11 +36,11 @@ def unwrapped(transform: object) -> Wrapped | str:
         the transforms; or why it runs as it is, a sentence, "" where it is no object of a user's
         class.
     """
-    if not _is_users(transform):
+    if users_call(transform) is None:
         return ""
     try:
         calls: list[Callable[..., Any]] = []
-        form = _form(_Call(transform, calls, 0).value())
+        form = _form(_Call(transform, calls, 0).value(), iter(range(_MOST_PARTS)))
     except NotUnderstoodError as why:
         return f"{words(transform)} runs as it is: {why}."
     return Wrapped(tuple(calls), form)
@@ -61,11 +62,15 @@ _IMAGE = object()
 """The image that a wrapper is called with."""
 
 
-def _form(value: Any) -> Form:
+def _form(value: Any, parts: Iterator[int]) -> Form:
+    """The form of what a wrapper gives; `parts` ends where there are too many."""
+    if next(parts, None) is None:
+        raise NotUnderstoodError(f"it gives more than {_MOST_PARTS} views and lists")
     if isinstance(value, _View):
         return value.number
     if type(value) in (_Built, tuple) and value:
-        return tuple if type(value) is tuple else list, tuple(map(_form, value))
+        inner = tuple(_form(each, parts) for each in value)
+        return tuple if type(value) is tuple else list, inner
     raise NotUnderstoodError("it gives something else than what its transforms make of the image")
 
 
@@ -88,8 +93,13 @@ class _Call:
     def value(self) -> Any:
         """What the call gives."""
         kind = type(self.wrapper)
-        function = _looked_up(kind, "__call__")
-        if _looked_up(kind, "__getattr__") or kind.__getattribute__ is not object.__getattribute__:
+        function = users_call(self.wrapper)
+        assert function is not None, "it was looked at"
+        if (
+            _looked_up(kind, "__getattr__")
+            or kind.__getattribute__ is not object.__getattribute__
+            or type(_looked_up(kind, "__dict__")) not in (GetSetDescriptorType, NoneType)
+        ):
             raise NotUnderstoodError(f"{kind.__name__} looks its attributes up in its own way")
         self._globals = function.__globals__
         method = method_of_image(function)
@@ -111,7 +121,7 @@ class _Call:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self.names[name] = self._of(value)
             case ast.For(target=ast.Name(id=name), iter=over, body=body, orelse=[]):
-                if isinstance(over, ast.Name) and type(self.names.get(over.id)) is _Built:
+                if isinstance(over, ast.Name | ast.Subscript) and type(self._of(over)) is _Built:
                     raise self._not(statement)  # it may grow on the way
                 for each in self._many(over):
                     self.names[name] = each
@@ -128,7 +138,7 @@ class _Call:
                 if way == "append":
                     self.names[name].append(added)
                 elif type(added) in _LISTS:
-                    self.names[name].extend(added)
+                    self.names[name].extend(self._spent(added))
                 else:
                     raise self._not(statement)
             case _:
@@ -138,7 +148,9 @@ class _Call:
         match expression:
             case ast.Name(id=name) if name in self.names:
                 return self.names[name]
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == self._self:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if (
+                name == self._self and name not in self.names
+            ):
                 return self._attribute(attribute)
             case ast.Subscript(value=value, slice=place):
                 held, number = self._of(value), _whole(place)
@@ -153,7 +165,7 @@ class _Call:
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 first, second = self._of(left), self._of(right)
                 if type(first) is type(second) is _Built:
-                    return _Built(first + second)
+                    return _Built(self._spent(first + second))
             case ast.ListComp(
                 elt=made_of,
                 generators=[
@@ -176,7 +188,7 @@ class _Call:
         if not callable(function) or isinstance(function, _View | type):
             raise self._not(expression)
         before = len(self.calls)
-        if self.depth < _DEEPEST and _is_users(function):
+        if self.depth < _DEEPEST and users_call(function):
             try:
                 return _Call(function, self.calls, self.depth + 1).value()
             except NotUnderstoodError:
@@ -211,7 +223,8 @@ class _Call:
         kind = type(self.wrapper)
         found = vars(self.wrapper) if hasattr(self.wrapper, "__dict__") else {}
         of_kind = _looked_up(kind, name)
-        if name in found and not hasattr(type(of_kind), "__set__"):
+        changes = any(hasattr(type(of_kind), way) for way in ("__set__", "__delete__"))
+        if name in found and not changes:
             return found[name]
         if of_kind is None or name in found or hasattr(type(of_kind), "__get__"):
             raise NotUnderstoodError(f"{kind.__name__} has no plain attribute {name}")
@@ -239,12 +252,14 @@ def _looked_up(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
-def _is_users(transform: object) -> bool:
-    """Whether the class of an object is no library's and has a call in Python."""
+def users_call(transform: object) -> FunctionType | None:
+    """The call of an object whose class is no library's; None for any other, or one in C."""
     kind = type(transform)
+    call = _looked_up(kind, "__call__")
+    if type(call) is not FunctionType:
+        return None
     bases = [base.__module__.partition(".")[0] for base in kind.__mro__]
-    plain = type(_looked_up(kind, "__call__")) is FunctionType
-    return plain and not any(base in _LIBRARIES for base in bases)
+    return None if any(base in _LIBRARIES for base in bases) else call
 
 
 def _is_text(statement: ast.stmt) -> bool:
