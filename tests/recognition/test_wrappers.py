@@ -15,7 +15,7 @@ import feedline
 from feedline.recognition import method_source
 from feedline.recognition.recognise import recognise
 from feedline.recognition.view_form import Wrapped, arranged, in_words
-from feedline.recognition.wrappers import unwrapped
+from feedline.recognition.wrappers import wrapped_in
 from image_inputs import random_pipeline, write_pictures
 from torchvision_folder import write_images
 
@@ -136,7 +136,7 @@ UNDERSTOOD = {
 @pytest.mark.parametrize("case", UNDERSTOOD)
 def test_a_wrapper_is_read_as_its_calls(case):
     wrapper, transforms, form = UNDERSTOOD[case]
-    found = unwrapped(wrapper)
+    found = wrapped_in(wrapper)
     assert isinstance(found, Wrapped), found
     assert found.transforms == transforms
     assert in_words(found.form) == form
@@ -390,7 +390,7 @@ NOT_UNDERSTOOD = {
 @pytest.mark.parametrize("case", NOT_UNDERSTOOD)
 def test_what_does_more_runs_as_it_is_and_the_line_is_shown(case):
     wrapper, why = NOT_UNDERSTOOD[case]
-    found = unwrapped(wrapper)
+    found = wrapped_in(wrapper)
     assert isinstance(found, str)
     assert found.endswith(".")
     assert "runs as it is: " in found
@@ -402,18 +402,18 @@ def test_what_does_more_runs_as_it_is_and_the_line_is_shown(case):
 
 def test_another_range_is_not_pythons(monkeypatch):
     monkeypatch.setitem(globals(), "range", lambda count: [1])
-    assert "does more than to call transforms: range" in unwrapped(Generator(FIRST))
+    assert "does more than to call transforms: range" in wrapped_in(Generator(FIRST))
 
 
 def test_libraries_own_and_functions_are_no_wrappers():
     for each in (FIRST, v1.ToTensor(), len, lambda image: image, 5, None, torch.nn.Identity()):
-        assert unwrapped(each) == ""
+        assert wrapped_in(each) == ""
 
 
 def test_source_that_is_not_what_runs_is_not_believed(monkeypatch):
     other = "    def __call__(self, x):\n        return [self.base_transform(x)]\n"
     monkeypatch.setattr(method_source.inspect, "getsource", lambda _: other)
-    assert "the source of QueryAndKey.__call__ is not what runs" in unwrapped(QueryAndKey(FIRST))
+    assert "the source of QueryAndKey.__call__ is not what runs" in wrapped_in(QueryAndKey(FIRST))
 
 
 @pytest.fixture(scope="module")

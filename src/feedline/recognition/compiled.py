@@ -13,7 +13,7 @@ from feedline.recognition.fused import FAST_INPUTS, in_lines
 from feedline.recognition.steps import words
 from feedline.recognition.view_form import Form, Wrapped
 from feedline.recognition.views import Views
-from feedline.recognition.wrappers import unwrapped
+from feedline.recognition.wrappers import wrapped_in
 
 __all__ = ["Compiled", "calls_of", "compile", "views"]
 
@@ -139,7 +139,7 @@ def calls_of(transform: Any) -> Wrapped:
     """What is called with an image where this is: itself, or what a wrapper calls."""
     if type(transform) in (Compiled, Views):
         return cast(Wrapped, transform.calls)
-    found = unwrapped(transform)
+    found = wrapped_in(transform)
     return found if isinstance(found, Wrapped) else Wrapped((transform,), 0)
 
 

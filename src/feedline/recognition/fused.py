@@ -15,7 +15,7 @@ from feedline.recognition.originals import Originals
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
-from feedline.recognition.wrappers import unwrapped
+from feedline.recognition.wrappers import wrapped_in
 
 __all__ = ["FAST_INPUTS", "Fused", "fuse", "in_lines"]
 
@@ -73,7 +73,7 @@ def fuse(transform: Callable[..., Any]) -> Fused:
         originals = Originals()
         if replaced := originals.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
-        if isinstance(why := unwrapped(transform), str) and why:
+        if isinstance(why := wrapped_in(transform), str) and why:
             raise NotRecognised(why)
         recognised = read(transform, originals)
         return Fused(transform, recognised, recognised.notes)

@@ -30,7 +30,7 @@ from feedline.recognition.transform_reader import read
 from feedline.recognition.view_form import Wrapped
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
-from feedline.recognition.wrappers import unwrapped
+from feedline.recognition.wrappers import wrapped_in
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths
 
@@ -164,7 +164,7 @@ def _check_loader(dataset: Any, originals: Originals) -> None:
 
 def _calls_of(transform: Any) -> Wrapped:
     """What is called with an image; NotRecognised where a user's wrapper does more than that."""
-    found = unwrapped(transform)
+    found = wrapped_in(transform)
     if isinstance(found, Wrapped):
         return found
     if found:

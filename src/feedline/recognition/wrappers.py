@@ -21,7 +21,7 @@ from feedline.recognition.method_source import NotUnderstoodError, method_of_ima
 from feedline.recognition.steps import words
 from feedline.recognition.view_form import Form, Wrapped
 
-__all__ = ["unwrapped", "users_call"]
+__all__ = ["users_call", "wrapped_in"]
 
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _MOST_VIEWS = 64
@@ -29,7 +29,7 @@ _MOST_PARTS = 200  # views and lists: a list may hold itself
 _DEEPEST = 4
 
 
-def unwrapped(transform: object) -> Wrapped | str:
+def wrapped_in(transform: object) -> Wrapped | str:
     """What a wrapper calls with the image.
 
     Returns:
