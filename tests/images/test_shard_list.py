@@ -316,11 +316,11 @@ def resized(data: bytes, size: int) -> bytes:
         (cut_between, r"cut off|damaged"),
         (longer_than_it_is, "before .* does: it was cut off"),
         (shorter_than_it_is, "is cut off or damaged at byte"),
-        (lambda data: b"", "is damaged or no tar file"),
+        (lambda data: b"", "is damaged, or no tar file"),
         (lambda data: bytes(10240), "holds no samples"),
         (gzip.compress, "is compressed by gzip, whatever its name says"),
         (lambda data: b"\xfd7zXZ\0" + data, "is compressed by xz"),
-        (lambda data: b"no tar" * 400, "is damaged or no tar file"),
+        (lambda data: b"no tar" * 400, "is damaged, or no tar file"),
         (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "cut off or damaged at byte"),
     ],
 )

@@ -29,7 +29,6 @@ from feedline.stores.shard_samples import shard_samples
 __all__ = ["Shards", "look_through"]
 
 _VERSION = 1
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +144,6 @@ def _scanned(
     image: tuple[str, ...],
     label: tuple[LabelPlace, ...],
 ) -> _Shard:
-    head = file.read(8)
-    file.seek(0)
-    packed = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), "")
-    if packed:
-        raise DatasetError(
-            f"the shard {path!r} is compressed by {packed}, whatever its name says, and no image "
-            "can be read from the middle of it: unpack it first"
-        )
     names, places = bytearray(), array("q")
     labels: list[Any] = []
     left_out: list[list[str]] = []
