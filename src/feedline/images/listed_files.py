@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
+from feedline.images.labels import ordered
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.image_files import remote_images
 from feedline.remote.open_location import check_local, was_url
@@ -33,12 +34,12 @@ def checked_paths(given: Any) -> list[str]:
         DatasetError: there are none.
         UsageError: one is no text, or one that no file has.
     """
-    if isinstance(given, (str, bytes, os.PathLike)) or not hasattr(given, "__iter__"):
+    paths = ordered(given)
+    if paths is None:
         raise UsageError(
             f"paths must be a sequence of paths, got {given!r:.200}; for a folder of class folders "
             "use feedline.ImageFolder, for a table ImageList.from_csv"
         )
-    paths = list(given)
     if not paths:
         raise DatasetError("paths is empty: there is nothing to load")
     if set(map(type, paths)) - {str}:
@@ -47,6 +48,13 @@ def checked_paths(given: Any) -> list[str]:
         sample = next((k for k, path in enumerate(paths) if (bad in path if bad else not path)), -1)
         if sample >= 0:
             raise UsageError(f"sample {sample} has {why}: {paths[sample]!r:.200}")
+    try:
+        os.fsencode("".join(paths))
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a path has the character {error.object[error.start]!r}, which no file's name has: "
+            f"{error.object[max(0, error.start - 50) : error.end]!r}. Is it text?"
+        ) from error
     return paths
 
 
@@ -73,13 +81,14 @@ def check_repeats(
     if len(set(names)) == len(names):
         return
     first: dict[str, int] = {}
-    for sample, name in enumerate(names):
-        before = first.setdefault(name, sample)
-        if not np.array_equal(labels[before], labels[sample]):
-            raise DatasetError(
-                f"{called(before)} comes again as sample {sample} with another label "
-                f"({labels[before].tolist()}, then {labels[sample].tolist()}): which is true?"
-            )
+    firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
+    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
+    if other.size:
+        sample = int(other[0])
+        raise DatasetError(
+            f"{called(firsts[sample])} comes again as sample {sample} with another label "
+            f"({labels[firsts[sample]].tolist()}, then {labels[sample].tolist()}): which is true?"
+        )
 
 
 def listed_images(

@@ -37,7 +37,9 @@ def opened(path: str) -> OpenLmdb:
         raise DatasetError(f"{error}. Is it an LMDB, and was it copied whole?") from error
 
 
-def keys_of(lmdb: OpenLmdb, path: str, given: Any) -> tuple[list[bytes], list[int] | None]:
+def keys_of(
+    lmdb: OpenLmdb, path: str, given: str | Sequence[Any] | None
+) -> tuple[list[bytes], list[int] | None]:
     """The keys of the samples, and their numbers where they are of a pattern.
 
     Args:
@@ -48,17 +50,12 @@ def keys_of(lmdb: OpenLmdb, path: str, given: Any) -> tuple[list[bytes], list[in
 
     Raises:
         DatasetError: there are none, or numbers between the first and the last are missing.
-        UsageError: it is none of these.
+        UsageError: a key is neither text nor bytes, or the pattern is none.
     """
     if given is None:
         keys, numbers = _listed(lmdb), None
     elif isinstance(given, str):
         keys, numbers = _numbered(lmdb, path, given)
-    elif isinstance(given, bytes) or not hasattr(given, "__iter__"):
-        raise UsageError(
-            f'keys must be texts or bytes in a sequence, or a pattern as "image-%09d", got '
-            f"{given!r:.200}"
-        )
     else:
         keys, numbers = [_as_bytes(key, sample) for sample, key in enumerate(given)], None
     if not keys:
