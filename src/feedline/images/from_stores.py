@@ -168,7 +168,7 @@ class FromStores(RowPipeline[ListStore]):
 
         Raises:
             DatasetError: it is not there, damaged, or no LMDB; it has no such entries, or others
-                than images; with `check`, a key is missing.
+                than images; a key comes with two labels; with `check`, a key is missing.
             UsageError: an argument cannot be used; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)

@@ -20,6 +20,7 @@ from feedline import errors
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.headers import sniff
 from feedline.images.labels import Labels, labels_of, ordered
+from feedline.images.listed_files import check_repeats
 from feedline.images.listed_shards import texts_typed
 from feedline.stores.lmdb_keys import as_text, keys_of, opened, texts_at
 from feedline.stores.lmdb_store import LmdbStore, why_no_image
@@ -58,10 +59,11 @@ def lmdb_entries(
     if labels is None:
         labels = np.zeros(len(names), np.int64)
     elif pattern is not None:
-        labels = texts_typed(f"the LMDB {where!r}", texts, classes)
+        labels = texts_typed(f"the LMDB {where!r}", texts, classes, called)
     elif callable(labels):
         labels = [labels(as_text(name)) for name in names]
     found = labels_of(labels, len(names), classes, called)
+    check_repeats(names, found.values, called)
     return LmdbStore(where, names, found.values), found
 
 

@@ -7,7 +7,7 @@ moved together, also to another machine; no file is looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,16 @@ def _text(path: Any, sample: int) -> str:
 
 
 def check_repeats(
-    names: list[str], labels: np.ndarray[Any, Any], called: Callable[[int], str]
+    names: Sequence[str | bytes], labels: np.ndarray[Any, Any], called: Callable[[int], str]
 ) -> None:
-    """See whether a path that comes more than once has one label.
+    """See whether a path or key that comes more than once has one label.
 
     Raises:
         DatasetError: it has two.
     """
     if len(set(names)) == len(names):
         return
-    first: dict[str, int] = {}
+    first: dict[str | bytes, int] = {}
     firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
     other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
     if other.size:

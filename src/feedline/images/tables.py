@@ -12,7 +12,7 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from feedline.errors import DatasetError, UsageError
@@ -188,23 +188,30 @@ def _place(where: str, header: Sequence[Any], name: str) -> int:
     )
 
 
-def typed(where: str, cells: list[str]) -> list[Any]:
+def typed(
+    where: str, cells: list[str], called: Callable[[int], str] = "sample {}".format
+) -> list[Any]:
     """Cells as whole numbers or fractions, where all are; else as they are.
+
+    Args:
+        where: what to call the table.
+        cells: of one column.
+        called: what a cell's sample is called in a message, by the cell's place.
 
     Raises:
         UsageError: some are numbers and some are texts.
     """
     if all(map(_WHOLE.fullmatch, cells)):
         return list(map(int, cells))
-    numbers = [_NUMBER.fullmatch(cell) for cell in cells]
-    if not any(numbers):
+    found = [_NUMBER.fullmatch(cell) for cell in cells]
+    if not any(found):
         return cells
-    for sample, (cell, number) in enumerate(zip(cells, numbers, strict=True)):
+    for place, (cell, number) in enumerate(zip(cells, found, strict=True)):
         if number is None and cell and not _NO_NUMBER.fullmatch(cell):
-            other = next(found[0] for found in numbers if found)
+            other = next(number[0] for number in found if number)
             raise UsageError(
-                f"{where} has labels of mixed types: {cell!r} of sample {sample} is no number, and "
-                f"{other!r} is one. If all are names of classes, give them in `classes`"
+                f"{where} has labels of mixed types: {cell!r:.99} of {called(place)} is no number, "
+                f"and {other!r:.99} is one. If all are names of classes, give them in `classes`"
             )
     return cells if "" in cells else list(map(float, cells))
 

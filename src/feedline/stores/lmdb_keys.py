@@ -18,7 +18,7 @@ from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
 
 __all__ = ["as_text", "keys_of", "opened", "texts_at"]
 
-_PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d*)d((?:[^%]|%%)*)")
+_PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 
 
 def opened(path: str) -> OpenLmdb:
@@ -75,11 +75,13 @@ def _listed(lmdb: OpenLmdb) -> list[bytes]:
 
 
 def _as_bytes(key: Any, sample: int) -> bytes:
-    if isinstance(key, str):
-        key = key.encode("utf-8", "surrogateescape")
-    if not isinstance(key, bytes) or not key:
+    try:
+        found = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    except UnicodeEncodeError:  # half a character
+        found = None
+    if not isinstance(found, bytes) or not found:
         raise UsageError(f"keys are texts or bytes, and that of sample {sample} is {key!r:.200}")
-    return key
+    return found
 
 
 def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], list[int]]:
