@@ -401,13 +401,21 @@ def cut_short(answer: Answer) -> bool:
     return True
 
 
+def no_http(answer: Answer) -> bool:
+    answer.wfile.write(b"no HTTP\r\n\r\n")
+    answer.close_connection = True
+    return True
+
+
 def half(answer: Answer) -> bool:
     answer.stop = answer.first + len(answer.whole) // 2
     answer.give(206, answer.part)
     return True
 
 
-@pytest.mark.parametrize("fault", [reset, unavailable, cut_short], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "fault", [reset, unavailable, cut_short, no_http], ids=lambda each: each.__name__
+)
 @pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
     remote: ImageList,
@@ -424,7 +432,8 @@ def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
 
     server.fault = twice
     assert same(batches(remote, num_workers=workers), wanted)
-    assert max(asked.values()) == 3
+    # A worker that is ahead may begin the next epoch while another fetches the same images.
+    assert max(asked.values()) >= 3 if workers else max(asked.values()) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -524,6 +533,54 @@ def test_what_was_damaged_here_is_fetched_again_and_mended(
     assert server.asked(".jpg") == COUNT + 3
     assert same(batches(remote), wanted)
     assert server.asked(".jpg") == COUNT + 3
+
+
+@pytest.mark.parametrize("body", [b"<html>Log in</html>", None], ids=["a page", "a half"])
+def test_what_came_in_the_place_of_an_image_is_not_kept(
+    remote: ImageList, server: RangeServer, wanted: list[Any], tmp_path: Path, body: bytes | None
+) -> None:
+    wrong: list[str] = []
+
+    def instead(answer: Answer) -> bool:
+        if not answer.path.endswith("7.jpg"):
+            return False
+        wrong.append(answer.path)
+        answer.give(200, answer.part[: len(answer.part) // 2] if body is None else body)
+        return True
+
+    server.fault = instead
+    batches(remote, on_error="skip")
+    assert len(wrong) == 8, "each of four is looked at once more"
+    server.fault = None
+    asked = server.asked(".jpg")
+    assert same(batches(remote), wanted)
+    assert server.asked(".jpg") == asked + 4
+    assert same(batches(remote), wanted)
+    assert server.asked(".jpg") == asked + 4
+
+
+def test_what_came_once_in_the_place_of_an_image_does_no_harm(
+    remote: ImageList, server: RangeServer, wanted: list[Any]
+) -> None:
+    server.fault = lambda answer: (
+        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>") is None
+    )
+    assert same(batches(remote), wanted)
+    assert server.asked(".jpg") == 2 * COUNT
+    server.fault = None
+    assert same(batches(remote), wanted)
+    assert server.asked(".jpg") == 2 * COUNT
+
+
+def test_redirects_that_lead_nowhere_are_not_followed_again(
+    remote: ImageList, server: RangeServer
+) -> None:
+    server.fault = lambda answer: answer.redirect(answer.path) is None
+    with pytest.raises(ImageError, match=r"cannot be read: TooManyRedirects"):
+        made(remote, 24, 0, 0)
+    server.fault = lambda answer: answer.redirect("file:///etc/passwd") is None
+    with pytest.raises(ImageError, match=r"cannot be read: NonHttpUrlRedirect"):
+        made(remote, 24, 1, 0)
 
 
 def test_a_copy_is_that_of_its_url_alone(
