@@ -423,7 +423,10 @@ def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
     wanted: list[Any],
     fault: Callable[[Answer], bool],
     workers: int,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if not workers:
+        request.getfixturevalue("pauses")
     asked: Counter[str] = Counter()
 
     def twice(answer: Answer) -> bool:

@@ -1,7 +1,8 @@
 """Labels as a user has them, as one array: class numbers, class names, or numbers to be predicted.
 
 Guarantees: nothing is guessed that could be another thing: a label that is missing, no number, or
-of another type than the others is an error that names its sample.
+of another type than the others, or another one for the same image, is an error that names its
+sample.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from feedline.errors import UsageError
+from feedline.errors import DatasetError, UsageError
 
-__all__ = ["Labels", "labels_of", "ordered"]
+__all__ = ["Labels", "check_repeats", "labels_of", "ordered"]
 
 Array = np.ndarray[Any, Any]
 
@@ -65,6 +66,27 @@ def labels_of(given: Any, count: int, classes: Any, called: Callable[[int], str]
     if names is not None:
         _check_numbers(found, names, called)
     return Labels(found, names or [])
+
+
+def check_repeats(
+    names: Sequence[str | bytes], labels: np.ndarray[Any, Any], called: Callable[[int], str]
+) -> None:
+    """See whether a path or key that comes more than once has one label.
+
+    Raises:
+        DatasetError: it has two.
+    """
+    if len(set(names)) == len(names):
+        return
+    first: dict[str | bytes, int] = {}
+    firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
+    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
+    if other.size:
+        sample = int(other[0])
+        raise DatasetError(
+            f"{called(firsts[sample])} comes again as sample {sample} with another label "
+            f"({labels[firsts[sample]].tolist()}, then {labels[sample].tolist()}): which is true?"
+        )
 
 
 def ordered(given: Any) -> list[Any] | None:

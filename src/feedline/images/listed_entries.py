@@ -19,8 +19,7 @@ import numpy as np
 from feedline import errors
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.headers import sniff
-from feedline.images.labels import Labels, labels_of, ordered
-from feedline.images.listed_files import check_repeats
+from feedline.images.labels import Labels, check_repeats, labels_of, ordered
 from feedline.images.listed_shards import texts_typed
 from feedline.stores.lmdb_keys import as_text, keys_of, opened, texts_at
 from feedline.stores.lmdb_store import LmdbStore, why_no_image

@@ -7,7 +7,6 @@ moved together, also to another machine; no file is looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from feedline.remote.whole_files import store_of
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
 
-__all__ = ["check_repeats", "checked_paths", "listed_images"]
+__all__ = ["checked_paths", "listed_images"]
 
 _LOST = "{given!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
 
@@ -68,27 +67,6 @@ def _text(path: Any, sample: int) -> str:
         f"paths must be texts, and that of sample {sample} is {path!r:.200}, a "
         f"{type(path).__name__}: is this the column of the paths?"
     )
-
-
-def check_repeats(
-    names: Sequence[str | bytes], labels: np.ndarray[Any, Any], called: Callable[[int], str]
-) -> None:
-    """See whether a path or key that comes more than once has one label.
-
-    Raises:
-        DatasetError: it has two.
-    """
-    if len(set(names)) == len(names):
-        return
-    first: dict[str | bytes, int] = {}
-    firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
-    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
-    if other.size:
-        sample = int(other[0])
-        raise DatasetError(
-            f"{called(firsts[sample])} comes again as sample {sample} with another label "
-            f"({labels[firsts[sample]].tolist()}, then {labels[sample].tolist()}): which is true?"
-        )
 
 
 def listed_images(
