@@ -656,6 +656,15 @@ def test_a_cache_is_built_of_a_list_and_of_a_folder_at_a_url(
     assert build(data, tmp_path / "skipped", on_error="skip").samples == COUNT
 
 
+def test_a_build_does_without_a_page_that_came_once_in_the_place_of_an_image(
+    remote: ImageList, server: RangeServer, tmp_path: Path
+) -> None:
+    server.fault = lambda answer: (
+        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>") is None
+    )
+    assert build(remote, tmp_path / "list").samples == COUNT
+
+
 def test_a_build_of_a_server_that_is_away_is_an_error_and_skips_nothing(
     remote: ImageList, server: RangeServer, pauses: list[float], tmp_path: Path
 ) -> None:
