@@ -166,11 +166,13 @@ async def _pass_on(reader: Any, writer: Any, delay_s: float) -> None:
             await writer.drain()
 
     writing = asyncio.create_task(write())
-    while True:
-        data = await reader.read(1 << 16)
+    data = b"more"
+    while data:
+        try:
+            data = await reader.read(1 << 16)
+        except ConnectionError:  # who is done with it may end it so
+            data = b""
         due.put_nowait((time.monotonic() + delay_s, data))
-        if not data:
-            break
     await writing
 
 
