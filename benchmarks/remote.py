@@ -1,12 +1,17 @@
-"""How fast a cache on another machine is read: over HTTP from nginx, and from a server of S3.
+"""How fast images on another machine are read: over HTTP from nginx, and from a server of S3.
 
-    python benchmarks/remote.py FOLDER [--latency-ms 20] [--in-flight 1,8,32] [--workers 2]
+    python benchmarks/remote.py FOLDER [--originals] [--latency-ms 20] [--in-flight 1,8,32]
 
-A cache of the folder's images at 256 px (JPEG q95) is served on the loopback interface, by nginx
-and by moto's server; a proxy between brings each answer later. Random crops become batches of 64 at
-224 px. An epoch is read twice: with nothing of it on the local disk (cold), and once more (warm). A
-rate counts from the first batch on, so without the start of the workers. Servers, proxy and workers
-share the cores of this machine.
+A cache of the folder's images at 256 px (JPEG q95), or with `--originals` the folder itself, is
+served on the loopback interface, by nginx and by moto's server; a proxy between brings each answer
+later. Random crops become batches of 64 at 224 px. An epoch is read twice: with nothing of it on
+the local disk (cold), and once more (warm). A rate counts from the first batch on, so without the
+start of the workers. Servers, proxy and workers share the cores of this machine.
+
+With `--originals` torch's DataLoader is measured, too, over a Dataset as it is often written: each
+worker fetches a file by fsspec, decodes it by Pillow and crops it by torchvision, and then the
+next; it keeps nothing. Its workers make a batch each, so when the first one is there, others nearly
+are: its rate is somewhat too high, and with a few hundred images much.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -23,6 +29,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
 
 from feedline import DataLoader, ImageFolder, build_cache
 
@@ -33,14 +42,55 @@ def images_per_s(data: ImageFolder, workers: int) -> float:
     with DataLoader(
         data, _BATCH, seed=0, shuffle=True, image_size=224, num_workers=workers
     ) as loader:
-        started, images = 0.0, 0
-        for _, labels in loader:
-            now = time.perf_counter()
-            if started:
-                images += len(labels)
-            else:
-                started = now
-        return images / (now - started)
+        return rate(loader)
+
+
+def rate(loader: Any) -> float:
+    """Images per second of an epoch, from its first batch on."""
+    started, images = 0.0, 0
+    for _, labels in loader:
+        now = time.perf_counter()
+        if started:
+            images += len(labels)
+        else:
+            started = now
+    return images / (now - started)
+
+
+class OneByOne(torch.utils.data.Dataset[Any]):
+    """Images at URLs, each fetched, decoded and cropped before the next."""
+
+    def __init__(self, urls: list[str], labels: list[int], options: dict[str, Any]) -> None:
+        self._urls, self._labels, self._options = urls, labels, options
+
+    def __len__(self) -> int:
+        return len(self._urls)
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        import io
+
+        import fsspec
+        from PIL import Image
+        from torchvision.transforms import v2
+
+        url = self._urls[sample]
+        there = fsspec.filesystem(url.partition("://")[0], **self._options)  # it keeps one
+        image = Image.open(io.BytesIO(there.cat_file(url))).convert("RGB")
+        part = v2.RandomHorizontalFlip()(v2.RandomResizedCrop(224)(image))
+        return v2.functional.pil_to_tensor(part), self._labels[sample]
+
+
+def torch_images_per_s(data: ImageFolder, options: dict[str, Any], workers: int) -> float:
+    urls = [data.name(sample) for sample in range(len(data))]
+    return rate(
+        torch.utils.data.DataLoader(
+            OneByOne(urls, data.targets.tolist(), options),
+            _BATCH,
+            shuffle=True,
+            num_workers=workers,
+            multiprocessing_context="spawn",  # connections of S3 do not live through a fork
+        )
+    )
 
 
 def _free_port() -> int:
@@ -67,7 +117,7 @@ def nginx(root: Path, scratch: Path) -> Iterator[int]:
         "events { worker_connections 4096; }"
         f"http {{ access_log off; client_body_temp_path {scratch}; proxy_temp_path {scratch};"
         f"fastcgi_temp_path {scratch}; uwsgi_temp_path {scratch}; scgi_temp_path {scratch};"
-        f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}"
+        f"server {{ listen 127.0.0.1:{port}; root {root}; autoindex on; }} }}"
     )
     with subprocess.Popen(["nginx", "-c", config, "-e", scratch / "error.log"]) as server:
         try:
@@ -89,6 +139,7 @@ def _serve_s3(port: int) -> None:
 
 @contextmanager
 def s3(root: Path) -> Iterator[int]:
+    """A server's port, with what lies in a folder below that folder's name in a bucket."""
     import boto3
 
     port = _free_port()
@@ -98,7 +149,7 @@ def s3(root: Path) -> Iterator[int]:
         client.create_bucket(Bucket="bucket")
         for path in root.rglob("*"):
             if path.is_file():
-                client.upload_file(str(path), "bucket", f"cache/{path.relative_to(root)}")
+                client.upload_file(str(path), "bucket", str(path.relative_to(root.parent)))
         yield port
 
 
@@ -116,11 +167,13 @@ async def _pass_on(reader: Any, writer: Any, delay_s: float) -> None:
             await writer.drain()
 
     writing = asyncio.create_task(write())
-    while True:
-        data = await reader.read(1 << 16)
+    data = b"more"
+    while data:
+        try:
+            data = await reader.read(1 << 16)
+        except ConnectionError:  # who is done with it may end it so
+            data = b""
         due.put_nowait((time.monotonic() + delay_s, data))
-        if not data:
-            break
     await writing
 
 
@@ -179,10 +232,22 @@ def measure(name: str, url: str, options: dict[str, Any], given: argparse.Namesp
             flush=True,
         )
 
+    if given.originals:
+        torchs = torch_images_per_s(data, options, given.workers)
+        print(f"{name:6} +{given.latency_ms:g} ms, torch and fsspec: {torchs:6.0f}", flush=True)
+
+
+def copied(folder: Path, to: Path) -> None:
+    """A folder of class folders, copied to where a server may read it."""
+    shutil.copytree(folder, to)
+    for path in (to, *to.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--originals", action="store_true")
     parser.add_argument("--latency-ms", type=float, default=20)
     parser.add_argument("--in-flight", default="1,8,32")
     parser.add_argument("--workers", type=int, default=2)
@@ -194,18 +259,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         os.chmod(scratch, 0o755)  # nginx reads it as another user
-        root = scratch / "www" / "cache"
+        root = scratch / "www" / "images"
         root.parent.mkdir()
-        build_cache(given.folder, root, (256,))
+        if given.originals:
+            copied(given.folder, root)
+        else:
+            build_cache(given.folder, root, (256,))
+        print(f"busy by others: {psutil.cpu_percent(5.0):.0f}% of the cores", flush=True)
         print(f"local  {images_per_s(ImageFolder(root), given.workers):6.0f} images/s", flush=True)
         delay_s = given.latency_ms / 1000
         if "nginx" in given.servers:
             with nginx(root.parent, scratch) as port, late(port, delay_s) as near:
-                measure("nginx", f"http://127.0.0.1:{near}/cache", {}, given)
+                measure("nginx", f"http://127.0.0.1:{near}/images", {}, given)
         if "s3" in given.servers:
             with s3(root) as port, late(port, delay_s) as near:
                 options = {"endpoint_url": f"http://127.0.0.1:{near}"}
-                measure("s3", "s3://bucket/cache", options, given)
+                measure("s3", "s3://bucket/images", options, given)
 
 
 if __name__ == "__main__":

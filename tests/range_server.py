@@ -72,6 +72,13 @@ class Answer(BaseHTTPRequestHandler):
         if length not in (None, len(body)):
             self.close_connection = True
 
+    def redirect(self, where: str) -> None:
+        """Lead to another URL."""
+        self.send_response(302)
+        self.send_header("Location", where)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def reset(self) -> None:
         """End the connection without an answer."""
         linger = struct.pack("ii", 1, 0)

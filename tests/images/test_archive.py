@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import random
@@ -238,11 +239,49 @@ def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
             ImageFolder(tmp_path / name)
     with tarfile.open(tmp_path / "a.tar", "w:gz") as archive:
         archive.add(pets, "")
-    with pytest.raises(DatasetError, match="no tar file that is not compressed"):
+    with pytest.raises(DatasetError, match="is compressed by gzip, whatever its name says"):
         ImageFolder(tmp_path / "a.tar")
     shutil.copy(tmp_path / "a.tar", tmp_path / "a.tar.gz")
     with pytest.raises(DatasetError, match=r"it is a file.*others have to be unpacked"):
         ImageFolder(tmp_path / "a.tar.gz")
+
+
+def tar_header(kind: bytes, size: int) -> bytes:
+    """A header whose length is written as a number of 11 bytes, which may be below 0."""
+    info = tarfile.TarInfo("cats/1.jpg")
+    info.type = kind
+    head = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    head[124:136] = (b"\x80" if size >= 0 else b"\xff") + (size % (1 << 88)).to_bytes(11, "big")
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+@pytest.mark.parametrize("size", [-512, -(10**15), 10**12, 1 << 60, 1 << 80])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_lengths_that_lie_take_no_memory_and_no_time(
+    pets: Path, tmp_path: Path, kind: bytes, size: int
+) -> None:
+    path = tarred(pets, tmp_path / "a.tar")
+    path.write_bytes(tar_header(kind, size) + path.read_bytes())
+    with pytest.raises(DatasetError, match=r"cut off|header claims -?\d+ bytes"):
+        ImageFolder(path)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"GNU.sparse.map": "0,x"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}],
+    ids=["map", "version"],
+)
+def test_headers_that_tarfile_stumbles_over_are_damage(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("cats/1.jpg")
+        info.size, info.pax_headers = 512, headers
+        archive.addfile(info, io.BytesIO(b"x" * 512))
+    with pytest.raises(DatasetError, match="is damaged, or no tar file"):
+        ImageFolder(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("name", ["/cats/1.jpg", "../cats/1.jpg", "cats/../1.jpg", "c:/a/1.jpg"])
@@ -316,6 +355,21 @@ def test_any_damage_gives_the_image_or_an_error(pets: Path, tmp_path: Path, kind
         except FeedlineError:
             errors += 1
     assert errors > (0 if kind == "plain.tar" else 100)
+
+
+def test_a_size_of_64_bits_that_no_file_has_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cats/1.jpg", bytes(1000))
+    whole = bytearray(path.read_bytes())
+    at, end = whole.index(b"PK\1\2"), whole.index(b"PK\5\6")
+    struct.pack_into("<L", whole, at + 24, 0xFFFFFFFF)
+    struct.pack_into("<H", whole, at + 30, 12)
+    struct.pack_into("<L", whole, end + 12, end - at + 12)
+    whole[end:end] = struct.pack("<HHQ", 1, 8, 1 << 63)
+    path.write_bytes(whole)
+    with pytest.raises(DatasetError, match=rf"'cats/1\.jpg' would have {1 << 63} bytes"):
+        ImageFolder(path)
 
 
 def test_a_file_that_lies_about_its_size_takes_no_memory(tmp_path: Path) -> None:

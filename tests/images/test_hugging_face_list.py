@@ -76,6 +76,10 @@ def test_chosen_rows_and_formats_do_not_matter(dataset: Any) -> None:
 def test_labels_of_every_kind(dataset: Any) -> None:
     boxes = ImageList.from_hf(dataset, label="box")
     assert boxes.fields(8)[1] == Field("label", "float32", (2,))
+    assert ImageList.from_hf(dataset, classes=np.array(["cats", "dogs"])).classes == [
+        "cats",
+        "dogs",
+    ]
     names = ImageList.from_hf(dataset, label="name")
     assert (names.classes, names.targets.tolist()) == (["a", "b"], [1] * 6 + [0] * 6)
 
@@ -98,6 +102,8 @@ def test_what_cannot_be_used_is_refused(dataset: Any, tmp_path: Path) -> None:
         (datasets.DatasetDict({"train": dataset}), {}, "got a DatasetDict of 'train'"),
         (dataset.to_iterable_dataset(), {}, "got a IterableDataset: load it without streaming"),
         (dataset, {"image": "img"}, "no column 'img'"),
+        (dataset, {"image": ["image"]}, "no column \\['image'\\]"),
+        (dataset, {"classes": ["dogs", "cats"]}, "'label' has others, .'cats', 'dogs'.: leave `cl"),
         (dataset, {"label": "labl"}, "no column 'labl'; nearest: 'label'"),
         (dataset, {"image": "label"}, r"images are of the feature Image: dataset\.cast_column"),
         (dataset.map(lambda r: {"label": -1}), {}, "row 0 has the label -1, and there are 2 class"),
@@ -122,10 +128,17 @@ def test_images_that_cannot_be_read_are_named() -> None:
         {"bytes": None, "path": "hf://datasets/x/a.jpg"},
         {"bytes": b"no image", "path": "a.jpg"},
         None,
+        {"bytes": None, "path": "a\0b.jpg"},
     ]
-    columns = {"image": cells, "label": [0, 1, 2, 3]}
+    columns = {"image": cells, "label": [0, 1, 2, 3, 4]}
     data = ImageList.from_hf(datasets.Dataset.from_dict(columns, features=features))
-    said = ["No such file", "none of this machine's", "cannot be loaded", "has no image"]
+    said = [
+        "No such file",
+        "none of this machine's",
+        "cannot be loaded",
+        "has no image",
+        "can have its name",
+    ]
     for sample, text in enumerate(said):
         with pytest.raises(ImageError, match=f"row {sample}.*{text}"):
             row(data, sample)

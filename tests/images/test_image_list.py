@@ -110,10 +110,22 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "objects": ([{}] * 12, {}, r"has the label \{\} \(dict\)"),
     "too large": ([2**70] * 12, {}, "fit into 64 bits"),
     "too large for a sign": (np.full(12, 2**63, np.uint64), {}, "no finite number of int64"),
-    "unknown": (SORTS, {"classes": ["cats", "dog"]}, "6 of 12.*'cat' of sample 0.*nearest: 'cats'"),
+    "too large beside others": ([2**64 - 1, *[-1] * 11], {}, "sample 0.*fit into 64 bits"),
+    "too large in a row": ([*[[0, -1]] * 11, [2**63, 1]], {}, "sample 11.*fit into 64 bits"),
+    "no order": (set(range(12)), {}, "one for each path in their order"),
+    "by name": (dict.fromkeys(NAMES, 1), {}, "one for each path in their order"),
+    "an array without an axis": (np.array(3), {}, "one for each path in their order"),
+    "unknown": (
+        SORTS,
+        {"classes": ["cats", "dog"]},
+        "6 of 12.*sample 0, .*has 'cat'; nearest: 'cats'",
+    ),
     "beyond": ([*[0] * 11, 2], {"classes": ["a", "b"]}, "sample 11.* label 2, and there are 2"),
     "fractions": ([0.5] * 12, {"classes": ["a"]}, "only whole numbers and texts are classes"),
     "a class twice": (SORTS, {"classes": ["a", "a"]}, "holds 'a' twice"),
+    "classes without an order": (SORTS, {"classes": {"cat", "dog"}}, "names in a sequence"),
+    "numbers by class": (SORTS, {"classes": {"dog": 1, "cat": 0}}, "names in a sequence"),
+    "a number of classes": (SORTS, {"classes": 2}, "names in a sequence"),
     "classes in one text": (SORTS, {"classes": "ab"}, "classes must be names in a sequence"),
 }
 
@@ -132,6 +144,9 @@ BAD_PATHS: dict[str, tuple[Any, str]] = {
     "numbers": ([*NAMES[:11], 3], "that of sample 11 is 3, a int: is this the column"),
     "bytes": ([b"a", *NAMES[:11]], "sample 0 is b'a', a bytes"),
     "an empty one": ([*NAMES[:11], ""], "sample 11 has an empty path"),
+    "no order": (set(NAMES), "paths must be a sequence"),
+    "labels by path": (dict.fromkeys(NAMES, 1), "paths must be a sequence"),
+    "half a character": (["a\ud800b", *NAMES[:11]], r"'.ud800', which no file's name has: 'a"),
     "a zero byte": (["a\0b", *NAMES[:11]], "sample 0 has a path with a zero byte"),
     "one with two labels": (
         [*NAMES[:11], NAMES[0]],
@@ -268,6 +283,10 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "open quotes": ('path,label\n"a,1', {}, "cannot be read: unexpected end"),
     "two characters": ("path,label\na,1", {"sep": ",,"}, "sep must be one character"),
     "no names": ("path,label\na,1", {"label": []}, "label must be the name of a column"),
+    "a number for names": ("path,label\na,1", {"label": 1}, "label must be the name of a column"),
+    "a number for a name": ("path,label\na,1", {"image": 0}, "image must be the name of a column"),
+    "semicolons": ("path;label\na;1", {}, "no column 'path'.* 'path;label'.* give sep=';'"),
+    "thousands of digits": (f"path,label\na,{'9' * 5000}", {}, "no finite number of float32"),
 }
 
 
@@ -284,6 +303,19 @@ def test_a_csv_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"path,label\n\xe4.jpg,1")
     with pytest.raises(DatasetError, match="must be text in UTF-8"):
         ImageList.from_csv(tmp_path / "latin.csv")
+    for given, said in ((None, "its path is None"), ("s3://bucket/a.csv", "download it")):
+        for read in (ImageList.from_csv, ImageList.from_parquet):
+            with pytest.raises(UsageError, match=said):
+                read(given)  # type: ignore[arg-type]
+
+
+def test_a_csv_file_below_the_home_folder(
+    jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(jpeg_folder))
+    write(jpeg_folder / "a.csv", f"path,label\n{NAMES[0]},1")
+    assert ImageList.from_csv("~/a.csv", check=True).path(0) == str(jpeg_folder / NAMES[0])
+    (jpeg_folder / "a.csv").unlink()
 
 
 def test_a_parquet_file_is_read(jpeg_folder: Path, tmp_path: Path) -> None:
@@ -310,6 +342,10 @@ def test_a_parquet_file_is_read(jpeg_folder: Path, tmp_path: Path) -> None:
         ImageList.from_parquet(file, label="boxs")
     with pytest.raises(DatasetError, match="cannot be read"):
         ImageList.from_parquet(write(tmp_path / "text.parquet", "path,label"))
+    no_text = pyarrow.array([b"\xff.jpg"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"path": no_text, "label": [1]}), file)
+    with pytest.raises(DatasetError, match="cannot be read: 'utf-8' codec"):
+        ImageList.from_parquet(file)
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])

@@ -316,11 +316,11 @@ def resized(data: bytes, size: int) -> bytes:
         (cut_between, r"cut off|damaged"),
         (longer_than_it_is, "before .* does: it was cut off"),
         (shorter_than_it_is, "is cut off or damaged at byte"),
-        (lambda data: b"", "is damaged or no tar file"),
+        (lambda data: b"", "is damaged, or no tar file"),
         (lambda data: bytes(10240), "holds no samples"),
         (gzip.compress, "is compressed by gzip, whatever its name says"),
         (lambda data: b"\xfd7zXZ\0" + data, "is compressed by xz"),
-        (lambda data: b"no tar" * 400, "is damaged or no tar file"),
+        (lambda data: b"no tar" * 400, "is damaged, or no tar file"),
         (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "cut off or damaged at byte"),
     ],
 )
@@ -376,3 +376,33 @@ def test_a_label_that_is_none_names_its_sample(tmp_path: Path, images: list[byte
     files["0001.json"] = b'{"label": {"a": 1}}'
     with pytest.raises(UsageError, match=r"sample 1, 'a\.tar/0001\.jpg', has the label \{'a': 1\}"):
         ImageList.from_webdataset(shard(tmp_path / "a.tar", files), label="json:label")
+
+
+def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_time(
+    tmp_path: Path, images: list[bytes]
+) -> None:
+    for name, label in (("a", b"1"), ("b", b"2")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for ending, data in ((".cls", label), (".jpg", images[0])):
+                info = tarfile.TarInfo(f"0{ending}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        os.utime(tmp_path / f"{name}.tar", ns=(7, 7))
+    assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [1]
+    os.replace(tmp_path / "b.tar", tmp_path / "a.tar")
+    assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [2]
+
+
+def test_labels_that_do_not_go_together_are_named_with_their_sample(
+    tmp_path: Path, images: list[bytes]
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, (ending, label) in enumerate(
+            ((".json", b'{"y": 7}'), (".cls", b"1"), (".cls", b"x"))
+        ):
+            for name, data in ((".jpg", images[0]), (ending, label)):
+                info = tarfile.TarInfo(f"{number}{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(UsageError, match=r"'x' of sample 2, 'a.tar/2.jpg', is no number"):
+        ImageList.from_webdataset(tmp_path / "a.tar", label="cls;json:y")

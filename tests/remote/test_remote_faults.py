@@ -148,7 +148,10 @@ def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
     apart: None,
     fault: Callable[[Answer], bool],
     workers: int,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if not workers:
+        request.getfixturevalue("clock")
     asked: Counter[tuple[str, int, int]] = Counter()
 
     def twice(answer: Answer) -> bool:

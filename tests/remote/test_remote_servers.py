@@ -222,7 +222,7 @@ def test_a_shard_that_is_not_what_was_written_is_found_and_named(
     store = open_cache(cache)
     place = int(store.reader(store.level_for(24))._entries[40, 1])
     flip(damaged / "24" / "000001.tar", place)
-    os.truncate(damaged / "16" / "000002.tar", 4096)
+    os.truncate(damaged / "16" / "000002.tar", 40 * 1024)
     for path in damaged.rglob("*"):
         if path.is_file():
             bucket.upload_file(str(path), "bucket", f"damaged/{path.relative_to(damaged)}")

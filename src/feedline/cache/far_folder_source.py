@@ -14,6 +14,7 @@ from typing import Any
 from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.source import Stamp, evenly, stamp_of
 from feedline.errors import ImageError
+from feedline.images.headers import sniff
 from feedline.plan.row import Field
 from feedline.remote.class_folders import class_folders
 from feedline.remote.error import Altered, RemoteError
@@ -124,7 +125,10 @@ class FarFilesSource(_Far):
 
     def _read(self, sample: int) -> bytes:
         try:
-            return self._images.had(sample)
+            data = self._images.had(sample)
+            if sniff(data) is None:  # a page of a proxy's, say, which would be kept
+                data = self._images.anew(sample, data) or data
+            return data
         except RemoteError as error:
             if isinstance(error.__cause__, _ITS_OWN):
                 raise ImageError(str(error)) from error

@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
-from feedline.images.labels import Labels, labels_of
+from feedline.images.labels import Labels, labels_of, ordered
 from feedline.images.listed_entries import lmdb_entries
 from feedline.images.listed_shards import sharded_samples
 from feedline.images.rows import RowPipeline
@@ -62,18 +63,25 @@ class FromStores(RowPipeline[ListStore]):
             image: a column of the feature `Image`.
             label: a column of a `ClassLabel`, of numbers, texts, or rows of numbers; what they mean
                 is said with `ImageList`.
-            transform, classes, decode, max_pixels: as of `ImageList`; the classes of a
-                `ClassLabel` are known.
+            transform, decode, max_pixels: as of `ImageList`.
+            classes: as of `ImageList`; those of a `ClassLabel` are known, and no others are taken.
             exif: turn images upright by their Exif orientation, as datasets does.
 
         Raises:
             DatasetError: it has no rows.
-            UsageError: it is no such dataset, has no such column; and as `ImageList`.
+            UsageError: it is no such dataset, has no such column, or other classes; and as
+                `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
         crop = checked_transform(transform)
         rows, listed, names = rows_of(dataset, image, label)
-        found = labels_of(listed, len(rows), classes or names, lambda sample: f"row {sample}")
+        if names is not None and classes is not None and ordered(classes) != names:
+            raise UsageError(
+                f"classes={classes!r:.99} was given, and the column {label!r} has others, "
+                f"{names!r:.99}: leave `classes` out; dataset.cast_column gives it new ones"
+            )
+        known = names if classes is None else classes
+        found = labels_of(listed, len(rows), known, lambda sample: f"row {sample}")
         made = cls._of_store(RowStore(rows, image, found.values), found, "")
         RowPipeline.__init__(
             made, made.store, crop, scaled=scaled, exif=exif, max_pixels=max_pixels
@@ -160,7 +168,7 @@ class FromStores(RowPipeline[ListStore]):
 
         Raises:
             DatasetError: it is not there, damaged, or no LMDB; it has no such entries, or others
-                than images; with `check`, a key is missing.
+                than images; a key comes with two labels; with `check`, a key is missing.
             UsageError: an argument cannot be used; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)

@@ -21,8 +21,8 @@ from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.from_stores import FromStores
 from feedline.images.from_tables import FromTables
-from feedline.images.labels import labels_of
-from feedline.images.listed_files import check_repeats, checked_paths, listed_images
+from feedline.images.labels import check_repeats, labels_of
+from feedline.images.listed_files import checked_paths, listed_images
 from feedline.images.rows import RowPipeline
 from feedline.remote.image_files import RemoteImages, no_files_here
 from feedline.stores.file_store import FileStore

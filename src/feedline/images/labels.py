@@ -1,22 +1,23 @@
 """Labels as a user has them, as one array: class numbers, class names, or numbers to be predicted.
 
 Guarantees: nothing is guessed that could be another thing: a label that is missing, no number, or
-of another type than the others is an error that names its sample.
+of another type than the others, or another one for the same image, is an error that names its
+sample.
 """
 
 from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from feedline.errors import UsageError
+from feedline.errors import DatasetError, UsageError
 
-__all__ = ["Labels", "labels_of"]
+__all__ = ["Labels", "check_repeats", "labels_of", "ordered"]
 
 Array = np.ndarray[Any, Any]
 
@@ -67,14 +68,47 @@ def labels_of(given: Any, count: int, classes: Any, called: Callable[[int], str]
     return Labels(found, names or [])
 
 
+def check_repeats(
+    names: Sequence[str | bytes], labels: np.ndarray[Any, Any], called: Callable[[int], str]
+) -> None:
+    """See whether a path or key that comes more than once has one label.
+
+    Raises:
+        DatasetError: it has two.
+    """
+    if len(set(names)) == len(names):
+        return
+    first: dict[str | bytes, int] = {}
+    firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
+    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
+    if other.size:
+        sample = int(other[0])
+        raise DatasetError(
+            f"{called(firsts[sample])} comes again as sample {sample} with another label "
+            f"({labels[firsts[sample]].tolist()}, then {labels[sample].tolist()}): which is true?"
+        )
+
+
+def ordered(given: Any) -> list[Any] | None:
+    """What a user gives in an order of its own, as a list; None for a set, a mapping or a text."""
+    if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
+        return None
+    if not getattr(given, "ndim", 1):  # numpy's arrays without an axis have an iterator that fails
+        return None
+    return list(given)
+
+
 def _listed(given: Any) -> Array | list[Any]:
     if hasattr(given, "detach"):  # a tensor of torch's
         given = given.detach().cpu().numpy()
     if isinstance(given, np.ndarray) and given.ndim and given.dtype.kind in "biuf":
         return given
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise UsageError(f"labels must be a sequence, one for each path, got {given!r:.200}")
-    return list(given)
+    listed = ordered(given)
+    if listed is None:
+        raise UsageError(
+            f"labels must be a sequence, one for each path in their order, got {given!r:.200}"
+        )
+    return listed
 
 
 def _only_kind(values: Sequence[Any], called: Callable[[int], str]) -> str:
@@ -127,15 +161,29 @@ def _array(values: Sequence[Any], kind: str, called: Callable[[int], str]) -> Ar
             f"no array can be made of the labels: {error}. Rows must have one length, and whole "
             "numbers fit into 64 bits"
         ) from error
-    if array.dtype.kind not in "biuf":
-        bad = next(
-            k for k, value in enumerate(values) if np.asarray(value).dtype.kind not in "biuf"
-        )
+    bad = next((k for k in _doubtful(array, values) if not _is_number(values[k])), None)
+    if bad is not None:
         raise UsageError(
             f"{called(bad)} has the label {values[bad]!r:.200}, and all must be numbers that fit "
             "into 64 bits"
         )
     return array
+
+
+def _doubtful(array: Array, values: Sequence[Any]) -> Iterable[int]:
+    """Which labels may be none that the array can hold."""
+    if array.dtype.kind not in "biuf":
+        return range(len(values))
+    # Of whole numbers that do not fit numpy makes floats, which are others.
+    return map(int, np.flatnonzero((array >= 2.0**63).reshape(len(array), -1).any(axis=1)))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a label is of fractions, or of whole numbers that fit into 64 bits."""
+    if np.asarray(value).dtype.kind not in "biuf":
+        return False
+    parts = np.asarray(value, object).ravel().tolist()
+    return not all(isinstance(part, numbers.Integral) for part in parts) or max(parts) < 1 << 63
 
 
 def _numbers(array: Array, called: Callable[[int], str]) -> Array:
@@ -172,14 +220,14 @@ def _numbered(
         name = values[unknown[0]]
         near = difflib.get_close_matches(name, known, _NAMED) or known[:_NAMED]
         raise UsageError(
-            f"{len(unknown)} of {len(values)} labels are none of the {len(known)} classes, the "
-            f"first {name!r} of {called(unknown[0])}; nearest: {', '.join(map(repr, near))}"
+            f"{len(unknown)} of {len(values)} labels are none of the {len(known)} classes: "
+            f"{called(unknown[0])} has {name!r}; nearest: {', '.join(map(repr, near))}"
         )
     return Labels(np.array([number[name] for name in values], np.int64), list(map(str, known)))
 
 
 def _checked_classes(classes: Any) -> list[str]:
-    names = [] if isinstance(classes, str) else list(classes)
+    names = ordered(classes)
     if not names or not all(isinstance(name, str) for name in names):
         raise UsageError(f"classes must be names in a sequence, by number, got {classes!r:.200}")
     if len(set(names)) < len(names):

@@ -19,7 +19,7 @@ import numpy as np
 from feedline import errors
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.headers import sniff
-from feedline.images.labels import Labels, labels_of
+from feedline.images.labels import Labels, check_repeats, labels_of, ordered
 from feedline.images.listed_shards import texts_typed
 from feedline.stores.lmdb_keys import as_text, keys_of, opened, texts_at
 from feedline.stores.lmdb_store import LmdbStore, why_no_image
@@ -42,7 +42,14 @@ def lmdb_entries(
         raise UsageError(f"path must be that of an LMDB, got {path!r:.200}")
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     pattern = labels if isinstance(labels, str) else None
-    keys = list(keys) if hasattr(keys, "__iter__") and not isinstance(keys, (str, bytes)) else keys
+    if keys is not None and not isinstance(keys, str):
+        listed = ordered(keys)
+        if listed is None:
+            raise UsageError(
+                'keys must be texts or bytes in a sequence, or a pattern as "image-%09d", got '
+                f"{keys!r:.200}"
+            )
+        keys = listed
     names, texts = _by_another_process(where, keys, pattern, check)
 
     def called(sample: int) -> str:
@@ -51,10 +58,11 @@ def lmdb_entries(
     if labels is None:
         labels = np.zeros(len(names), np.int64)
     elif pattern is not None:
-        labels = texts_typed(f"the LMDB {where!r}", texts, classes)
+        labels = texts_typed(f"the LMDB {where!r}", texts, classes, called)
     elif callable(labels):
         labels = [labels(as_text(name)) for name in names]
     found = labels_of(labels, len(names), classes, called)
+    check_repeats(names, found.values, called)
     return LmdbStore(where, names, found.values), found
 
 

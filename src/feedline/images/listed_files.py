@@ -7,13 +7,13 @@ moved together, also to another machine; no file is looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
+from feedline.images.labels import ordered
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.image_files import remote_images
 from feedline.remote.open_location import check_local, was_url
@@ -21,7 +21,7 @@ from feedline.remote.whole_files import store_of
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
 
-__all__ = ["check_repeats", "checked_paths", "listed_images"]
+__all__ = ["checked_paths", "listed_images"]
 
 _LOST = "{given!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
 
@@ -33,12 +33,12 @@ def checked_paths(given: Any) -> list[str]:
         DatasetError: there are none.
         UsageError: one is no text, or one that no file has.
     """
-    if isinstance(given, (str, bytes, os.PathLike)) or not hasattr(given, "__iter__"):
+    paths = ordered(given)
+    if paths is None:
         raise UsageError(
             f"paths must be a sequence of paths, got {given!r:.200}; for a folder of class folders "
             "use feedline.ImageFolder, for a table ImageList.from_csv"
         )
-    paths = list(given)
     if not paths:
         raise DatasetError("paths is empty: there is nothing to load")
     if set(map(type, paths)) - {str}:
@@ -47,6 +47,13 @@ def checked_paths(given: Any) -> list[str]:
         sample = next((k for k, path in enumerate(paths) if (bad in path if bad else not path)), -1)
         if sample >= 0:
             raise UsageError(f"sample {sample} has {why}: {paths[sample]!r:.200}")
+    try:
+        os.fsencode("".join(paths))
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a path has the character {error.object[error.start]!r}, which no file's name has: "
+            f"{error.object[max(0, error.start - 50) : error.end]!r}. Is it text?"
+        ) from error
     return paths
 
 
@@ -60,26 +67,6 @@ def _text(path: Any, sample: int) -> str:
         f"paths must be texts, and that of sample {sample} is {path!r:.200}, a "
         f"{type(path).__name__}: is this the column of the paths?"
     )
-
-
-def check_repeats(
-    names: list[str], labels: np.ndarray[Any, Any], called: Callable[[int], str]
-) -> None:
-    """See whether a path that comes more than once has one label.
-
-    Raises:
-        DatasetError: it has two.
-    """
-    if len(set(names)) == len(names):
-        return
-    first: dict[str, int] = {}
-    for sample, name in enumerate(names):
-        before = first.setdefault(name, sample)
-        if not np.array_equal(labels[before], labels[sample]):
-            raise DatasetError(
-                f"{called(before)} comes again as sample {sample} with another label "
-                f"({labels[before].tolist()}, then {labels[sample].tolist()}): which is true?"
-            )
 
 
 def listed_images(

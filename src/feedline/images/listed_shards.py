@@ -5,6 +5,7 @@ Guarantees: those of `webdataset_index`; a sample that lacks something is an err
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from feedline.errors import DatasetError, UsageError
@@ -43,15 +44,21 @@ def sharded_samples(
     def called(sample: int) -> str:
         return f"sample {sample}, {names.path(sample)!r},"
 
-    given = texts_typed(f"the shards in {found.folder!r}", found.labels, classes)
+    given = texts_typed(f"what lies in {found.folder!r}", found.labels, classes, called)
     labels = labels_of(given, len(names), classes, called)
     return WebDatasetStore(found, labels.values), labels, found.left_out
 
 
-def texts_typed(where: str, labels: list[Any], classes: Any) -> list[Any]:
+def texts_typed(
+    where: str, labels: list[Any], classes: Any, called: Callable[[int], str]
+) -> list[Any]:
     """Labels with the texts among them read as a column of a CSV, unless they are `classes`."""
-    texts = [label for label in labels if isinstance(label, str)]
+    places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
+    texts = [labels[sample] for sample in places]
     if not texts or (classes is not None and set(texts) & set(classes)):
         return labels
-    values = iter(typed(where, texts))
-    return [next(values) if isinstance(label, str) else label for label in labels]
+    given = list(labels)
+    values = typed(where, texts, lambda place: called(places[place]))
+    for sample, value in zip(places, values, strict=True):
+        given[sample] = value
+    return given

@@ -166,6 +166,10 @@ class RowPipeline(Generic[Store]):
                 try:
                     return self._decoded(image, item)
                 except ImageError:
+                    anew = getattr(self.store, "anew", None)
+                    other = None if anew is None else anew(item.sample, image)
+                    if other is not None:
+                        return self._decoded(other, item)
                     rescued = self._rescued(image)
                     if rescued is None:
                         raise

@@ -12,14 +12,16 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from feedline.errors import DatasetError, UsageError
+from feedline.images.labels import ordered
+from feedline.remote.filesystem import is_url, shown
 
 __all__ = ["Table", "of_csv", "of_frame", "of_parquet", "typed"]
 
-_WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_WHOLE = re.compile(r"\s*[+-]?\d{1,99}\s*", re.ASCII)  # Python refuses those of thousands of digits
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 _NO_NUMBER = re.compile(r"\s*[+-]?(nan|inf(inity)?)\s*", re.ASCII | re.IGNORECASE)
 _NEAR = 3
@@ -62,11 +64,11 @@ def of_csv(
     """
     if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
         raise UsageError(f'sep must be one character, such as "," or "\\t", got {sep!r}')
-    where = f"the CSV file {os.fspath(path)!r}"
-    wanted = [image, *_names(label)]
+    where, file_path = _file("CSV", path)
+    wanted = _wanted(image, label)
     columns: list[list[str]] = [[] for _ in wanted]
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open(file_path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter=sep, strict=True)
             header = next(lines, [])
             places = [_place(where, header, name) for name in wanted]
@@ -93,7 +95,7 @@ def of_csv(
 
 def of_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
     """Two columns of a Parquet file; raises as `of_csv`, and where pyarrow is not installed."""
-    where = f"the Parquet file {os.fspath(path)!r}"
+    where, file_path = _file("Parquet", path)
     try:
         import pyarrow
         import pyarrow.parquet
@@ -102,16 +104,18 @@ def of_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[s
             f"{where} is read by the package pyarrow, which is not there ({error}): "
             'pip install "feedline[parquet]"'
         ) from error
-    wanted = [image, *_names(label)]
+    wanted = _wanted(image, label)
     try:
-        with pyarrow.parquet.ParquetFile(os.fspath(path)) as file:
+        with pyarrow.parquet.ParquetFile(file_path) as file:
             header = file.schema_arrow.names
             for name in wanted:
                 _place(where, header, name)
             read = file.read(columns=wanted)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DatasetError(f"{where} cannot be read: {error}") from error
-    columns = [read.column(name).to_pylist() for name in wanted]
+        columns = [read.column(name).to_pylist() for name in wanted]
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise DatasetError(
+            f"{where} cannot be read: {str(error).rstrip('.')}. Is it one, and was it copied whole?"
+        ) from error
     return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
 
 
@@ -131,20 +135,39 @@ def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
         )
     where = f"the {package} DataFrame"
     header = list(frame.columns)
-    wanted = [image, *_names(label)]
+    wanted = _wanted(image, label)
     for name in wanted:
         _place(where, header, name)
     columns = [frame[name].to_list() for name in wanted]
     return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
 
 
-def _names(label: str | Sequence[str]) -> list[str]:
-    names = [label] if isinstance(label, str) else list(label)
+def _file(kind: str, path: Any) -> tuple[str, str]:
+    """What to call a table's file, and its path."""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise UsageError(
+            f"a {kind} file was wanted, and its path is {path!r:.200}; a DataFrame goes to "
+            "from_frame"
+        )
+    if is_url(path):
+        raise UsageError(
+            f"a {kind} file of this machine was wanted, got {shown(str(path))!r}: download it; the "
+            "images that it lists may be at URLs"
+        )
+    return f"the {kind} file {os.fspath(path)!r}", os.path.expanduser(os.fspath(path))
+
+
+def _wanted(image: str, label: str | Sequence[str]) -> list[str]:
+    """The names of the columns, that of the images first."""
+    if not isinstance(image, str):
+        raise UsageError(f"image must be the name of a column, a text, got {image!r:.200}")
+    names = [label] if isinstance(label, str) else ordered(label)
     if not names or not all(isinstance(name, str) for name in names):
         raise UsageError(
-            f'label must be the name of a column, or a list of such as ["a", "b"], got {label!r}'
+            'label must be the name of a column, or a list of such as ["a", "b"], got '
+            f"{label!r:.200}"
         )
-    return names
+    return [image, *names]
 
 
 def _place(where: str, header: Sequence[Any], name: str) -> int:
@@ -158,26 +181,37 @@ def _place(where: str, header: Sequence[Any], name: str) -> int:
     near = difflib.get_close_matches(name, known, _NEAR)
     nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
     some = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
-    raise UsageError(f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}")
+    seps = [sep for sep in ";\t|," if len(known) == 1 and sep in known[0]]
+    hint = f"; if there are several, give sep={seps[0]!r}" if seps else ""
+    raise UsageError(
+        f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}{hint}"
+    )
 
 
-def typed(where: str, cells: list[str]) -> list[Any]:
+def typed(
+    where: str, cells: list[str], called: Callable[[int], str] = "sample {}".format
+) -> list[Any]:
     """Cells as whole numbers or fractions, where all are; else as they are.
+
+    Args:
+        where: what to call the table.
+        cells: of one column.
+        called: what a cell's sample is called in a message, by the cell's place.
 
     Raises:
         UsageError: some are numbers and some are texts.
     """
     if all(map(_WHOLE.fullmatch, cells)):
         return list(map(int, cells))
-    numbers = [_NUMBER.fullmatch(cell) for cell in cells]
-    if not any(numbers):
+    found = [_NUMBER.fullmatch(cell) for cell in cells]
+    if not any(found):
         return cells
-    for sample, (cell, number) in enumerate(zip(cells, numbers, strict=True)):
+    for place, (cell, number) in enumerate(zip(cells, found, strict=True)):
         if number is None and cell and not _NO_NUMBER.fullmatch(cell):
-            other = next(found[0] for found in numbers if found)
+            other = next(number[0] for number in found if number)
             raise UsageError(
-                f"{where} has labels of mixed types: {cell!r} of sample {sample} is no number, and "
-                f"{other!r} is one. If all are names of classes, give them in `classes`"
+                f"{where} has labels of mixed types: {cell!r:.99} of {called(place)} is no number, "
+                f"and {other!r:.99} is one. If all are names of classes, give them in `classes`"
             )
     return cells if "" in cells else list(map(float, cells))
 

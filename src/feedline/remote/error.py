@@ -21,6 +21,7 @@ _LASTING = (
     ValueError,
 )
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+_LASTING_NAMES = (*_NO_CREDENTIALS, "TooManyRedirects", "NonHttpUrlRedirectClientError")
 _ADDRESS = "For a store of your own set its address, for S3 AWS_ENDPOINT_URL"
 _TRY_AGAIN = (408, 425, 429)  # of the statuses that say that the request was wrong
 _EMPTY = 416
@@ -44,9 +45,9 @@ class Altered(Exception):
 def lasts(error: BaseException) -> bool:
     """Whether it is of no use to try again. What is not known may pass."""
     status = getattr(error, "status", None)  # of aiohttp
-    if isinstance(status, int) and status:
+    if isinstance(status, int) and status and error.__cause__ is None:  # else what came is no HTTP
         return status == _NEVER or (400 <= status < 500 and status not in _TRY_AGAIN)
-    if isinstance(error, _LASTING) or type(error).__name__ in _NO_CREDENTIALS:
+    if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
         return True
     return isinstance(error, OSError) and error.errno in _LASTING_NUMBERS
 

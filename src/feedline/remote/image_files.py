@@ -1,8 +1,9 @@
 """Image files at URLs as a store: of a folder with classes, or of a table of URLs.
 
 Guarantees: what a piece of work lacks is fetched with many requests at a time; what was fetched is
-kept on this machine, in bounded room, and read from there while it is what was kept; what cannot be
-had is an ImageError that says what the server said. A pickle holds no image and no connection.
+kept on this machine, in bounded room, and read from there while it is what was kept and an image;
+what cannot be had is an ImageError that says what the server said. A pickle holds no image and no
+connection.
 
 Relies on: `whole_files` for the bytes, `kept_images` to keep them. Images there that do not change:
 one that is kept here is fetched again only where the list of a folder says that it has changed.
@@ -129,13 +130,32 @@ class RemoteImages(FileStore[Paths]):
         kept = self._kept.read(sample, identity)
         if kept is not None:
             return kept
-        data = self._files.read(
-            self.url(sample),
-            patience_s=_PATIENCE_S,
-            sound=lambda data: self._is_sound(sample, data),
-        )
+        data = self._fetched(sample, _PATIENCE_S)
         self._kept.keep(sample, identity, data)
         return data
+
+    def anew(self, sample: int, refused: bytes) -> bytes | None:
+        """What lies there now, where it is something else than bytes that are no image.
+
+        A page of a proxy's, or half of an upload, may have come in its place. No copy of that
+        stays, so that it does no harm once the server is well again.
+        """
+        self._kept.forget(sample)
+        try:
+            data = self._fetched(sample, 0.0)
+        except RemoteError:
+            return None
+        if data == refused:
+            return None
+        self._kept.keep(sample, self._identity(sample), data)
+        return data
+
+    def _fetched(self, sample: int, patience_s: float) -> bytes:
+        return self._files.read(
+            self.url(sample),
+            patience_s=patience_s,
+            sound=lambda data: self._is_sound(sample, data),
+        )
 
     def _identity(self, sample: int) -> str:
         """What must be the same for a copy to be that of the file."""

@@ -63,6 +63,11 @@ class KeptImages:
         name, first = _place(number)
         self._copies.keep(Part(name, first, _HEAD.size + len(data)), head + data)
 
+    def forget(self, number: int) -> None:
+        """Keep an image no longer."""
+        name, first = _place(number)
+        self._copies.forget(Part(name, first, _HEAD.size))
+
 
 def _place(number: int) -> tuple[str, int]:
     file, slot = divmod(number, _IN_FILE)

@@ -2,7 +2,7 @@
 
 Guarantees: the samples and class numbers that `scan_folder` finds where the archive was unpacked;
 nothing is extracted; an archive is looked through once, what was found is kept in a file, whole or
-not at all, and is found again while the archive has the same size and time of change.
+not at all, and is found again while the archive is as it was (see `kept_index`).
 
 Relies on: `zip_members` and `tar_members` for what lies in an archive, `kept_index` to keep it.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from feedline.errors import DatasetError
 from feedline.stores.archive_names import FolderNames
 from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
-from feedline.stores.kept_index import keep, kept
+from feedline.stores.kept_index import keep, kept, seen
 from feedline.stores.path_table import starts_of
 from feedline.stores.read_file import without_waiting
 from feedline.stores.tar_members import tar_members
@@ -34,7 +34,7 @@ __all__ = ["TAR", "ArchiveIndex", "archive_index"]
 TAR = -1
 """The method of a file in a tar file, which has no checksum."""
 
-_VERSION = 1
+_VERSION = 2
 _COLUMNS = 5
 
 Entry = tuple[int, int, int, int, int]
@@ -73,8 +73,9 @@ def archive_index(path: str, inside: str, endings: tuple[str, ...]) -> ArchiveIn
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise DatasetError(f"the archive {path!r} is no file")
-            status = about.st_size, about.st_mtime_ns
-            before = kept(path, key, status)
+            now = seen(file, about)
+            status = now.size, now.changed_ns
+            before = kept(path, key, now)
             if before is not None:
                 values, columns = before
                 return ArchiveIndex(
@@ -87,7 +88,7 @@ def archive_index(path: str, inside: str, endings: tuple[str, ...]) -> ArchiveIn
     except OSError as error:
         raise DatasetError(f"the archive {path!r} cannot be read: {error.strerror}") from error
     columns = {"blob": found.blob, "labels": found.labels, "entries": found.entries}
-    keep(path, key, status, columns, classes=found.classes)
+    keep(path, key, now, columns, classes=found.classes)
     return found
 
 

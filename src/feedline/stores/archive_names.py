@@ -28,7 +28,7 @@ def check_name(called: str, name: str, holds: str) -> None:
     """
     if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         raise DatasetError(
-            f"{called} holds the name {name!r}, which is absolute, climbs with '..' or has a "
+            f"{called} holds the name {name!r:.200}, which is absolute, climbs with '..' or has a "
             f"backslash or a zero byte: pack it anew, from within the folder that holds {holds}"
         )
 

@@ -1,7 +1,8 @@
 """What was found out about a large file, kept in a small one while the large one is as it was.
 
 Guarantees: whole or not at all; what is damaged, of another kind, or of a file that has another
-size or time of change, is not found; nothing is unpickled.
+size, time of change or other bytes at its beginning, middle or end, is not found; nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -14,15 +15,40 @@ import os
 import stat
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from feedline.stores.read_file import without_waiting
 
-__all__ = ["keep", "kept", "places_of"]
+__all__ = ["Seen", "keep", "kept", "places_of", "seen"]
+
+_LOOKED_AT_BYTES = 4096
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
+
+
+class Seen(NamedTuple):
+    """A large file as it is.
+
+    Args:
+        size: in bytes.
+        changed_ns: its time of change.
+        digest: of some of its bytes: files of one size may have one time, where a packer sets it,
+            and change their names.
+    """
+
+    size: int
+    changed_ns: int
+    digest: str
+
+
+def seen(file: BinaryIO, about: os.stat_result) -> Seen:
+    """An open file as it is, at whatever place; `about` is its status."""
+    digest = hashlib.blake2b(digest_size=8)
+    for first in (0, about.st_size // 2, max(0, about.st_size - _LOOKED_AT_BYTES)):
+        digest.update(os.pread(file.fileno(), _LOOKED_AT_BYTES, first))
+    return Seen(about.st_size, about.st_mtime_ns, digest.hexdigest())
 
 
 def places_of(path: str, key: str) -> Sequence[str]:
@@ -42,24 +68,24 @@ def places_of(path: str, key: str) -> Sequence[str]:
     )
 
 
-def keep(path: str, key: str, status: tuple[int, int], columns: Columns, **about: Any) -> None:
+def keep(path: str, key: str, now: Seen, columns: Columns, **about: Any) -> None:
     """Keep columns where that can be done.
 
     Args:
         path, key: as of `places_of`.
-        status: the large file's size in bytes, and its time of change in ns.
+        now: the large file as it is.
         columns: arrays by their names.
         about: JSON-able values besides.
     """
     for place in places_of(path, key):
-        if _written(place, {"key": key, "status": status, **about}, columns):
+        if _written(place, {"key": key, "seen": now, **about}, columns):
             return
 
 
-def kept(path: str, key: str, status: tuple[int, int]) -> tuple[dict[str, Any], Columns] | None:
+def kept(path: str, key: str, now: Seen) -> tuple[dict[str, Any], Columns] | None:
     """What was kept of a file as it is: values besides, and columns; None for nothing."""
     for place in places_of(path, key):
-        found = _read(place, key, status)
+        found = _read(place, key, now)
         if found is not None:
             return found
     return None
@@ -83,7 +109,7 @@ def _written(place: str, about: dict[str, Any], columns: Columns) -> bool:
     return True
 
 
-def _read(place: str, key: str, status: tuple[int, int]) -> tuple[dict[str, Any], Columns] | None:
+def _read(place: str, key: str, now: Seen) -> tuple[dict[str, Any], Columns] | None:
     """What was kept in a file. What is wrong with it does not matter: it is found out again."""
     try:
         with open(place, "rb", opener=without_waiting) as file:
@@ -92,7 +118,7 @@ def _read(place: str, key: str, status: tuple[int, int]) -> tuple[dict[str, Any]
             with np.load(io.BytesIO(file.read()), allow_pickle=False) as read:
                 about = json.loads(read["about"].tobytes())
                 columns = {name: read[name] for name in read.files if name != "about"}
-        if (about["key"], tuple(about["status"])) != (key, status):
+        if (about["key"], tuple(about["seen"])) != (key, now):
             return None
         return (about, columns) if about["digest"] == _digest(columns) else None
     except Exception:  # numpy's and json's parsers raise many kinds

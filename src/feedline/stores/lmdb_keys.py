@@ -18,7 +18,7 @@ from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
 
 __all__ = ["as_text", "keys_of", "opened", "texts_at"]
 
-_PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d*)d((?:[^%]|%%)*)")
+_PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 
 
 def opened(path: str) -> OpenLmdb:
@@ -37,7 +37,9 @@ def opened(path: str) -> OpenLmdb:
         raise DatasetError(f"{error}. Is it an LMDB, and was it copied whole?") from error
 
 
-def keys_of(lmdb: OpenLmdb, path: str, given: Any) -> tuple[list[bytes], list[int] | None]:
+def keys_of(
+    lmdb: OpenLmdb, path: str, given: str | Sequence[Any] | None
+) -> tuple[list[bytes], list[int] | None]:
     """The keys of the samples, and their numbers where they are of a pattern.
 
     Args:
@@ -48,17 +50,12 @@ def keys_of(lmdb: OpenLmdb, path: str, given: Any) -> tuple[list[bytes], list[in
 
     Raises:
         DatasetError: there are none, or numbers between the first and the last are missing.
-        UsageError: it is none of these.
+        UsageError: a key is neither text nor bytes, or the pattern is none.
     """
     if given is None:
         keys, numbers = _listed(lmdb), None
     elif isinstance(given, str):
         keys, numbers = _numbered(lmdb, path, given)
-    elif isinstance(given, bytes) or not hasattr(given, "__iter__"):
-        raise UsageError(
-            f'keys must be texts or bytes in a sequence, or a pattern as "image-%09d", got '
-            f"{given!r:.200}"
-        )
     else:
         keys, numbers = [_as_bytes(key, sample) for sample, key in enumerate(given)], None
     if not keys:
@@ -78,11 +75,13 @@ def _listed(lmdb: OpenLmdb) -> list[bytes]:
 
 
 def _as_bytes(key: Any, sample: int) -> bytes:
-    if isinstance(key, str):
-        key = key.encode("utf-8", "surrogateescape")
-    if not isinstance(key, bytes) or not key:
+    try:
+        found = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    except UnicodeEncodeError:  # half a character
+        found = None
+    if not isinstance(found, bytes) or not found:
         raise UsageError(f"keys are texts or bytes, and that of sample {sample} is {key!r:.200}")
-    return key
+    return found
 
 
 def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], list[int]]:

@@ -64,6 +64,8 @@ def read_file(path: bytes) -> bytes:
             f"it cannot be read: {error.strerror or error}"
             + (" (removed since the folder was listed?)" if error.errno == 2 else "")
         ) from error
+    except ValueError as error:  # of a zero byte
+        raise ImageError(f"no file can have its name: {error}") from error
 
 
 def without_waiting(path: str | bytes, flags: int) -> int:

@@ -116,7 +116,7 @@ def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
         )
     features = dataset.features
     for name in (image, label):
-        if name not in features:
+        if not isinstance(name, str) or name not in features:
             near = difflib.get_close_matches(str(name), list(features), _NEAR)
             nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
             raise UsageError(

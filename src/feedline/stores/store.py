@@ -26,6 +26,10 @@ class SampleStore(Protocol):
     A store may have a method `prepare(samples, side)`: these samples are about to be read at this
     side, so that those which lie far away can be fetched together. What fails there is passed over,
     as `read` says it of the sample at fault.
+
+    A store that keeps copies of what lies far away may have a method `anew(sample, refused)`: these
+    bytes of `read` cannot be decoded. It forgets its copy, and gives what lies there now, or None
+    where that is the same or cannot be had.
     """
 
     @property

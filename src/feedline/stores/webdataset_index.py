@@ -1,7 +1,7 @@
 """Where the images of tar shards of WebDataset lie, and their labels as they are written.
 
 Guarantees: only headers and labels are read; a shard is looked through once, what was found is kept
-in a file, and is found again while the shard has the same size and time of change.
+in a file, and is found again while the shard is as it was (see `kept_index`).
 
 Relies on: `shard_samples` for what lies in a shard, `kept_index` to keep it.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from feedline.errors import DatasetError
 from feedline.stores.archive_names import check_name
-from feedline.stores.kept_index import keep, kept
+from feedline.stores.kept_index import keep, kept, seen
 from feedline.stores.label_places import LabelPlace, label_at
 from feedline.stores.path_table import common_folder, starts_of
 from feedline.stores.read_file import without_waiting
@@ -28,8 +28,7 @@ from feedline.stores.shard_samples import shard_samples
 
 __all__ = ["Shards", "look_through"]
 
-_VERSION = 1
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +121,9 @@ def _looked_at(
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise DatasetError(f"the shard {path!r} is no file")
-            status = about.st_size, about.st_mtime_ns
-            before = kept(path, key, status)
+            now = seen(file, about)
+            status = now.size, now.changed_ns
+            before = kept(path, key, now)
             if before is not None:
                 values, columns = before
                 found = _Shard(
@@ -134,7 +134,7 @@ def _looked_at(
     except OSError as error:
         raise DatasetError(f"the shard {path!r} cannot be read: {error.strerror}") from error
     columns = {"names": found.names, "places": found.places}
-    keep(path, key, status, columns, labels=found.labels, left_out=found.left_out)
+    keep(path, key, now, columns, labels=found.labels, left_out=found.left_out)
     return status, found
 
 
@@ -145,14 +145,6 @@ def _scanned(
     image: tuple[str, ...],
     label: tuple[LabelPlace, ...],
 ) -> _Shard:
-    head = file.read(8)
-    file.seek(0)
-    packed = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), "")
-    if packed:
-        raise DatasetError(
-            f"the shard {path!r} is compressed by {packed}, whatever its name says, and no image "
-            "can be read from the middle of it: unpack it first"
-        )
     names, places = bytearray(), array("q")
     labels: list[Any] = []
     left_out: list[list[str]] = []

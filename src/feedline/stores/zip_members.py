@@ -31,6 +31,7 @@ _HEADER_FORM = struct.Struct("<4s5H3L2H")
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
 _FULL = 0xFFFFFFFF  # the true number is in the extra field
 _MOST_COMMENT = 1 << 16
+_MOST_SIZE = (1 << 63) - 1  # of any file
 _USUAL_NAMES = 512
 """Bytes that a header's name and extra field rarely exceed; they are read along with the file."""
 
@@ -109,6 +110,8 @@ def zip_members(
                 raise _damaged(called, f"its directory lacks the size of {name!r}") from None
         if first + _HEADER_FORM.size + packed > start:
             raise _damaged(called, f"{name!r} would reach beyond byte {start}, where files end")
+        if unpacked_size > _MOST_SIZE:
+            raise _damaged(called, f"{name!r} would have {unpacked_size} bytes")
         if method == STORED and packed != unpacked_size:
             sizes = f"{packed} and {unpacked_size} bytes"
             raise _damaged(called, f"{name!r} is stored as it is, and would have {sizes}")
