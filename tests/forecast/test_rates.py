@@ -59,6 +59,14 @@ def test_where_batches_lie_ready_a_step_waits_to_take_them_over() -> None:
     assert ready.step_ms == pytest.approx(40)
 
 
+def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
+    late = {"tasks_s": 0.75, "queued": 0.8, "wait_s": 0.3}
+    load = seen(late).load
+    assert load.produce_ms < 0.6 * 40  # little work of their own, and yet busy nearly all the time
+    assert load.hand_ms == pytest.approx(2)
+    assert load.consume_ms == pytest.approx(11)
+
+
 def test_crews_that_were_equally_at_work_tell_nothing_of_what_is_shared() -> None:
     waits: dict[str, Any] = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
     busy = point(workers=1, compute_ms=10.0, **waits)

@@ -59,21 +59,28 @@ def measured(
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "rows"),
+    ("name", "size", "rows", "precision"),
     [
-        ("resnet18", 64, 32),
-        ("vit_tiny_patch16_224", 64, 16),
+        ("resnet18", 64, 32, torch.float32),
+        ("vit_tiny_patch16_224", 64, 16, torch.bfloat16),
         *slow(
-            ("resnet50", 128, 16),
-            ("vit_small_patch16_224", 112, 32),
-            ("convnext_tiny", 112, 16),
-            ("efficientnet_b0", 128, 16),
-            ("mobilenetv3_large_100", 112, 32),
-            ("regnety_016", 112, 16),
+            ("resnet18", 64, 32, torch.bfloat16),
+            ("vit_tiny_patch16_224", 64, 16, torch.float32),
+            *(
+                (*model, precision)
+                for model in (
+                    ("resnet50", 128, 16),
+                    ("vit_small_patch16_224", 112, 32),
+                    ("convnext_tiny", 112, 16),
+                    ("efficientnet_b0", 128, 16),
+                    ("mobilenetv3_large_100", 112, 32),
+                    ("regnety_016", 112, 16),
+                )
+                for precision in (torch.float32, torch.bfloat16)
+            ),
         ),
     ],
 )
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore")  # the profiler looks for GPUs
 def test_the_estimate_is_what_the_allocator_counts(
     name: str, size: int, rows: int, precision: torch.dtype
@@ -121,24 +128,24 @@ def test_a_model_without_data_is_counted_as_one_with_it() -> None:
 
 
 def test_what_makes_a_step_larger_is_seen() -> None:
-    model = create_model("test_resnet.r160_in1k", classes=10, sizes=[])
+    model = small_model()
+    model(torch.zeros(1, 3, 32, 32))
     trained = sum(parameter.numel() for parameter in model.parameters())
 
-    def taken(make: Any = None, precision: torch.dtype = torch.float32, rows: int = 64) -> float:
-        counted = count_step_bytes(
-            model, 64, loss=functional.cross_entropy, precision=precision,
+    def counted(make: Any = None, precision: torch.dtype = torch.float32) -> StepBytes:
+        return count_step_bytes(
+            model, 32, loss=functional.cross_entropy, precision=precision,
             optimizer=make and make(model.parameters()),
         )  # fmt: skip
-        return counted.at(rows)
 
-    plain = taken(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    momentum = taken(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-    adam = taken(lambda parameters: torch.optim.AdamW(parameters))
+    plain = counted(lambda parameters: torch.optim.SGD(parameters, lr=0.1)).at(64)
+    momentum = counted(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)).at(64)
+    adam = counted(lambda parameters: torch.optim.AdamW(parameters))
     assert momentum - plain == pytest.approx(4 * trained, rel=0.2)
-    assert adam - plain == pytest.approx(8 * trained, rel=0.2)
-    assert taken() == adam
-    assert taken(precision=torch.bfloat16) < 0.75 * adam
-    assert taken(rows=128) > 1.7 * adam
+    assert adam.at(64) - plain == pytest.approx(8 * trained, rel=0.2)
+    assert counted() == adam
+    assert counted(precision=torch.bfloat16).at(64) < 0.75 * adam.at(64)
+    assert adam.at(128) > 1.7 * adam.at(64)
 
 
 def test_a_model_that_does_not_take_the_size_is_an_error() -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from feedline.cache.build_plan import Estimate
 from feedline.cache.delivery import make_level_folders
 from feedline.cache.destination import Destination
@@ -86,17 +88,16 @@ def check_room(
     if needed > free and not destination.keeps:
         raise ResourceError(
             f"{makers.count()} shards of each size, which are made at a time before they are "
-            f"uploaded, need about {needed / 1e9:.2f} GB, and {tempfile.gettempdir()!r} has "
-            f"{free / 1e9:.2f} GB free: name another folder in $TMPDIR, or fewer workers"
+            f"uploaded, need about {decimal(round(needed))}, and {tempfile.gettempdir()!r} has "
+            f"{decimal(free)} free: name another folder in $TMPDIR, or fewer workers"
         )
     if needed > free:
         sizes = ", ".join(
-            f"{level} {size / 1e9:.2f} GB"
-            for level, size in zip(spec.levels, needed_by, strict=True)
+            f"{level} {decimal(size)}" for level, size in zip(spec.levels, needed_by, strict=True)
         )
         raise ResourceError(
-            f"the cache needs about {needed / 1e9:.2f} GB ({sizes}), and {spec.root!r} has "
-            f"{free / 1e9:.2f} GB free; choose fewer or smaller sizes, a lower quality, JPEG "
+            f"the cache needs about {decimal(round(needed))} ({sizes}), and {spec.root!r} has "
+            f"{decimal(free)} free; choose fewer or smaller sizes, a lower quality, JPEG "
             "instead of raw, or another disk"
         )
 

@@ -9,6 +9,7 @@ import time
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from feedline.cli.cache_build import add, build
 from feedline.cli.cache_described import described
@@ -136,8 +137,7 @@ def info(
             else f", {each.images_per_s:.0f} random crops of {each.crop_px} px a second"
         )
         typer.echo(
-            f"{each.level}: {each.bytes / 1e9:.2f} GB, {each.image_bytes / 1e3:.1f} kB an image"
-            + rate
+            f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image" + rate
         )
     measured = [
         {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 
 from feedline.cli.cache_described import described
 from feedline.cli.output import JsonFile, complain, write_json
@@ -131,7 +132,7 @@ def _make(
         raise typer.Exit(_INTERRUPTED) from None
     seconds = time.monotonic() - started
     rate = progress.made / seconds
-    holds = ", ".join(f"{level} {level.bytes / 1e9:.2f} GB" for level in manifest.levels)
+    holds = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
     typer.echo(f"{root}: {manifest.samples} images, {manifest.format}: {holds}")
     if progress.made:
         typer.echo(f"made {progress.made} images in {seconds:.1f} s, {rate:.0f} images/s")

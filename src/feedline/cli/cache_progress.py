@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from rich.filesize import decimal
 from rich.progress import Progress as Bar
 
 from feedline.cache.unit_maker import Progress
@@ -50,10 +51,10 @@ class BuildProgress:
     def _announce(self, progress: Progress) -> None:
         expected, done = progress.estimate, progress.images
         for level, size in zip(expected.levels, expected.level_bytes, strict=True):
-            note(self._bar, f"{level}: about {size / 1e9:.2f} GB")
+            note(self._bar, f"{level}: about {decimal(round(size))}")
         rest = expected.images - done
         seconds = expected.seconds * rest / expected.images / progress.makers
-        last = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        last = f"{max(1.0, seconds):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         before = f", {done} are done already" if done else ""
         note(self._bar, f"{expected.images} images{before}: about {last} to go")
 

@@ -105,7 +105,7 @@ def predict(
 ) -> None:
     """Say what images are: a line for each, with tabs between path, class and probability.
 
-    Example: feedline predict runs/resnet18-1 photos/ --top 3
+    Example: feedline predict runs/resnet18-1 demo-data/val --top 3
     """
     from feedline.errors import UsageError
     from feedline.images.files import find_images

@@ -149,7 +149,7 @@ AugmentOn = Annotated[
     ),
 ]
 Erasing = Annotated[float | None, _option(_REGULARISATION, "Chance that a rectangle is erased.")]
-Dropout = Annotated[float | None, _option(_REGULARISATION, "Before the head.")]
+Dropout = Annotated[float | None, _option(_REGULARISATION, "Its chance, before the head.")]
 DropPath = Annotated[float | None, _option(_REGULARISATION, "Stochastic depth.")]
 LabelSmoothing = Annotated[
     float | None, _option(_REGULARISATION, "0 is none. [dim]Default: 0.1.[/dim]")
@@ -164,7 +164,11 @@ Pretrained = Annotated[
 ]
 Freeze = Annotated[
     list[str] | None,
-    _option(_COMPUTING, "Keep parameters whose names begin so; several times.", metavar="NAME"),
+    _option(
+        _COMPUTING,
+        "Do not train parameters whose names begin with NAME; may be given several times.",
+        metavar="NAME",
+    ),
 ]
 Amp = Annotated[
     str | None,

@@ -22,7 +22,7 @@ from feedline.train.time_left import TimeLeft
 
 __all__ = ["STOPPING", "TrainProgress", "epoch_line"]
 
-STOPPING = "finishing this step, then saving; once more to leave at once without"
+STOPPING = "finishing this step, then saving; a second Ctrl-C leaves at once without saving"
 
 
 def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None) -> str:

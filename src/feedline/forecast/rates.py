@@ -149,7 +149,9 @@ def point_of(
         beside_cpu_ms=0.0,
     )
     step_ms = 1e3 * window.step_s
-    if load.produce_ms <= _READY * step_ms:
+    # Where other programs have the cores, workers are late with little work of their own.
+    busy_ms = 1e3 * window.tasks_s / window.steps / max(1, window.workers)
+    if max(load.produce_ms, busy_ms) <= _READY * step_ms:
         load = replace(load, hand_ms=wait_ms)  # batches lay ready: it is taken over for so long
     return Point(load=load, step_ms=step_ms, error=error)
 
