@@ -80,8 +80,6 @@ def train(
 
     Example: feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2"
     """
-    if on_error not in (None, "stop", "skip"):
-        raise UsageError(f"--on-error must be 'stop' or 'skip', got {on_error!r}")
     given: dict[str, Any] = {
         "model": model,
         "schedule": schedule,
@@ -114,7 +112,7 @@ def train(
         "compile": True if compile else None,
         "seed": seed,
         "patience": patience,
-        "on_error": {None: None, "stop": "raise", "skip": "skip"}[on_error],
+        "on_error": on_error,
     }
     processes = None if workers is None else worker_setting(workers)
 

@@ -214,7 +214,7 @@ Val = Annotated[
 ]
 OnError = Annotated[
     str | None,
-    _option(_RUN, "An image that cannot be read: stop or skip. [dim]Default: stop.[/dim]"),
+    _option(_RUN, "An image that cannot be read: raise or skip. [dim]Default: raise.[/dim]"),
 ]
 CheckpointEvery = Annotated[
     int,

@@ -1,12 +1,13 @@
 """A run's throughput over time, in a number of points that stays bounded.
 
-Guarantees: all batches are in exactly one point; when there are too many points, neighbours are
-joined, and points are twice as long from then on.
+Guarantees: a batch counts for the time of its step, until the next one is there; all of them are in
+exactly one point, but for the step that goes on and a pass that was left in its first one. When
+there are too many points, neighbours are joined, and points are twice as long from then on.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from feedline.trace.run import Point
 
@@ -16,6 +17,15 @@ _MOST = 400
 _FIRST_S = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Some batches, all alike; the number of samples is None where it is not known."""
+
+    count: int
+    samples: int | None
+    size: int | None
+
+
 class Course:
     """Sums batches up into points."""
 
@@ -23,11 +33,14 @@ class Course:
         self._points: list[Point] = []
         self._length_s = _FIRST_S
         self._last_s = 0.0
-        self._apart = True
+        self._apart = True  # nothing of this pass is in a point
+        self._latest: _Batches | None = None  # whose step goes on
+        self._wait_ms = 0.0  # that is in no point yet
 
     def begin(self, at_s: float) -> None:
         """A pass begins; what was before it belongs to no point."""
-        self._last_s, self._apart = max(at_s, self._last_s), True
+        self.end()
+        self._last_s = max(at_s, self._last_s)
 
     def add(
         self, at_s: float, batches: int, samples: int | None, wait_ms: float, size: int | None
@@ -37,26 +50,58 @@ class Course:
         Those that come to be known late, after a pass has begun within theirs, count as of then.
         """
         at_s = max(at_s, self._last_s)
-        last = self._points[-1] if self._points else None
-        if last is None or self._apart or at_s >= last.begun_s + self._length_s:
-            begun_s, self._apart = self._last_s, False
-            last = Point(
-                begun_s=begun_s, seconds=0.0, batches=0, samples=0, wait_ms=0.0, image_size=size
-            )
-            self._points.append(last)
-            if len(self._points) > _MOST:
-                self._join()
-                last = self._points[-1]
-        self._last_s = at_s
-        last.image_size = size
-        last.batches += batches
-        last.samples = None if samples is None or last.samples is None else last.samples + samples
-        last.wait_ms += wait_ms
-        last.seconds = at_s - last.begun_s
+        before, each = self._latest, None if samples is None else samples // batches
+        self._latest = _Batches(1, each, size)
+        self._wait_ms += wait_ms
+        if before is not None:
+            self._count(at_s, before)
+        if batches > 1:
+            rest = None if samples is None or each is None else samples - each
+            self._count(at_s, _Batches(batches - 1, rest, size))
+
+    def end(self, at_s: float | None = None) -> None:
+        """A pass is over.
+
+        Args:
+            at_s: when its last step was; None where that is not known, as the pass was left.
+        """
+        latest, self._latest = self._latest, None
+        if latest is not None and at_s is not None:
+            self._count(max(at_s, self._last_s), latest)
+        elif latest is not None and not self._apart:
+            self._count(self._last_s, latest)
+        self._apart, self._wait_ms = True, 0.0
 
     def points(self) -> list[Point]:
         """All points so far, oldest first; copies."""
         return [replace(point) for point in self._points]
+
+    def _count(self, at_s: float, some: _Batches) -> None:
+        """The steps of some batches went on until then."""
+        if not self._goes_on(at_s):
+            begun_s, self._apart = self._last_s, False
+            point = Point(
+                begun_s=begun_s, seconds=0.0, batches=0, samples=0, wait_ms=0.0, image_size=None
+            )
+            self._points.append(point)
+            if len(self._points) > _MOST:
+                self._join()
+        last, self._last_s = self._points[-1], at_s
+        last.image_size = some.size
+        last.batches += some.count
+        known = last.samples is not None and some.samples is not None
+        last.samples = (last.samples or 0) + (some.samples or 0) if known else None
+        last.wait_ms += self._wait_ms
+        self._wait_ms = 0.0
+        last.seconds = at_s - last.begun_s
+
+    def _goes_on(self, at_s: float) -> bool:
+        """Whether what went on until then belongs to the latest point."""
+        if self._apart:
+            return False
+        last = self._points[-1]
+        no_time = at_s == self._last_s or last.seconds == 0.0
+        return no_time or at_s < last.begun_s + self._length_s
 
     def _join(self) -> None:
         joined: list[Point] = []

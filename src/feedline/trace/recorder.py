@@ -145,6 +145,7 @@ class Recorder:
             if not record.over:
                 self._going = [each for each in self._going if each is not record]
                 record.end(how)
+                self._course.end(self.now_s() if how == "exhausted" else None)
                 if self.now_s() >= self._looked_s + _LOOK_S / 2:
                     self._look(record.entry.loader)
                 self._note_work(record.entry)
