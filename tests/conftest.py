@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says nothing here: the machine may be busy with other things.
 settings.register_profile("feedline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("feedline")
+
+# Tests send Ctrl-C. A shell's background job ignores it, and so does each program it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
