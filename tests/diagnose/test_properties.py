@@ -159,6 +159,9 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
             low, predicted, high = finding.gain.low, finding.gain.predicted, finding.gain.high
             assert 1 <= low <= predicted <= high
             assert math.isfinite(high)
+    if verdict.ceiling is not None:
+        assert math.isfinite(verdict.ceiling.free_images_per_s)
+        assert math.isfinite(verdict.ceiling.now_images_per_s)
     rules = [finding.rule for finding in verdict.findings]
     assert len(rules) == len(set(rules))
     fine = {"healthy", "compute-bound", "inconclusive"} & set(rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -535,3 +536,15 @@ def test_how_far_a_run_is_bound_by_its_input(wait: float, bound: str) -> None:
     run = a_run(one_pass(wait=wait), work=300.0)
     assert diagnose(run).bound == bound
     assert diagnose(run, Thresholds(moderate_pct=90, high_pct=95)).bound == "not input-bound"
+
+
+def test_steps_below_what_a_clock_can_tell_promise_no_gain_without_bound() -> None:
+    nothing = one_pass(wait=0.001, compute=5e-324, samples=202, bytes=202)
+    verdict = diagnose(a_run(nothing, work=0.0))
+    assert verdict.ceiling is None
+    assert all(each.gain is None or math.isfinite(each.gain.high) for each in verdict.findings)
+
+
+def test_batches_without_a_sample_are_not_told_to_be_small() -> None:
+    empty = one_pass(wait=1.0, compute=0.1, samples=0, batch_size=None, bytes=0)
+    assert "small-batch" not in rules_of(a_run(empty, work=0.3))

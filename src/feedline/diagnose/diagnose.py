@@ -9,7 +9,7 @@ from __future__ import annotations
 from feedline.diagnose.facts import Facts, facts_of
 from feedline.diagnose.finding import Bound, Ceiling, Finding, Thresholds, Verdict
 from feedline.diagnose.lanes import Lanes
-from feedline.diagnose.phases import epochs_of, split_of
+from feedline.diagnose.phases import LEAST_MS, epochs_of, split_of
 from feedline.diagnose.rules.book import mended
 from feedline.diagnose.rules.step import compute_bound, healthy, inconclusive
 from feedline.diagnose.words import ms, percent
@@ -87,7 +87,7 @@ def _unexplained(facts: Facts) -> Finding:
 def _ceiling(facts: Facts) -> Ceiling | None:
     """What the steps alone would do: their time without waiting and copying."""
     samples = facts.samples
-    if samples is None or facts.compute_ms <= 0 or facts.step_ms <= 0:
+    if samples is None or min(facts.compute_ms, facts.step_ms) < LEAST_MS:
         return None
     # Where cores are short the step computes more slowly for it, and data for free would help that
     # as well: this is the least that it would gain.
@@ -114,6 +114,6 @@ def _rates(facts: Facts, lanes: Lanes | None, samples: float) -> tuple[float | N
     on_cores = lanes.cpu_ms - (reading.cpu_ms - both.cpu_ms)
     each = max(prepare / many, on_cores / min(many, facts.cores))
     return (
-        1000 * samples * many / fetch if fetch > 0 else None,
-        1000 * samples / each if each > 0 else None,
+        1000 * samples * many / fetch if fetch > LEAST_MS else None,
+        1000 * samples / each if each > LEAST_MS else None,
     )

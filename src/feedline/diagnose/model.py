@@ -19,7 +19,7 @@ from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Gain
 from feedline.diagnose.lanes import Stage
 from feedline.diagnose.load import WAITING, Load, with_workers
-from feedline.diagnose.phases import Phase
+from feedline.diagnose.phases import LEAST_MS, Phase
 
 __all__ = [
     "Change",
@@ -180,7 +180,7 @@ def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
 
 def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:
     """How many times as fast the run would be without some time of it."""
-    after = max(facts.total_ms - max(0.0, saved_ms), 1e-9)
+    after = max(facts.total_ms - max(0.0, saved_ms), LEAST_MS)
     return _gain(facts.total_ms, after, after, facts.spread)
 
 
@@ -189,7 +189,7 @@ def _total(facts: Facts, change: Change) -> float:
 
 
 def _gain(before: float, short: float, long: float, spread: float) -> Gain:
-    if before <= 0 or short <= 0 or long <= 0:
+    if min(before, short, long) < LEAST_MS:
         return Gain(predicted=1.0, low=1.0, high=1.0)
     high, low = before / short, before / max(short, long)
     error = 1 + _ERRORS * spread

@@ -12,7 +12,11 @@ from feedline.diagnose.finding import PhaseSplit
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass, Run
 
-__all__ = ["Phase", "epochs_of", "phases_of", "split_of"]
+__all__ = ["LEAST_MS", "Phase", "epochs_of", "phases_of", "split_of"]
+
+LEAST_MS = (
+    1e-9  # no clock tells less: what took less was not measured, and nothing is divided by it
+)
 
 _PAUSE = 8  # times the median step
 _RARE = 16  # steps for each pause, at least: more often than that, batches ahead can bridge them

@@ -164,7 +164,7 @@ def shared_memory(facts: Facts) -> Finding | None:
 def small_batch(facts: Facts) -> Finding | None:
     """Batches are so small that what each costs as such is most of the step."""
     lanes, samples = facts.lanes, facts.samples
-    if not facts.waits or not _tiny(facts) or samples is None:
+    if not facts.waits or not _tiny(facts) or not samples:
         return None
     work = lanes.own_ms / max(1, facts.workers) if lanes is not None else 0.0
     by = max(2, int(64 / max(1.0, samples)))
