@@ -12,8 +12,12 @@ import pytest
 import simplejpeg
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says nothing here: the machine may be busy with other things.
-settings.register_profile("feedline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says nothing here: the machine may be busy with other things. The same
+# examples come each time, so that a change is judged by what it changes; new ones are looked for
+# with `--hypothesis-profile=search`.
+usual = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", usual)
+settings.register_profile("feedline", usual, derandomize=True)
 settings.load_profile("feedline")
 
 # Tests send Ctrl-C. A shell's background job ignores it, and so does each program it starts.
