@@ -126,7 +126,7 @@ def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, st
     probes = min(_PROBES, len(paths) // 2)
     for path in paths[:probes]:
         _drop(path)
-        if _in_memory(path):
+        if _stays_in_memory(path):
             return None, "the files stay in memory: a RAM disk, or in use elsewhere"
     timed = paths[probes:]
     for path in timed:
@@ -144,7 +144,7 @@ def _drop(path: bytes) -> None:
         page_cache.drop(file.fileno())
 
 
-def _in_memory(path: bytes) -> bool:
-    """Whether the file's beginning is in memory, or that cannot be told."""
+def _stays_in_memory(path: bytes) -> bool:
+    """Whether the file's beginning cannot be dropped, or that cannot be told."""
     with open(path, "rb") as file:
-        return page_cache.in_memory(file.fileno()) is not False
+        return page_cache.stays_in_memory(file.fileno()) is not False

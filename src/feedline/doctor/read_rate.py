@@ -152,11 +152,11 @@ def _drop(parts: Sequence[_Part]) -> None:
 
 
 def _where(probes: Sequence[_Part]) -> ReadFrom:
-    """Where parts are read from that were dropped."""
+    """Where parts are read from once they are dropped."""
     found: set[bool | None] = set()
     for part in probes if page_cache.can_drop() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            found.add(page_cache.in_memory(file.fileno(), part.offset))
+            found.add(page_cache.stays_in_memory(file.fileno(), part.offset, part.bytes))
     if found == {False}:
         return "disk"
     return "memory" if found == {True} else "unknown"
