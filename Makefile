@@ -58,11 +58,16 @@ bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	benchmarks/install_peers.sh $(PEERS)/bin/python
 
-# pip would compile on one core. Some packages have templates that do not compile, which is no failure.
+# In two steps: pip unpacks only what it has downloaded whole, and so torch's 3 GB of archives are gone
+# before the rest takes room. The rest takes torch as it is: where pip finds no set of versions at
+# once, it tries others of every package, and has downloaded 30 GB of torch's. pip would compile on one
+# core. Some packages have templates that do not compile, which is no failure.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" torchvision
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[frameworks,train]" torchvision
+	$(BIN)/python -m pip freeze | grep ^torch > $(VENV)/torch.txt
+	$(BIN)/python -m pip install --quiet --no-compile --constraint $(VENV)/torch.txt --editable ".[dev]"
 	$(BIN)/python -m compileall -qq -j 0 $(VENV) || true
 	touch $(READY)
 
