@@ -58,10 +58,11 @@ bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	benchmarks/install_peers.sh $(PEERS)/bin/python
 
-# In two steps: pip unpacks only what it has downloaded whole, and so torch's 3 GB of archives are gone
-# before the rest takes room. The rest takes torch as it is: where pip finds no set of versions at
-# once, it tries others of every package, and has downloaded 30 GB of torch's. pip would compile on one
-# core. Some packages have templates that do not compile, which is no failure.
+# In two steps: pip unpacks nothing before it has downloaded all, and so the archives of torch, 3 GB,
+# are gone before the rest takes room. The rest takes torch as it is: where pip's first choice of
+# versions does not fit together, it may go back to other versions of torch, too, and an installation
+# has taken 38 GB for that. pip would compile on one core; some packages have templates that do not
+# compile, which is no failure.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
