@@ -47,6 +47,19 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def own_family() -> set[psutil.Process]:
+    """What descends from this process, of whatever test: its end may come at any time."""
+    return set(descendants(os.getpid()))
+
+
+def newcomers(before: set[psutil.Process]) -> list[psutil.Process]:
+    """What runs of this process's family and was not there before.
+
+    multiprocessing's resource tracker does not count: once started it stays, as is meant.
+    """
+    return [each for each in own_family() - before if _runs(each) and not _tracks(each)]
+
+
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(map(_runs, processes))
 
@@ -54,6 +67,13 @@ def gone(processes: list[psutil.Process]) -> bool:
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _tracks(process: psutil.Process) -> bool:
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
 

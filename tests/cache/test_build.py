@@ -22,7 +22,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import Level
-from processes import eventually, gone
+from processes import eventually, newcomers, own_family
 
 lmdb = pytest.importorskip("lmdb")
 FORMATS = ("webdataset", "lmdb", "folder")
@@ -310,9 +310,6 @@ def test_a_cache_is_no_source(odd_photos: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_running(odd_photos: Path, tmp_path: Path) -> None:
-    import psutil
-
-    before = set(psutil.Process().children(recursive=True))
+    before = own_family()
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=2)
-    others = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    assert eventually(lambda: gone(others))
+    assert eventually(lambda: not newcomers(before))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from pictures import Samples, pictures
 from PIL import Image
@@ -28,6 +27,7 @@ from feedline.images.crops import EvalCrop
 from feedline.images.folder import ImageFolder
 from feedline.stores.cache_layout import Level, read_manifest
 from feedline.stores.cache_store import CacheStore
+from processes import newcomers, own_family
 
 SCHEDULE = "24x2,48x3"
 
@@ -49,26 +49,14 @@ def planned(source: Any, schedule: str = SCHEDULE, **options: Any) -> CachePlan:
     return feedline.plan_cache(source, schedule, **options)
 
 
-def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True) if not tracks(child)}
-
-
-def tracks(child: psutil.Process) -> bool:
-    """Whether it is multiprocessing's resource tracker, which stays; one that has ended is not."""
-    try:
-        return "resource_tracker" in " ".join(child.cmdline())
-    except psutil.NoSuchProcess:  # or a zombie, that another test has left
-        return False
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plan_compares_all_choices_and_leaves_nothing_behind(
     photos: Path, temporary: Path, workers: int
 ) -> None:
-    before, running = contents(photos), children()
+    before, running = contents(photos), own_family()
     plan = planned(photos, workers=workers, sizes=None)
     assert contents(photos) == before
-    assert children() == running
+    assert not newcomers(running)
     assert list(temporary.iterdir()) == []
 
     # 24 and 48 px, and the next larger: 32 and 64; the photographs have 90.

@@ -107,7 +107,7 @@ def test_descriptors_and_files_do_not_grow(
         return psutil.Process().num_fds()
 
     first = epoch()
-    assert [epoch() for _ in range(3)] == [first] * 3
+    assert max(epoch() for _ in range(3)) <= first
     copies = [pickle.loads(pickle.dumps(data)) for _ in range(3)]
     assert len(pickle.dumps(data)) < 4000
     for copy in copies:

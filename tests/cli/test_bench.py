@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ import psutil
 import pytest
 import simplejpeg
 from command_line import Command, Ended
+
+from processes import newcomers, own_family
 
 QUICK = ("--seconds", 0.05, "--batch-size", 4)
 
@@ -56,25 +57,15 @@ def assert_refused(ended: Ended, *words: str) -> None:
         assert word in " ".join(ended.err.split()), ended.err
 
 
-def children() -> set[int]:
-    """Processes of this one, but for multiprocessing's tracker, which lives as long as it."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                found.add(child.pid)
-    return found
-
-
 def test_a_run_prints_a_table_and_writes_its_results(
     feedline: Command, photos: Path, temporary: Path, tmp_path: Path
 ) -> None:
-    before, target = children(), tmp_path / "result.json"
+    before, target = own_family(), tmp_path / "result.json"
     ended = feedline("bench", photos, *QUICK, "--size", 80, "--workers", 1, "--json", target)
     assert ended.status == 0, ended.err
     assert ended.err == ""
     assert list(temporary.iterdir()) == []
-    assert children() == before
+    assert not newcomers(before)
 
     assert ended.out.startswith("25 of 27 images, ")
     for words in (
@@ -123,14 +114,14 @@ def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
     feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torchvision")
-    before, target = children(), tmp_path / "result.json"
+    before, target = own_family(), tmp_path / "result.json"
     ended = feedline(
         "bench", tiny_set, "--seconds", 0.05, "--size", 32, "--workers", 0, "--batch-size", 30,
         "--against", "torch", "--json", target,
     )  # fmt: skip
     assert ended.status == 0, ended.err
     assert ended.err == ""
-    assert children() == before
+    assert not newcomers(before)
     assert not list(temporary.glob("feedline*"))
     for words in (
         "no workers",

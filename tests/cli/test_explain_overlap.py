@@ -15,6 +15,8 @@ import psutil
 import pytest
 from command_line import Command
 
+from processes import newcomers, own_family
+
 QUICK = ("--size", 32, "--batch-size", 4, "--seconds", 0.05)
 
 
@@ -22,15 +24,13 @@ def test_both_loops_are_measured_and_drawn(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     svg, target = tmp_path / "o.svg", tmp_path / "o.json"
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = own_family()
     ended = feedline(
         "explain-overlap", tiny_set, *QUICK, "--workers", 2, "--step-ms", 3,
         "--svg", svg, "--json", target,
     )  # fmt: skip
     assert (ended.status, ended.err) == (0, "")
-    after = psutil.Process().children(recursive=True)
-    left = [each for each in after if each.pid not in before]
-    assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
+    assert not newcomers(before)
     found = json.loads(target.read_text())
     alone, behind = found["sides"]
     assert (alone["workers"], behind["workers"]) == (0, 2)

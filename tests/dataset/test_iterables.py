@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
-from processes import eventually
+from processes import eventually, newcomers, own_family
 from sets import through_json
 
 
@@ -117,6 +118,76 @@ def test_an_error_on_the_way_to_where_a_state_stands_loses_nothing() -> None:
     assert other.state_dict() == state
     assert [batch.tolist() for batch in other] == [[4, 5], [6, 7], [8, 9], [10, 11]]
     assert other.epoch == 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_ends_the_workers_though_an_exception_keeps_their_iterator(
+    persistent: bool,
+) -> None:
+    before = own_family()
+    with DataLoader(WithFaults(), 2, num_workers=1, persistent_workers=persistent) as loader:
+        earlier, batches = iter(loader), iter(loader)
+        assert next(batches).tolist() == EPOCH[0]
+        with pytest.raises(ValueError, match="not 2") as raised:
+            next(batches)
+        assert newcomers(before)
+    assert not newcomers(before)
+    assert raised.tb is not None
+    del earlier
+
+
+def test_an_earlier_iteration_that_ends_leaves_persistent_workers_at_work() -> None:
+    before = own_family()
+    with DataLoader(WithFaults(), 2, num_workers=1, persistent_workers=True) as loader:
+        earlier = iter(loader)
+        assert next(earlier).tolist() == EPOCH[0]
+        batches = steps(iter(loader))
+        assert next(batches) == EPOCH[0]
+        workers = newcomers(before)
+        del earlier
+        gc.collect()
+        assert [*batches] == EPOCH[1:]
+        assert [*steps(iter(loader))] == EPOCH
+        assert newcomers(before) == workers
+
+
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_after_an_epoch_that_was_left_comes_the_next(
+    workers: int, persistent: bool, done: int
+) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+    before = own_family()
+    with DataLoader(WithFaults(), 2, **options) as loader:
+        for _ in range(done):
+            assert [*steps(iter(loader))] == EPOCH
+        for batch in loader:
+            assert batch.tolist() == EPOCH[0]
+            break
+        left = through_json(loader.state_dict())
+        assert (left["epoch"], left["step"]) == (done, 1)
+        gc.collect()
+        assert bool(newcomers(before)) == persistent
+        batches = steps(iter(loader))
+        assert [next(batches), next(batches)] == EPOCH[:2]
+        later = through_json(loader.state_dict())
+        assert (later["epoch"], later["step"]) == (done + 1, 2)
+    for state, step in ((left, 1), (later, 2)):
+        with DataLoader(WithFaults(), 2, **options) as other:
+            other.load_state_dict(state)
+            assert [*steps(iter(other))] == EPOCH[step:]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_what_workers_did_is_counted_once(workers: int, persistent: bool) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+    with DataLoader(WithFaults(), 2, **options) as loader:
+        for epoch in (1, 2, 3):
+            assert [*steps(iter(loader))] == EPOCH
+            # Each step, and the look that finds no more.
+            assert {seat: each.tasks for seat, each in loader._session.spent().items()} == {
+                0: epoch * (len(EPOCH) + 1)
+            }
 
 
 class Waiting(IterableDataset[int]):

@@ -12,7 +12,7 @@ from faulty import Steady
 
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
-from processes import eventually, start_script
+from processes import eventually, newcomers, own_family, start_script
 
 pytestmark = pytest.mark.own_fork_server
 
@@ -35,6 +35,15 @@ if __name__ == "__main__":
     assert len(counts) == 1, counts
     print("fine")
 """
+
+
+def mapped(name: str) -> set[str]:
+    """The inodes of the files of that name that this process maps.
+
+    Memory of an earlier test may be given back at any time, so none is counted.
+    """
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if name in line}
 
 
 def outcome(script: subprocess.Popen[str]) -> str:
@@ -68,7 +77,7 @@ def test_a_16_mb_dev_shm_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_no_dev_shm_is_used_at_all() -> None:
-    others = Path("/proc/self/maps").read_text().count("/dev/shm")  # of other libraries
+    others = mapped("/dev/shm")  # of other libraries
     with DataLoader(Steady(64), 32, num_workers=2, image_size=200, shuffle=True, seed=0) as loader:
         next(iter(loader))
         pids = loader.worker_pids
@@ -78,22 +87,19 @@ def test_no_dev_shm_is_used_at_all() -> None:
 
         assert eventually(lambda: all("memfd:feedline" in text for text in maps()))
         assert not any("/dev/shm" in text for text in maps())
-        assert Path("/proc/self/maps").read_text().count("/dev/shm") == others
+        assert not mapped("/dev/shm") - others
 
 
 def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("memfd:feedline")
-
-    before = mapped()
+    before = mapped("memfd:feedline")
     loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32, shuffle=True, seed=0)
     images, labels = next(iter(loader))
     wanted = images.clone()
     loader.close()
-    assert mapped() == before + 1  # the block, for the batch that is kept
+    assert len(mapped("memfd:feedline") - before) == 1  # the block, for the batch that is kept
     assert images.equal(wanted)
     del images, labels
-    assert mapped() == before
+    assert not mapped("memfd:feedline") - before
 
 
 def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
@@ -110,12 +116,14 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
                     sum(w.memory_full_info().uss for w in workers),
                 )
             )
-        assert figures[-1][:2] == figures[4][:2]
+        # Something else that this process had open may be closed meanwhile.
+        assert figures[-1][0] <= figures[4][0]
+        assert figures[-1][1] == figures[4][1]
         assert figures[-1][2] - figures[4][2] < 1 << 20
 
 
 def test_more_memory_than_there_is_is_refused_before_anything_starts() -> None:
-    children = len(psutil.Process().children())
+    before = own_family()
     with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
         DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500, shuffle=True, seed=0)
-    assert len(psutil.Process().children()) == children
+    assert not newcomers(before)

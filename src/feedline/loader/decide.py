@@ -120,9 +120,13 @@ _ENGINE: dict[Kind, str] = {
 
 
 def workers_live_on(settings: Settings, decision: Decision) -> bool:
-    """True if workers stay when an epoch ends; torch's own engine ends its own."""
+    """True if workers stay when an epoch ends or is left.
+
+    Torch's own engine without workers has an iterator that stays: it may know where it stands.
+    """
     planned = settings.plan is not None or settings.persistent
-    return planned or decision.kind == "torch" or not decision.runs_user_code
+    in_process = decision.kind == "torch" and settings.workers == 0
+    return planned or in_process or not decision.runs_user_code
 
 
 def decided_by(settings: Settings) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class Session:
         self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
         self.timing = Timing()
         self.batch: Batch | None = None
-        self.backend: Backend = IDLE if engine is None else engine
+        self.backend: Backend = IDLE
         self._current_decision = CurrentDecision()
         self._at_work: Decision | None = None  # with which the backend was built
         self._ended = EndedWorkers()
@@ -165,10 +165,14 @@ class Session:
             self._go_on_apart(current, cursor)
 
     def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
-        """Give an iteration a session of its own, whose workers start when it is next asked."""
+        """Give an iteration a session of its own.
+
+        Its workers start when it is next asked; torch's are at work already, and go with it.
+        """
         other = copy.copy(self)
         other.cursor, other.timing = cursor, Timing()
-        other.backend, other._at_work, other.adapting = IDLE, None, None
+        other.backend = cursor if isinstance(cursor, TorchBackend) else IDLE
+        other._at_work, other.adapting = None, None
         other.filling = copy.copy(self.filling)
         other._current_decision = copy.copy(self._current_decision)
         other._ended = copy.copy(self._ended)

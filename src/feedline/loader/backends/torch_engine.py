@@ -54,6 +54,7 @@ class TorchBackend(Backend):
         self.position = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self._iterator: Any = None
+        self._apart = False  # of an earlier iteration: workers that persist are not its own
         self._processes: list[Any] = []
         self._pages: TorchWorkers | None = None
         self._start: RandomStates | None = None
@@ -87,7 +88,7 @@ class TorchBackend(Backend):
 
     def begin(self, restart: bool = False) -> bool:
         """An iteration begins."""
-        if self._restored is None and self._iterator is not None and self.position.step:
+        if self._restored is None and self.position.step:
             self._go_to(self.position.epoch + 1)
         self._open()
         return True
@@ -184,7 +185,11 @@ class TorchBackend(Backend):
 
     def fork(self) -> TorchBackend | None:
         """The iteration under way, to go on apart from the next; None if there is none."""
-        return None if self._iterator is None else copy.copy(self)
+        if self._iterator is None:
+            return None
+        apart = copy.copy(self)
+        apart._apart = True
+        return apart
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Where the loader stands."""
@@ -281,9 +286,21 @@ class TorchBackend(Backend):
         return held
 
     def close(self) -> None:
-        """Let torch's workers end."""
-        iterator, self._iterator = self._iterator, None
-        del iterator
+        """End torch's workers, though an exception's traceback may keep their iterator alive."""
+        iterator, self._iterator, self._pages = self._iterator, None, None
+        loader = self._of()
+        persistent = None if loader is None else loader._iterator
+        if not (self._apart and iterator is persistent):
+            _end_workers(iterator)
+        if not self._apart and loader is not None:
+            loader._iterator = None
+            _end_workers(persistent)
+
+
+def _end_workers(iterator: Any) -> None:
+    """As torch does when the iterator is garbage; it may be done twice."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
 
 
 def _samples(iterator: Any) -> Any:
