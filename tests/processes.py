@@ -60,6 +60,15 @@ def newcomers(before: set[psutil.Process]) -> list[psutil.Process]:
     return [each for each in own_family() - before if _runs(each) and not _tracks(each)]
 
 
+def descriptors() -> set[tuple[str, str]]:
+    """Which descriptors are open here, and of what; those of earlier tests may close any time."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(map(_runs, processes))
 

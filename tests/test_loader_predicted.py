@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -18,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache, system
 from feedline.plan.row import Field, Item
 from feedline.randomness import fingerprint
+from processes import descriptors
 from slow import slow
 
 PREDICTED = re.compile(r"(?m)^predicted   (.*)$")
@@ -164,17 +164,16 @@ def test_of_a_cache_it_says_whether_memory_holds_what_is_read(
         "page cache  16 px JPEG q95 0.00 GB fits: it is read once, 32 px JPEG q95 0.00 GB "
         "does not fit (0.00 GB of memory for it)"
     )
-    process = psutil.Process()
     for data, cache in ((ImageFolder(root), None), (ImageFolder(jpeg_folder), root)):
         options: dict[str, Any] = {"schedule": "16x1,28x1", "num_workers": 0, "cache": cache}
         with DataLoader(data, 4, **options) as loader:
             batches = iter(loader)
             next(batches)
             gc.collect()
-            held = process.num_fds()
+            held = descriptors()
             assert loader.explain(measure=True).endswith("\n" + line)
             gc.collect()
-            assert process.num_fds() == held
+            assert not descriptors() - held
             assert len(list(batches)) == 2
     with DataLoader(ImageFolder(jpeg_folder), 4, image_size=8) as loader:
         assert "page cache" not in loader.explain(measure=True)

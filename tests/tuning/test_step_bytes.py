@@ -36,7 +36,10 @@ def small_model() -> nn.Module:
 def measured(
     model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, rows: int, size: int
 ) -> int:
-    """The peak that torch's allocator counts in a step, its kernels' own memory included."""
+    """The peak that torch's allocator counts in a step, but for what convolutions take within.
+
+    That depends on the processor: without AVX-512 their backward pass may unfold the images.
+    """
     step, make = training_step(model, optimizer, functional.cross_entropy, autocast), noise(CPU)
     step(make(2, size))
     state = [value for each in optimizer.state.values() for value in each.values()]
@@ -49,13 +52,32 @@ def measured(
         step(batch)
         del ahead
     assert seen.profiler is not None
-    events = seen.profiler.kineto_results.events()
-    changes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    roots = seen.profiler.kineto_results.experimental_event_tree()
+    changes = sorted(change for root in roots for change in _changes(root))
     now = peak = 0
-    for _, change in changes:
+    for _, change, _ in changes:
         now += change
         peak = max(peak, now)
     return standing + peak
+
+
+def _changes(event: Any) -> list[tuple[int, int, int]]:
+    """When memory grew or shrank in an event and all within it, by how many bytes, and where."""
+    if event.name == "[memory]":
+        block = event.extra_fields
+        return [(event.start_time_ns, block.alloc_size, block.ptr)]
+    changes = [change for each in event.children for change in _changes(each)]
+    if event.name != "aten::convolution_backward":
+        return changes
+    given_back: list[tuple[int, int, int]] = []
+    made: dict[int, tuple[int, int, int]] = {}
+    for change in sorted(changes):
+        _, size, place = change
+        if size > 0:
+            made[place] = change
+        elif place in made:
+            given_back += [made.pop(place), change]
+    return [change for change in changes if change not in given_back]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +119,10 @@ def test_the_estimate_is_what_the_allocator_counts(
         block=1,
     )
     real = measured(model, optimizer, lambda: cuda_autocast(precision), rows, size)
-    # What kernels take within themselves is not counted; in bfloat16 the CPU's compute in float32.
+    # What kernels take within is not counted, and `measured` leaves out most of it; in
+    # bfloat16 the CPU's compute in float32.
     least = 0.96 if precision is torch.float32 else 0.85
-    assert least * real <= counted.at(rows) <= 1.002 * real
+    assert least * real <= counted.at(rows) <= 1.005 * real
 
 
 def test_model_and_optimizer_are_not_touched() -> None:
