@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ import torchvision
 
 from feedline.device.pinning import Pinned
 from feedline.engine.memory import Memfd
+from feedline.train.warm_up import warm_up
 
 __all__ = [
     "FIRST",
+    "MODES",
     "Training",
     "copies",
     "first_steps",
@@ -25,6 +28,7 @@ __all__ = [
 
 CLASSES = 1000
 FIRST, LATER = 5, 20
+MODES = ("off", "on", "warmed")
 
 
 class Training:
@@ -121,11 +125,23 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
 
 
 def first_steps(
-    model: str, sizes: list[int], batch_size: int, device: torch.device, benchmark: bool
+    model: str, sizes: list[int], batch_size: int, device: torch.device, mode: str
 ) -> list[dict]:
-    """The first steps at each size, against the later ones. In a process of its own."""
-    torch.backends.cudnn.benchmark = benchmark
+    """The first steps at each size, against the later ones. In a process of its own.
+
+    Args:
+        mode: one of `MODES`; "warmed" is "on" behind the warm-up that `feedline train` does.
+    """
+    torch.backends.cudnn.benchmark = mode != "off"
     training, found = Training(model, device), []
+    if mode == "warmed":
+        warmed: Any = SimpleNamespace(
+            model=training.model,
+            forward=training.model,
+            device=device,
+            precision=torch.bfloat16,
+        )
+        warm_up(warmed, [(batch_size, size) for size in sorted(sizes)[::-1]], classes=CLASSES)
     for size in sizes:
         batch, times = random_batch(size, batch_size, device), []
         for _ in range(FIRST + LATER):
@@ -135,5 +151,5 @@ def first_steps(
             synchronize(device)
             times.append(1000 * (time.perf_counter() - began))
         later = median(times[FIRST:])
-        found.append({"size": size, "benchmark": benchmark, "first": times[:FIRST], "later": later})
+        found.append({"size": size, "cudnn": mode, "first": times[:FIRST], "later": later})
     return found

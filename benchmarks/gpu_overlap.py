@@ -5,6 +5,8 @@ process; its batches come in turn, `--rounds` times, from
 
     free           batches that lie on the device already, again and again: the limit
     feedline       `DataLoader(..., device=...)`: copied and normalised on a stream of its own
+    feedline, cache
+                   the same from copies of `--levels`, which are made beforehand
     torch          torch's DataLoader: v2 transforms to uint8, pinned, copied without blocking,
                    normalised on the device; persistent workers
     torch, float   the same, but normalised floats are made by the workers
@@ -25,8 +27,9 @@ device, pageable and registered by cudaHostRegister: bandwidth by CUDA events, a
 call holds up the host. "Behind work" is the time that such copies on a second stream add to matrix
 products on the first, as a share of the copies' own time: 0% is hidden, 100% is not.
 
-First steps: in a process of its own, with cudnn.benchmark on and off, random batches of each size
-in turn; every step is synchronised. The first size includes the start of CUDA's libraries.
+First steps: in a process of its own, with cudnn.benchmark off, on, and on behind the warm-up that
+`feedline train` does, random batches of each size in turn; every step is synchronised. The first
+size includes the start of CUDA's libraries. What is aimed at: warmed, at most 1.5 of a later step.
 
 Caveats: one machine's figures. A step whose kernels the host launches too slowly counts as busy;
 the row "free" has the same fault, so compare with it. A folder of few images is read from the page
@@ -53,11 +56,21 @@ from typing import Any
 
 import torch
 import torchvision
-from gpu_device import FIRST, Training, copies, first_steps, mark, ms, random_batch, synchronize
+from gpu_device import (
+    FIRST,
+    MODES,
+    Training,
+    copies,
+    first_steps,
+    mark,
+    ms,
+    random_batch,
+    synchronize,
+)
 from report import machine, save, spread, table, versions
 from torchvision.transforms import v2
 
-from feedline import DataLoader, ImageFolder, TrainCrop
+from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.system import usable_cores
 from feedline.train.demo_set import DemoSet, write_demo_set
@@ -70,6 +83,7 @@ class Work:
     """What a loader is asked for. `notes` takes what it has to say of itself."""
 
     folder: Path
+    cache: Path
     size: int
     batch_size: int
     workers: int
@@ -86,9 +100,9 @@ def free(work: Work) -> Batches:
         yield from kept
 
 
-def feedline(work: Work) -> Batches:
+def feedline(work: Work, cached: bool = False) -> Batches:
     with DataLoader(
-        ImageFolder(work.folder, TrainCrop(scale=SCALE)),
+        ImageFolder(work.cache if cached else work.folder, TrainCrop(scale=SCALE)),
         work.batch_size,
         image_size=work.size,
         num_workers=work.workers,
@@ -151,6 +165,7 @@ def recognised(work: Work, floats: bool = False) -> Batches:
 SOURCES: dict[str, Callable[[Work], Batches]] = {
     "free": free,
     "feedline": feedline,
+    "feedline, cache": lambda work: feedline(work, cached=True),
     "torch": stock,
     "torch, float": lambda work: stock(work, floats=True),
     "recognised": recognised,
@@ -221,7 +236,7 @@ def show(result: dict) -> None:
     headers = ["memory", "MiB", "GB/s", "host ms/copy", "behind work", "registering ms"]
     print(table([[_cell(v) for v in row.values()] for row in result["copies"]], headers), "\n")
     rows = [
-        [r["size"], "on" if r["benchmark"] else "off", *map(_cell, (*r["first"], r["later"]))]
+        [r["size"], r["cudnn"], *map(_cell, (*r["first"], r["later"]))]
         for r in result["first_steps"]
     ]
     names = [f"step {k + 1}" for k in range(FIRST)]
@@ -237,6 +252,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="one sub-folder a class; else made")
     parser.add_argument("--sizes", type=int, nargs="+", default=[112, 160, 224])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--levels", type=int, nargs="+", default=[128, 192, 256], help="in px")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=usable_cores())
@@ -251,6 +267,7 @@ def main() -> None:
     demo = DemoSet()
     if options.smoke:
         options.sizes, options.model, options.batch_size = [32, 48], "resnet18", 4
+        options.levels = [32, 64]
         options.workers, options.pictures, options.seconds, options.lead = 2, 64, 0.5, 0.1
         demo = DemoSet(classes=2, train_per_class=4, val_per_class=1)
     elif device.type == "cpu":
@@ -267,7 +284,10 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = pictures(options.folder, options.pictures, demo, Path(scratch))
-        work = Work(folder, 0, options.batch_size, options.workers, device, {})
+        cache = Path(scratch) / "cache"
+        if "feedline, cache" in options.sources:
+            build_cache(folder, cache, options.levels, workers=options.workers)
+        work = Work(folder, cache, 0, options.batch_size, options.workers, device, {})
         training = Training(options.model, device)
         for _ in range(options.rounds):
             for size in options.sizes:
@@ -278,9 +298,9 @@ def main() -> None:
                     print({key: _cell(value) for key, value in row.items()}, flush=True)
                     save(result, options.json)  # a run that is cut short leaves what it has
         spawn = multiprocessing.get_context("spawn")
-        for benchmark in (False, True):
+        for mode in MODES:
             with ProcessPoolExecutor(1, mp_context=spawn) as alone:
-                given = (options.model, options.sizes, options.batch_size, device, benchmark)
+                given = (options.model, options.sizes, options.batch_size, device, mode)
                 result["first_steps"] += alone.submit(first_steps, *given).result()
         if device.type == "cuda":
             result["copies"] = copies(device, options.batch_size * max(options.sizes) ** 2 * 3)

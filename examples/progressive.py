@@ -4,10 +4,9 @@ python examples/progressive.py DIR        train/ below it has a folder for each 
 """
 
 import sys
-from itertools import pairwise
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 import feedline
 
@@ -19,34 +18,23 @@ def main(root: str, schedule: str = "112x10,160x10,224x10", batch_size: int = 64
     loader = feedline.DataLoader(
         data, batch_size, schedule=schedule, device=device, drop_last=True, num_workers="auto"
     )
-    model = small_model(len(data.classes)).to(device, memory_format=torch.channels_last)
+    # Any network that takes images of any size.
+    body = nn.Conv2d(3, 64, 7, 4, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 3)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, len(data.classes))
+    model = nn.Sequential(*body, *head).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     # One curve over all steps: a new size is no new start.
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=loader.total_steps)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=loader.total_steps + 1)
     with loader:
         for epoch in range(loader.epochs):
             for images, labels in loader:  # normalised, on the device, at the size of the schedule
-                loss = cross_entropy(model(images), labels)
+                loss = nn.functional.cross_entropy(model(images), labels)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                if rate.last_epoch + 1 < loader.total_steps:
-                    rate.step()
+                rate.step()
             print(f"epoch {epoch + 1} at {images.shape[-1]} px: loss {loss.item():.3f}")
         loader.why()  # what held the training back, and what to do about it
-
-
-def small_model(classes: int) -> torch.nn.Module:
-    """Any network that takes images of any size."""
-    wide = (3, 32, 64, 128)
-    blocks = [
-        torch.nn.Sequential(
-            torch.nn.Conv2d(a, b, 3, stride=2, padding=1), torch.nn.BatchNorm2d(b), torch.nn.ReLU()
-        )
-        for a, b in pairwise(wide)
-    ]
-    head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(wide[-1], classes))
-    return torch.nn.Sequential(*blocks, *head)
 
 
 if __name__ == "__main__":
