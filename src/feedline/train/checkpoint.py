@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.filesize import decimal
 
 from feedline.errors import SaveError, StateError
+from feedline.system import unwritten
 
 __all__ = [
     "BEFORE_NAME",
@@ -83,8 +83,15 @@ def keep_checkpoint(path: Path, name: str, *, most: int) -> None:
         path: the checkpoint.
         name: ends in its number, as "epoch-0003.pt".
         most: how many are kept: those with the highest numbers.
+
+    Raises:
+        SaveError: there is no room for the other name, or for a copy.
     """
-    _link(path, path.with_name(name))
+    named = path.with_name(name)
+    try:
+        _link(path, named)
+    except OSError as error:
+        raise SaveError(f"{named} cannot be written: {error.strerror}") from error
     stem = name.rpartition("-")[0]
     kept = sorted(path.parent.glob(f"{stem}-*{path.suffix}"))
     for old in kept[:-most]:
@@ -101,24 +108,18 @@ def _link(path: Path, name: Path) -> None:
     partial = name.with_name(f".{name.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
-        os.link(path, partial)
-    except OSError:
-        shutil.copy2(path, partial)
-    os.replace(partial, name)
+        try:
+            os.link(path, partial)
+        except OSError:
+            shutil.copy2(path, partial)
+        os.replace(partial, name)
+    finally:
+        _remove(partial)
 
 
 def _unsaved(path: Path, content: dict[str, Any], error: Exception) -> str:
     needed = sum(each.nbytes for each in _tensors(content))
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(path.parent).free
-        why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        if free < needed:
-            why = "the disk is full"
-        return (
-            f"{path} cannot be written: {why}; it needs about {decimal(needed)}, and "
-            f"{decimal(free)} are free there"
-        )
-    return f"{path} cannot be written: {error}"
+    return f"{path} cannot be written: {unwritten(path, needed, error)}"
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
