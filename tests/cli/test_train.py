@@ -148,6 +148,10 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
             ("images at 15000 px takes about", "are free on cpu", "fit. Use smaller images"),
         ),
         (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
+        (
+            ("--val-size", 16000),
+            ("validation with 4 images at 16000 px takes about", "are free on cpu", "--val-size "),
+        ),
         (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
         (("--epochs", 3), ("epochs is of a preset",)),
         (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),

@@ -93,7 +93,13 @@ def prepared(
 
     prepare_process(seed=recipe.seed, device=device)
     model = _model(recipe, data, note)
-    check_memory(model, recipe, device=device, precision=precision)
+    check_memory(
+        model,
+        recipe,
+        device=device,
+        precision=precision,
+        val_images=0 if data.val is None else len(data.val),
+    )
     check_run_folder(asked.out, checkpoint=checkpoint)
     return Prepared(
         recipe=recipe,
