@@ -155,6 +155,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
         (("--epochs", 3), ("epochs is of a preset",)),
         (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),
+        (("--device", "gpu"), ("'gpu' is no name of torch's", "Here there ", "'cpu'")),
         (("--pretrained", "none.pt"), ("there is no file 'none.pt'",)),
         (("--freeze", "stem"), ("no parameter's name begins with 'stem'",)),
         (("--schedule", "0x2"), ("size must be", "got 0")),
@@ -178,6 +179,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
 ) -> None:
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", *arguments)
     assert_refused(ended, *words)
+    assert "writing to" not in ended.out, "nothing has begun"
     assert not (tmp_path / "run").exists()
 
 

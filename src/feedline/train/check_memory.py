@@ -16,7 +16,7 @@ from feedline.train.warm_up import shapes_of
 from feedline.tuning.forward_bytes import count_forward_bytes
 from feedline.tuning.step_bytes import StepBytes, count_step_bytes
 
-__all__ = ["check_memory", "free_bytes", "out_of_memory", "step_bytes"]
+__all__ = ["check_memory", "free_bytes", "largest_batch", "step_bytes"]
 
 _SURELY = 4000
 """Bytes that no usual network takes for a pixel in a training step; in float32 ResNet-50 takes
@@ -136,19 +136,26 @@ def _forward_bytes(model: nn.Module, rows: int, size: int, precision: torch.dtyp
         return None
 
 
-def out_of_memory(rows: int | None, size: int, error: torch.OutOfMemoryError) -> UsageError:
-    """What to say of a batch for which the device had no memory.
+def largest_batch(
+    model: nn.Module,
+    recipe: Recipe,
+    rows: int,
+    size: int,
+    device: torch.device,
+    precision: torch.dtype,
+) -> int | None:
+    """The largest batch below one that did not fit; None where that is not known."""
+    counted = step_bytes(model, recipe, size, precision)
+    if counted is None:
+        return None
+    room = _SHARE * (free_bytes(device) + _reserved(device))
+    most = counted.largest(room, rows)
+    return most if 0 < most < rows else None
 
-    Args:
-        rows: of the batch.
-        size: side of its images, in pixels.
-        error: torch's own.
-    """
-    return UsageError(
-        f"a batch of {rows} images at {size} px does not fit the device's memory: {error}. "
-        "Use a smaller --batch-size, or --accumulate; feedline tune --batch-size auto finds "
-        "the largest that fits"
-    )
+
+def _reserved(device: torch.device) -> int:
+    """What torch holds of the device's memory already."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def free_bytes(device: torch.device) -> int:

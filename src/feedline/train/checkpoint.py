@@ -38,6 +38,7 @@ WEIGHTS = "feedline model weights"
 
 _CHECKPOINT = "feedline training checkpoint"
 _VERSION = 1
+_BEST = "best.pt"  # what weights are called in a run's folder
 
 
 def save_checkpoint(
@@ -147,9 +148,8 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
     if path.is_dir():
         path = path / CHECKPOINT_NAME
     if not path.is_file():
-        raise StateError(
-            f"{path}: no checkpoint there; name a run's folder or its {CHECKPOINT_NAME}"
-        )
+        what, name = ("checkpoint", CHECKPOINT_NAME) if kind == _CHECKPOINT else ("weights", _BEST)
+        raise StateError(f"{path}: no {what} there; name a run's folder or its {name}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a foreign file; the error says it better
@@ -167,7 +167,7 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         content = {}
     found, version = content.get("kind"), content.get("version")
     if found != kind or version != _VERSION:
-        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: "best.pt"}.get(str(found))
+        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: _BEST}.get(str(found))
         raise StateError(
             f"{path}: expected a {kind} of version {_VERSION}, found "
             f"{found or 'something else'}{'' if version is None else f' of version {version}'}"
