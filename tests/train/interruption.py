@@ -110,7 +110,7 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
     def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:
         before = learner.step
         loss = real(learner, images, *batch, **part)
-        weights = sum(float(each.double().sum()) for each in learner.model.parameters())
+        weights = sum(float(each.detach().double().sum()) for each in learner.model.parameters())
         seen.append([images.shape[-1], len(images), weights])
         if before < learner.step == step:
             os.kill(os.getpid(), signum)
