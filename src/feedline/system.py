@@ -1,4 +1,4 @@
-"""What this process may use: cores, memory.
+"""What this process may use: cores, memory, disk.
 
 Guarantees: the strictest limit wins: CPU affinity, the cgroup's CPU quota and memory limit (v1
 and v2), a batch system's share, divided among the training processes of this machine. A limit that
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "memory_limits",
     "rank_and_world",
     "throttled_s",
+    "unwritten",
     "usable_cores",
 ]
 
@@ -237,6 +239,20 @@ def available_memory_bytes() -> int:
 def cacheable_memory_bytes() -> int:
     """Bytes of files that the page cache may keep beside a training."""
     return memory_limits().cacheable
+
+
+def unwritten(file: Path, needed: int, error: Exception) -> str:
+    """Why a file cannot be written, with the bytes that it needs and those that are free there."""
+    from rich.filesize import decimal  # a worker needs none of it
+
+    why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+    try:
+        free = shutil.disk_usage(file.parent).free
+    except OSError:  # the folder is gone
+        return why
+    if free < needed:
+        why = "the disk is full"
+    return f"{why}; it needs about {decimal(needed)}, and {decimal(free)} are free there"
 
 
 def _inactive_file_bytes(folder: Path) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -77,6 +79,36 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
     assert_refused(feedline(*bare), "before.pt: not a checkpoint that feedline can read")
 
 
+@pytest.mark.parametrize("lost", [("best.pt", "last.pt"), ("best.pt",), ("last.pt",)])
+def test_a_run_does_not_claim_weights_that_are_not_there(
+    feedline: Command,
+    tiny_set: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: tuple[str, ...],
+) -> None:
+    real = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name in lost:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    out, result = tmp_path / "run", tmp_path / "result.json"
+    ended = feedline("train", tiny_set, *QUICK, "--out", out, "--json", result)
+    assert ended.status == (1 if len(lost) == 2 else 0)
+    kept = None if "best.pt" in lost else str(out / "best.pt")
+    assert json.loads(result.read_text())["weights"] == kept
+    assert (f"weights in {out / 'best.pt'}" in ended.out) is (kept is not None)
+    if kept is None:
+        said = f"weights could not be kept: {out / 'best.pt'} cannot be written"
+        assert said in ended.err
+        assert "it needs about" in ended.err
+        assert "are free there" in ended.err
+        assert ("the last epoch's are in" in ended.err) is (len(lost) == 1)
+
+
 def test_a_file_says_phases_and_the_command_line_the_rest(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
@@ -116,9 +148,14 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
             ("images at 15000 px takes about", "are free on cpu", "fit. Use smaller images"),
         ),
         (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
+        (
+            ("--val-size", 16000),
+            ("validation with 4 images at 16000 px takes about", "are free on cpu", "--val-size "),
+        ),
         (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
         (("--epochs", 3), ("epochs is of a preset",)),
         (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),
+        (("--device", "gpu"), ("'gpu' is no name of torch's", "Here there ", "'cpu'")),
         (("--pretrained", "none.pt"), ("there is no file 'none.pt'",)),
         (("--freeze", "stem"), ("no parameter's name begins with 'stem'",)),
         (("--schedule", "0x2"), ("size must be", "got 0")),
@@ -142,6 +179,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
 ) -> None:
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", *arguments)
     assert_refused(ended, *words)
+    assert "writing to" not in ended.out, "nothing has begun"
     assert not (tmp_path / "run").exists()
 
 

@@ -14,7 +14,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from feedline.cli.train_progress import STOPPING, TrainProgress, epoch_line, standing_lines
+from feedline.cli.train_progress import (
+    TrainProgress,
+    epoch_line,
+    standing_lines,
+    stopping_line,
+)
 from feedline.trace.split import Totals
 from feedline.train.journal import EpochRecord
 from feedline.train.pace import Pace
@@ -90,8 +95,17 @@ def test_the_bar_reckons_with_what_phases_to_come_cost() -> None:
         assert task.fields["left"] == "47 s left"  # 70 images of 0.1 s, 100 of 0.4 s
         shown.validating(rows=40)
         assert task.description.endswith("validated 40")
-        shown.stopping()
-    assert STOPPING in seen.getvalue()
+        shown.stopping(signal.SIGTERM)
+    assert stopping_line(signal.SIGTERM) in seen.getvalue()
+
+
+def test_a_stop_is_named_for_its_signal() -> None:
+    assert stopping_line(signal.SIGINT).startswith("Ctrl-C: finishing this step")
+    assert "a second Ctrl-C leaves at once" in stopping_line(signal.SIGINT)
+    said = stopping_line(signal.SIGTERM)
+    assert said.startswith("SIGTERM: ")
+    assert "a second SIGTERM leaves at once" in said
+    assert "Ctrl-C" not in said
 
 
 @pytest.mark.slow
@@ -118,5 +132,5 @@ def test_a_run_without_a_terminal_says_that_a_stop_was_heard(
     _, said = run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGINT
     heard, stopped = said.splitlines()
-    assert heard == STOPPING
+    assert heard == stopping_line(signal.SIGINT)
     assert stopped.startswith("stopped; everything is in")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any
 import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
 from tiny_training import Recorder
 
+from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
 from feedline.train import training
 from feedline.train.recipe import Recipe
@@ -77,10 +79,15 @@ class Forks:
 
     def run(self, asked: dict[str, Any]) -> int:
         """Train in a fork; its exit status, which is negative for a signal that ended it."""
+        return self.run_ranks(asked, 1)[0]
+
+    def run_ranks(self, asked: dict[str, Any], ranks: int) -> list[int]:
+        """The same on several processes, which meet as those of torchrun do."""
         assert self.script.stdin is not None
         assert self.script.stdout is not None
-        print(json.dumps(asked), file=self.script.stdin, flush=True)
-        return int(self.script.stdout.readline())
+        print(json.dumps([ranks, asked]), file=self.script.stdin, flush=True)
+        statuses: list[int] = json.loads(self.script.stdout.readline())
+        return statuses
 
 
 @contextmanager
@@ -96,13 +103,15 @@ def forks() -> Iterator[Forks]:
         yield Forks(script)
 
 
-def _signal_behind(step: int, signum: int) -> None:
-    """Let this process get a signal as soon as it has taken a step of the optimizer."""
+def _noted(seen: list[Any], step: int, signum: int) -> None:
+    """Note each batch with the weights behind it; get a signal behind a step of the optimizer."""
     real = training.train_step
 
-    def train_step(learner: Any, *batch: Any, **part: Any) -> Any:
+    def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:
         before = learner.step
-        loss = real(learner, *batch, **part)
+        loss = real(learner, images, *batch, **part)
+        weights = sum(float(each.detach().double().sum()) for each in learner.model.parameters())
+        seen.append([images.shape[-1], len(images), weights])
         if before < learner.step == step:
             os.kill(os.getpid(), signum)
         return loss
@@ -112,14 +121,19 @@ def _signal_behind(step: int, signum: int) -> None:
 
 def _trained(asked: dict[str, Any]) -> None:
     rank, world = rank_and_world()
-    if asked["after"] and rank == world - 1:
-        _signal_behind(asked["after"], asked["signum"])
+    seen: list[Any] = []
+    _noted(seen, asked["after"] if rank == world - 1 else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])
     place: dict[str, Any] = {"root": Path(asked["root"]), "out": folder / "out"}
-    result = run_training(
-        Recipe(**asked["recipe"]), report, RunSettings(**place, **asked["settings"])
-    )
+    recipe, settings = Recipe(**asked["recipe"]), RunSettings(**place, **asked["settings"])
+    file = folder / f"rank{rank}.json"
+    try:
+        result = run_training(recipe, report, settings)
+    except FeedlineError as error:
+        file.write_text(json.dumps({"error": str(error), "pid": os.getpid()}))
+        raise SystemExit(1) from None
     said = {
+        "seen": seen,
         "notes": report.notes,
         "steps": report.steps,
         "stopped_by": result.stopped_by,
@@ -127,7 +141,7 @@ def _trained(asked: dict[str, Any]) -> None:
         "judged": [[r.val_loss, r.val_top1] for r in result.records],
         "sizes": [size for _, size, _ in report.begun],
     }
-    (folder / f"rank{rank}.json").write_text(json.dumps(said))
+    file.write_text(json.dumps(said))
 
 
 def _main() -> None:
@@ -135,10 +149,23 @@ def _main() -> None:
         _trained(json.loads(sys.argv[1]))
         return
     for line in sys.stdin:
-        if (pid := os.fork()) == 0:
-            _trained(json.loads(line))
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        ranks, asked = json.loads(line)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        pids = []
+        for rank in range(ranks):
+            if (pid := os.fork()) == 0:
+                if ranks > 1:
+                    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+                    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                    os.environ.update(
+                        {name: str(value) for name, value in {**own, **there}.items()}
+                    )
+                _trained(asked)
+                return
+            pids.append(pid)
+        ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps(ended), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,19 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interruption import Forks, forks, job, on_ranks, said_in
+from interruption import Forks, job, said_in
 from tiny_training import assert_same_training, write_tiny_set
 
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
 
-IMAGES = 40
+IMAGES = {1: 40, 2: 60}
+"""By ranks: so that there are more than 20 steps."""
 PROGRESSIVE: dict[str, Any] = {
     "model": "test_resnet.r160_in1k",
     "schedule": [
@@ -56,7 +56,7 @@ def last_steps(ranks: int) -> tuple[list[int], list[int]]:
     """The last step of each epoch, and of each phase."""
     recipe = Recipe(**PROGRESSIVE)
     phases = [recipe.phase_at(epoch) for epoch in range(recipe.epochs)]
-    batches = (IMAGES // ((phase.batch_size or 0) * ranks) for phase in phases)
+    batches = (IMAGES[ranks] // ((phase.batch_size or 0) * ranks) for phase in phases)
     ends = list(accumulate(-(-each // recipe.accumulate) for each in batches))
     return ends, [ends[k - 1] for k in accumulate(phase.epochs for phase in recipe.phases)]
 
@@ -78,7 +78,7 @@ def gone_on_from(step: int, signum: int, every: int, ranks: int) -> int:
 
 
 STEPS = drawn_steps(1, 20)
-ON_RANKS = [(step, WAYS[(step + 2) % len(WAYS)]) for step in drawn_steps(2, 10)]
+ON_RANKS = [(step, WAYS[step % len(WAYS)]) for step in drawn_steps(2, 20)]
 QUICK = {(9, signal.SIGKILL), (10, signal.SIGTERM)}
 INTERRUPTED = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
@@ -87,19 +87,15 @@ INTERRUPTED = [
 
 
 def test_the_steps_are_those_that_matter() -> None:
-    assert last_steps(2) == ([3, 6, 9, 11, 13, 15], [6, 9, 11, 15])
-    assert {5, 6, 7, 8, 9, 10, 11, 12} < {step for step, _ in ON_RANKS}
-    assert (6, signal.SIGKILL) in ON_RANKS
+    assert last_steps(2) == ([4, 8, 13, 16, 19, 22], [8, 13, 16, 22])
+    on_ranks = {step for step, _ in ON_RANKS}
+    assert len(on_ranks) == 20
+    assert {7, 8, 9, 12, 13, 14, 15, 16, 17} < on_ranks
+    assert (8, signal.SIGKILL) in ON_RANKS
     ends, edges = last_steps(1)
     assert (ends, edges) == ([5, 10, 17, 20, 24, 28], [10, 17, 20, 28])
     assert len(STEPS) == len(set(STEPS)) == 20
     assert {9, 10, 11, 16, 17, 18, 19, 20, 21} <= set(STEPS) <= set(range(1, 29))
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
-    with forks() as script:
-        yield script
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +150,15 @@ def test_a_run_goes_on_to_the_same_weights(
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # 7 images of a class to validate on: 14 cannot be shared evenly by batches of 6 on 2 ranks.
-    return write_tiny_set(tmp_path_factory.mktemp("shared") / "set", val=7)
+    return write_tiny_set(tmp_path_factory.mktemp("shared") / "set", train=30, val=7)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_ranks(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_ranks(
+    shared: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forks
+) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    done = on_ranks(job(PROGRESSIVE, shared, folder, workers=1), 2)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert forked.run_ranks(job(PROGRESSIVE, shared, folder, workers=1), 2) == [0, 0]
     lead, other = said_in(folder, 0), said_in(folder, 1)
     assert lead["records"] == other["records"], "figures are of all ranks"
     assert [val for *_, val in lead["records"]] == [14] * 6
@@ -177,7 +174,12 @@ def uninterrupted_ranks(shared: Path, tmp_path_factory: pytest.TempPathFactory) 
     [pytest.param(*case, marks=pytest.mark.slow) for case in ON_RANKS],
 )
 def test_two_ranks_go_on_together_to_the_same_weights(
-    shared: Path, uninterrupted_ranks: Path, tmp_path: Path, step: int, way: signal.Signals
+    shared: Path,
+    uninterrupted_ranks: Path,
+    forked: Forks,
+    tmp_path: Path,
+    step: int,
+    way: signal.Signals,
 ) -> None:
     """The last rank alone gets the signal."""
     every = random.Random(step).randint(1, 3)
@@ -188,17 +190,17 @@ def test_two_ranks_go_on_together_to_the_same_weights(
         checkpoint_every=every,
         workers=1,
     )
-    done = on_ranks(asked, 2)
+    ended = forked.run_ranks(asked, 2)
     left = gone_on_from(step, way, every, ranks=2)
     if way is signal.SIGKILL:
-        assert done.returncode != 0
+        assert ended == [1, -way]
     else:
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert ended == [0, 0]
         assert said_in(tmp_path, 1)["stopped_by"] == way
     if left:
         assert load_checkpoint(tmp_path / "out")["learner"]["step"] == left
-    done = on_ranks(job(PROGRESSIVE, shared, tmp_path, resume="auto", workers=1), 2)
-    assert done.returncode == 0, done.stdout + done.stderr
+    again = job(PROGRESSIVE, shared, tmp_path, resume="auto", workers=1)
+    assert forked.run_ranks(again, 2) == [0, 0]
     said, whole = said_in(tmp_path), said_in(uninterrupted_ranks)
     assert said["steps"] == list(range(left + 1, last_steps(2)[0][-1] + 1))
     assert (said["records"], said["judged"]) == (whole["records"], whole["judged"])

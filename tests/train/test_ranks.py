@@ -7,11 +7,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interruption import job, on_ranks, said_in
+from interruption import Forks, job, on_ranks, said_in
 
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
+    tiny_set: Path, tmp_path: Path, forked: Forks, ranks: int
+) -> None:
+    recipe = {"model": "test_resnet", "schedule": "24x1,32x1,40x1@5", "batch_size": 4}
+    assert forked.run_ranks(job(recipe, tiny_set, tmp_path), ranks) == [0] * ranks
+    lead, *others = (said_in(tmp_path, rank) for rank in range(ranks))
+    for other in others:
+        assert other["seen"] == lead["seen"], "size, rows and weights"
+        assert other["records"] == lead["records"], "figures are of all ranks"
+    batches = [40 // (rows * ranks) for rows in (4, 4, 5)]
+    shapes = [(24, 4)] * batches[0] + [(32, 4)] * batches[1] + [(40, 5)] * batches[2]
+    assert [(size, rows) for size, rows, _ in lead["seen"]] == shapes
+    weights = [each for *_, each in lead["seen"]]
+    assert len(set(weights)) == len(weights), "each step moves them"
+    assert [samples for _, samples, *_ in lead["records"]] == [
+        rows * ranks * count for rows, count in zip((4, 4, 5), batches, strict=True)
+    ]
+    assert [val for *_, val in lead["records"]] == [12, 12, 12]
+    assert load_checkpoint(tmp_path / "out")["ranks"] == ranks
+
+
+def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_from_its_checkpoint(
+    tiny_set: Path, tmp_path: Path, forked: Forks
+) -> None:
+    recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
+    asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL)
+    assert forked.run_ranks(asked, 2) == [1, -signal.SIGKILL]
+    assert "rank 1 (process " in said_in(tmp_path)["error"]
+    assert load_checkpoint(tmp_path / "out")["learner"]["step"] == 5
+    assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
+    assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -277,6 +278,28 @@ def test_what_cannot_be_kept_is_said_as_it_stands(tmp_path: Path) -> None:
     keeper.keep_best({"epoch": 1})
     assert told[0].endswith("Training goes on; there is no checkpoint yet")
     assert told[1].endswith("Training goes on; no weights are kept yet")
+    assert (keeper.unsaved, keeper.unkept) == tuple(each.partition(". ")[0] for each in told)
+    assert keeper.best is None
+    keeper.out.mkdir()
+    keeper.save({"step": 2}, epochs=None)
+    keeper.keep_best({"epoch": 2})
+    assert (keeper.unsaved, keeper.unkept) == (None, None)
+    assert keeper.best == keeper.out / "best.pt"
+
+
+def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copy2", full)
+    told: list[str] = []
+    Keeper(out=tmp_path, most=2, told=told.append).save({"step": 1}, epochs=1)
+    assert len(told) == 1
+    assert told[0].startswith(f"{tmp_path / 'epoch-0001.pt'} cannot be written")
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(

@@ -30,7 +30,7 @@ def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
         in_time.append(told.wait(60))
         libc.pthread_mutex_unlock(lock)
 
-    with StopRequest(told.set) as stop:
+    with StopRequest(lambda signum: told.set()) as stop:
         thread = threading.Thread(target=end_the_step)
         thread.start()
         libc.pthread_mutex_lock(lock)  # returns only once the other thread gives it free
@@ -42,11 +42,11 @@ def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
 @needs_signals
 def test_it_is_told_once_and_all_is_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    told: list[str] = []
+    told: list[int] = []
     heard = threading.Event()
 
-    def tell() -> None:
-        told.append("stop")
+    def tell(signum: int) -> None:
+        told.append(signum)
         heard.set()
 
     caught: list[int] = []
@@ -61,7 +61,7 @@ def test_it_is_told_once_and_all_is_as_before_afterwards() -> None:
         assert caught == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, previous)
-    assert told == ["stop"]
+    assert told == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
 

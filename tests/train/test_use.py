@@ -87,7 +87,7 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
 def test_files_that_are_no_weights_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"expected a feedline model weights.*name the best"):
         load_weights(trained / "last.pt", CPU)
-    with pytest.raises(StateError, match="no checkpoint there"):
+    with pytest.raises(StateError, match=r"no weights there; name a run's folder or its best\.pt"):
         load_weights(tmp_path, CPU)
 
 
@@ -110,7 +110,10 @@ def test_the_commands(data: Path, trained: Path, tmp_path: Path) -> None:
         (["predict", str(trained), str(tmp_path / "none.jpg")], "no such file"),
         (["predict", str(trained), str(tmp_path)], "there is no image"),
         (["predict", str(trained), str(image), "--top", "0"], "--top"),
-        (["evaluate", str(tmp_path), str(data)], "no checkpoint there"),
+        (["evaluate", str(tmp_path), str(data)], "no weights there"),
+        (["evaluate", str(trained), str(data), "--size", "0"], "--size must be at least 1"),
+        (["predict", str(trained), str(image), "--size", "0"], "--size must be at least 1"),
+        (["predict", str(trained), str(image), "--on-error", "no"], "on_error must be"),
         (["evaluate", str(trained), str(tmp_path)], "class folders"),
     ):
         done = run(app, arguments)
@@ -132,6 +135,38 @@ def test_weights_go_out_as_safetensors_and_come_back(trained: Path, tmp_path: Pa
     state = again.state_dict()
     for name, value in load_weights(trained, CPU).model.state_dict().items():
         assert torch.equal(value, state[name]), name
-    done = CliRunner().invoke(app, ["export", str(trained), str(tmp_path / "no" / "file")])
+    new = tmp_path / "new" / "folder" / "file"
+    done = CliRunner().invoke(app, ["export", str(trained), str(new)])
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in new.parent.iterdir()] == ["file"]
+    done = CliRunner().invoke(app, ["export", str(trained), str(file / "file")])
     assert done.exit_code == 2
-    assert "cannot be written" in done.output
+    assert "cannot be written: " in done.output
+    assert "name another file" in done.output
+
+
+def test_what_cannot_be_read_is_named_by_its_path_or_left_out(
+    data: Path, trained: Path, tmp_path: Path
+) -> None:
+    images = tmp_path / "set" / "class0"
+    shutil.copytree(data / "val" / "class0", images)
+    broken = images / "003.jpg"
+    broken.write_bytes(b"\xff\xd8\xff\xe0 torn")
+    run, plain = CliRunner().invoke, ["--device", "cpu", "--workers", "0"]
+    done = run(app, ["predict", str(trained), str(images), *plain])
+    assert done.exit_code == 1
+    assert f", {broken}, cannot be loaded" in done.output
+    assert "--on-error skip" in done.output
+    said = tmp_path / "said.json"
+    skipping = [*plain, "--on-error", "skip", "--json", str(said)]
+    done = run(app, ["predict", str(trained), str(images), *skipping])
+    assert done.exit_code == 0, done.output
+    found = json.loads(said.read_text())
+    others = [str(path) for path in sorted(images.iterdir()) if path != broken]
+    assert [each["path"] for each in found["predictions"]] == others
+    assert [path for path, _ in found["skipped"]] == [str(broken)]
+    for way in (["--on-error", "skip"], ["--skip"]):
+        done = run(app, ["evaluate", str(trained), str(images.parent), *plain, *way])
+        assert done.exit_code == 0, done.output
+        assert "on 5 images" in done.output
+        assert str(broken) in done.output

@@ -69,7 +69,7 @@ class Recorder:
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         self.records.append(record)
 
-    def stopping(self) -> None:
+    def stopping(self, signum: int) -> None:
         self.stops += 1
 
 

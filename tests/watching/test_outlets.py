@@ -83,12 +83,30 @@ def test_a_disk_that_is_full_later_ends_no_loop(
 
     monkeypatch.setattr(os, "replace", full)
     assert len(list(watched)) == len(list(watched)) == 5
-    assert caplog.text.count("No space left") >= 1
+    (told,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert told.exc_info is None
+    assert "\n" not in told.getMessage()
+    for said in (f"{tmp_path / 'run' / 'trace.json'}", "it needs about", "training goes on"):
+        assert said in told.getMessage()
     assert any("No space left" in note for note in watched.run.notes)
     assert len(watched.run.notes) == 1, "it is not tried again"
     with pytest.raises(UsageError, match="No space left"):
         watched.save()
+    watched._outlets.save_last()
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1, "told once"
     watched._outlets.folder = None
+
+
+def test_where_a_record_fails_is_said_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(figures: object) -> None:
+        raise ArithmeticError("of a callback")
+
+    with caplog.at_level("DEBUG", "feedline"):
+        list(watch([torch.zeros(4)] * 5, metrics=fail, every_s=1e-9))
+    told = [each for each in caplog.records if "of a callback" in each.getMessage()]
+    assert [each.levelname for each in told] == ["WARNING"]
+    assert told[0].getMessage().startswith("the callback for figures is over: ArithmeticError: ")
+    assert any(each.exc_info for each in caplog.records if each.levelname == "DEBUG")
 
 
 ENDS = """

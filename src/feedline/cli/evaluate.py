@@ -28,6 +28,10 @@ Device = Annotated[
     str, typer.Option(help="Where the model is run: auto, or torch's name: cpu, cuda, mps.")
 ]
 Amp = Annotated[str, typer.Option(help="off, bf16, fp16 or auto, on a GPU only.")]
+OnError = Annotated[
+    str,
+    typer.Option(help="An image that cannot be read: raise, or skip it.", metavar="raise|skip"),
+]
 Batch = Annotated[int, typer.Option(help="Images in a batch.")]
 
 
@@ -37,6 +41,20 @@ def _loaded(run: Path, device: str, amp: str) -> tuple[Any, Any, Any]:
 
     where = choose_device(device)
     return load_weights(run, where), where, choose_precision(amp, where)
+
+
+def _check_size(size: int | None) -> None:
+    if size is not None and size < 1:
+        from feedline.errors import UsageError
+
+        raise UsageError(
+            f"--size must be at least 1 pixel, got {size}; leave it out for that of the run's "
+            "validation"
+        )
+
+
+def _left_out(path: str, reason: str) -> str:
+    return f"left out: {reason if path in reason else f'{path}: {reason}'}"
 
 
 def evaluate(
@@ -49,7 +67,8 @@ def evaluate(
     device: Device = "auto",
     amp: Amp = "auto",
     workers: Workers = "auto",
-    skip: Annotated[bool, typer.Option("--skip", help="Leave out what cannot be read.")] = False,
+    on_error: OnError = "raise",
+    skip: Annotated[bool, typer.Option("--skip", hidden=True)] = False,  # as it was called before
     json: JsonFile = None,
 ) -> None:
     """Judge a trained model: accuracy, loss, and which classes it takes for which.
@@ -62,6 +81,7 @@ def evaluate(
     from feedline.train.splits import val_folder
     from feedline.train.use import judge
 
+    _check_size(size)
     weights, where, precision = _loaded(run, device, amp)
     with progress_bar(TimeRemainingColumn()) as bar:
         task = bar.add_task("judging", total=None)
@@ -73,20 +93,20 @@ def evaluate(
             size=size,
             batch_size=batch_size,
             workers=worker_setting(workers),
-            on_error="skip" if skip else "raise",
+            on_error="skip" if skip else on_error,
             advance=lambda done, total: bar.update(task, completed=done, total=total),
         )
     result = found.result
     five = "" if result.top5 is None else f", top-5 {result.top5:.1%}"
     typer.echo(
-        f"{weights.name} at {size or weights.size} px: top-1 {result.top1:.1%}{five}, loss "
-        f"{result.loss:.4f} on {result.samples} images"
+        f"{weights.name} at {weights.size if size is None else size} px: top-1 "
+        f"{result.top1:.1%}{five}, loss {result.loss:.4f} on {result.samples} images"
     )
     worst = sorted(found.by_class, key=lambda each: each[2])[:_WORST]
     if len(found.by_class) > 1:
         typer.echo("least found: " + ", ".join(f"{name} {share:.0%}" for name, _, share in worst))
     for path, reason in found.skipped:
-        typer.echo(f"left out: {reason if path in reason else f'{path}: {reason}'}")
+        typer.echo(_left_out(path, reason))
     write_json(json, {"model": weights.name, "weights": str(weights.path), **found.as_dict()})
 
 
@@ -101,6 +121,7 @@ def predict(
     device: Device = "auto",
     amp: Amp = "auto",
     workers: Workers = "auto",
+    on_error: OnError = "raise",
     json: JsonFile = None,
 ) -> None:
     """Say what images are: a line for each, with tabs between path, class and probability.
@@ -113,9 +134,11 @@ def predict(
 
     if top < 1:
         raise UsageError(f"--top must be at least 1, got {top}")
+    _check_size(size)
     paths = find_images(images)
     weights, where, precision = _loaded(run, device, amp)
     said = []
+    skipped: list[tuple[str, str]] = []
     for found in predictions(
         weights,
         paths,
@@ -125,11 +148,16 @@ def predict(
         size=size,
         batch_size=batch_size,
         workers=worker_setting(workers),
+        on_error=on_error,
+        skipped=lambda path, reason: skipped.append((path, reason)),
     ):
         classes = "\t".join(f"{name}\t{chance:.4f}" for name, chance in found.classes)
         typer.echo(f"{found.path}\t{classes}")
         said.append({"path": found.path, "classes": [list(pair) for pair in found.classes]})
-    write_json(json, {"model": weights.name, "weights": str(weights.path), "predictions": said})
+    for path, reason in skipped:
+        typer.echo(_left_out(path, reason), err=True)  # stdout has images alone
+    about = {"model": weights.name, "weights": str(weights.path)}
+    write_json(json, {**about, "predictions": said, "skipped": [list(each) for each in skipped]})
 
 
 def export(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from feedline.cli import train_options as options
-from feedline.cli.output import JsonFile, write_json
+from feedline.cli.output import JsonFile, complain, write_json
 from feedline.cli.workers import worker_setting
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+_LOST = 1
 _INTERRUPTED = 128  # plus the signal's number, as a shell says it
 
 
@@ -160,8 +161,10 @@ def train(
     with progress_bar(TextColumn("{task.fields[left]}")) as bar:
         result = run_training(recipe, TrainProgress(bar), asked)
     if not rank_and_world()[0]:  # rank 0 alone says how it ended
-        write_json(json, result.as_dict())
         _say_end(result, asked)
+        write_json(json, result.as_dict())
+        if result.unkept and result.unsaved:  # nothing of what was learnt is left
+            raise typer.Exit(_LOST)
     if result.stopped_by is not None:
         raise typer.Exit(_INTERRUPTED + result.stopped_by)
 
@@ -178,12 +181,26 @@ def _say_end(result: Result, asked: RunSettings) -> None:
             f"{again}",
             err=True,
         )
-    elif result.best_top1 is not None:
+        return
+    said = "done"
+    if result.best_top1 is not None:
         last = result.records[-1]
         five = "" if last.val_top5 is None else f", top-5 {last.val_top5:.1%}"
-        typer.echo(
-            f"done: top-1 {last.val_top1:.1%}{five} on {last.val_samples} images "
-            f"(best {result.best_top1:.1%}); weights in {result.out}/best.pt"
+        said += (
+            f": top-1 {last.val_top1:.1%}{five} on {last.val_samples} images "
+            f"(best {result.best_top1:.1%})"
         )
-    else:
-        typer.echo(f"done: weights in {result.out}/best.pt")
+    if result.weights is not None:
+        said += f"; weights in {result.weights}"
+    typer.echo(said)
+    if result.unkept:
+        left = f"the last epoch's are in {result.out}/last.pt"
+        if result.unsaved:
+            left = "the latest checkpoint could not be written either; free some space, train again"
+        complain(f"weights could not be kept: {result.unkept}; {left}")
+    elif result.weights is None:
+        complain(
+            f"no weights in {result.out}/: no epoch was better than the best of the run that this "
+            "one went on from; that one's folder has them",
+            label="note: ",
+        )

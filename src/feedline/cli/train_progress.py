@@ -6,6 +6,7 @@ stderr, and so does the word that a stop was heard. Where stderr is no terminal 
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +21,15 @@ from feedline.train.recipe import Recipe
 from feedline.train.standing import Standing
 from feedline.train.time_left import TimeLeft
 
-__all__ = ["STOPPING", "TrainProgress", "epoch_line"]
+__all__ = ["TrainProgress", "epoch_line", "stopping_line"]
 
-STOPPING = "finishing this step, then saving; a second Ctrl-C leaves at once without saving"
+
+def stopping_line(signum: int) -> str:
+    """That a signal was heard, what comes of it, and of a second one."""
+    name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+    return (
+        f"{name}: finishing this step, then saving; a second {name} leaves at once without saving"
+    )
 
 
 def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None) -> str:
@@ -141,9 +148,10 @@ class TrainProgress:
             left_s = self._left.seconds(record.epoch)
         self.note(epoch_line(record, epochs=epochs, left_s=left_s))
 
-    def stopping(self) -> None:
+    def stopping(self, signum: int) -> None:
         """Say that a stop was heard."""
+        said = stopping_line(signum)
         if self._bar.disable:
-            print(STOPPING, file=sys.stderr, flush=True)
+            print(said, file=sys.stderr, flush=True)
         else:
-            self._bar.console.print(STOPPING, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)

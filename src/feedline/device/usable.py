@@ -7,11 +7,17 @@ Relies on: `torch.accelerator` of 2.6; before that, on what torch says of CUDA a
 
 from __future__ import annotations
 
+import difflib
+
 import torch
 
 from feedline.errors import UsageError
 
 __all__ = ["accelerator_type", "synchronize", "usable_device"]
+
+
+_OTHER_NAMES = ("gpu", "nvidia", "amd", "rocm", "hip", "metal", "apple", "intel")
+"""What accelerators are called elsewhere."""
 
 
 def accelerator_type() -> str | None:
@@ -36,8 +42,8 @@ def usable_device(device: str | torch.device) -> torch.device:
     """
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device {device!r}: {error}") from None
+    except (RuntimeError, TypeError):
+        raise UsageError(_unknown(str(device))) from None
     if found.type == "cpu":
         return found
     there = accelerator_type()
@@ -56,6 +62,20 @@ def usable_device(device: str | torch.device) -> torch.device:
             f'device="{device}" was asked for, and torch sees {count} of them, numbered from 0'
         )
     return found
+
+
+def _unknown(device: str) -> str:
+    """What to say of a name that is none of torch's."""
+    there = ["cpu", *([found] if (found := accelerator_type()) is not None else [])]
+    kind, colon, index = device.partition(":")
+    near = difflib.get_close_matches(kind.lower(), [*_OTHER_NAMES, *there], n=1, cutoff=0.5)
+    # Names of others for an accelerator mean the one that is here; without one, the CPU is left.
+    meant = ["" if name not in _OTHER_NAMES else there[-1] for name in near]
+    hint = f"; the nearest is {(meant[0] or near[0]) + colon + index!r}" if near else ""
+    return (
+        f"device {device!r} is no name of torch's. Here there "
+        f"{'are' if len(there) > 1 else 'is'} {' and '.join(map(repr, there))}{hint}"
+    )
 
 
 def synchronize(device: torch.device) -> None:

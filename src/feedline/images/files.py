@@ -13,7 +13,7 @@ from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.folder import ImageFolder
 from feedline.images.rows import RowPipeline
-from feedline.stores.file_store import files_of
+from feedline.stores.file_store import FileStore
 from feedline.stores.index import IMAGE_EXTENSIONS, FolderIndex
 from feedline.stores.path_table import starts_of
 
@@ -55,7 +55,7 @@ def image_files(paths: Sequence[Path], transform: Transform) -> ImageFolder:
     folder.root = root
     RowPipeline.__init__(
         folder,
-        files_of(root, index),
+        FileStore(index, [os.fsencode(root)]),
         checked_transform(transform),
         scaled=False,
         exif=False,

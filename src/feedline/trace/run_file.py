@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from feedline.errors import UsageError
+from feedline.system import unwritten
 from feedline.trace.run import RUN_VERSION, Run
 from feedline.trace.stage_page import OCTAVES
 
@@ -71,15 +72,17 @@ def write_run(run: Run, folder: Path) -> Path:
     """
     file = folder / run_file(run.rank)
     partial = folder / f".{file.name}.{os.getpid()}.partial"
+    data = _encoded(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(_encoded(run))
+        partial.write_bytes(data)
         os.replace(partial, file)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise UsageError(
-            f"the run cannot be written to {str(file)!r}: {error.strerror}; name another folder"
+            f"the run cannot be written to {str(file)!r}: {unwritten(file, len(data), error)}; "
+            "free some space there, or name another folder"
         ) from error
     return file
 

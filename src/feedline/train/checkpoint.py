@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.filesize import decimal
 
 from feedline.errors import SaveError, StateError
+from feedline.system import unwritten
 
 __all__ = [
     "BEFORE_NAME",
@@ -38,6 +38,7 @@ WEIGHTS = "feedline model weights"
 
 _CHECKPOINT = "feedline training checkpoint"
 _VERSION = 1
+_BEST = "best.pt"  # what weights are called in a run's folder
 
 
 def save_checkpoint(
@@ -83,8 +84,15 @@ def keep_checkpoint(path: Path, name: str, *, most: int) -> None:
         path: the checkpoint.
         name: ends in its number, as "epoch-0003.pt".
         most: how many are kept: those with the highest numbers.
+
+    Raises:
+        SaveError: there is no room for the other name, or for a copy.
     """
-    _link(path, path.with_name(name))
+    named = path.with_name(name)
+    try:
+        _link(path, named)
+    except OSError as error:
+        raise SaveError(f"{named} cannot be written: {error.strerror}") from error
     stem = name.rpartition("-")[0]
     kept = sorted(path.parent.glob(f"{stem}-*{path.suffix}"))
     for old in kept[:-most]:
@@ -101,24 +109,18 @@ def _link(path: Path, name: Path) -> None:
     partial = name.with_name(f".{name.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
-        os.link(path, partial)
-    except OSError:
-        shutil.copy2(path, partial)
-    os.replace(partial, name)
+        try:
+            os.link(path, partial)
+        except OSError:
+            shutil.copy2(path, partial)
+        os.replace(partial, name)
+    finally:
+        _remove(partial)
 
 
 def _unsaved(path: Path, content: dict[str, Any], error: Exception) -> str:
     needed = sum(each.nbytes for each in _tensors(content))
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(path.parent).free
-        why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        if free < needed:
-            why = "the disk is full"
-        return (
-            f"{path} cannot be written: {why}; it needs about {decimal(needed)}, and "
-            f"{decimal(free)} are free there"
-        )
-    return f"{path} cannot be written: {error}"
+    return f"{path} cannot be written: {unwritten(path, needed, error)}"
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
@@ -146,9 +148,8 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
     if path.is_dir():
         path = path / CHECKPOINT_NAME
     if not path.is_file():
-        raise StateError(
-            f"{path}: no checkpoint there; name a run's folder or its {CHECKPOINT_NAME}"
-        )
+        what, name = ("checkpoint", CHECKPOINT_NAME) if kind == _CHECKPOINT else ("weights", _BEST)
+        raise StateError(f"{path}: no {what} there; name a run's folder or its {name}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a foreign file; the error says it better
@@ -166,7 +167,7 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         content = {}
     found, version = content.get("kind"), content.get("version")
     if found != kind or version != _VERSION:
-        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: "best.pt"}.get(str(found))
+        beside = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: _BEST}.get(str(found))
         raise StateError(
             f"{path}: expected a {kind} of version {_VERSION}, found "
             f"{found or 'something else'}{'' if version is None else f' of version {version}'}"

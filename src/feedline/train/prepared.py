@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+from feedline.errors import UsageError
 from feedline.train.check_memory import check_memory
 from feedline.train.checkpoint import load_or_before
 from feedline.train.data import TrainData
 from feedline.train.learner import Learner
+from feedline.train.memory_error import in_memory
 from feedline.train.model import create_model, freeze
+from feedline.train.optimizer import create_optimizer
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import check_run_folder, find_checkpoint
 from feedline.train.run_settings import RunSettings
@@ -50,14 +53,26 @@ class Prepared:
     extended: bool
 
     def learner(self) -> Learner:
-        """The model with what trains it."""
-        return Learner(
-            self.model,
-            self.recipe,
-            device=self.device,
-            precision=self.precision,
-            class_weights=self.data.class_weights(self.recipe),
-        )
+        """The model with what trains it.
+
+        Raises:
+            UsageError: the device has no memory for it.
+        """
+
+        def said(error: BaseException) -> UsageError:
+            return UsageError(
+                f"the model {self.recipe.model!r} alone does not fit the memory of {self.device}: "
+                f"{error}. Use a smaller --model, or end what else takes that memory"
+            )
+
+        with in_memory(said):
+            return Learner(
+                self.model,
+                self.recipe,
+                device=self.device,
+                precision=self.precision,
+                class_weights=self.data.class_weights(self.recipe),
+            )
 
 
 def prepared(
@@ -93,7 +108,14 @@ def prepared(
 
     prepare_process(seed=recipe.seed, device=device)
     model = _model(recipe, data, note)
-    check_memory(model, recipe, device=device, precision=precision)
+    create_optimizer(model, recipe)  # the run's own is made where the model will be; errors now
+    check_memory(
+        model,
+        recipe,
+        device=device,
+        precision=precision,
+        val_images=0 if data.val is None else len(data.val),
+    )
     check_run_folder(asked.out, checkpoint=checkpoint)
     return Prepared(
         recipe=recipe,

@@ -25,9 +25,9 @@ from feedline.loader import DataLoader
 from feedline.system import usable_cores
 from feedline.train.augment_costs import augment_costs
 from feedline.train.augment_places import AugmentPlaces
-from feedline.train.check_memory import out_of_memory
 from feedline.train.learner import Learner
 from feedline.train.loaders import train_loader
+from feedline.train.memory_error import in_memory, too_large
 from feedline.train.phase import TrainPhase
 from feedline.train.recipe import Recipe
 from feedline.train.rehearsed import RehearsedStep
@@ -109,7 +109,7 @@ def rehearse_phase(
     learner.set_phase(phase)
     learner.model.train()
     step = RehearsedStep(learner, recipe.accumulate)
-    try:
+    with in_memory(lambda error: too_large("a batch", phase.batch_size, phase.size, error)):
         costs = augment_costs(alone, images, learner.device, most_s=_COSTS * budget_s)
         with ExitStack() as stack:
             told("starting workers")
@@ -145,8 +145,6 @@ def rehearse_phase(
                 tried.close()
             of = {alone.augment_on: trial, other.augment_on: there}
             places = AugmentPlaces(costs=costs, rows=rows, **of)
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(phase.batch_size, phase.size, error) from error
     return RehearsedPhase(
         rates=rates,
         steps=trial.window.steps,

@@ -44,8 +44,8 @@ class Report(Protocol):
         """An epoch of `epochs` is finished."""
         return
 
-    def stopping(self) -> None:
-        """A stop was asked for; from a thread of its own, while a step may still be under way."""
+    def stopping(self, signum: int) -> None:
+        """A signal asks for a stop; told from a thread of its own, while a step may go on."""
         return
 
 

@@ -23,6 +23,9 @@ class Result:
         records: the finished epochs.
         stopped_by: the signal that stopped it; None where the schedule is done.
         best_top1: the highest validation accuracy, 0 to 1; None without validation.
+        weights: the file of the best weights; None where there is none.
+        unkept: why the best weights could not be kept; None where nothing was wrong with them.
+        unsaved: why the latest checkpoint could not be written; None as before.
         skipped: (path, reason) of training and validation images that could not be decoded.
         machine, versions: what it ran on.
     """
@@ -33,6 +36,9 @@ class Result:
     records: list[EpochRecord]
     stopped_by: int | None
     best_top1: float | None
+    weights: Path | None
+    unkept: str | None
+    unsaved: str | None
     skipped: list[tuple[str, str]]
     machine: dict[str, Any]
     versions: dict[str, str | None]
@@ -47,6 +53,7 @@ class Result:
             "final": last and {**last, "best_top1": self.best_top1},
             "finished": self.stopped_by is None,
             "out": str(self.out),
+            "weights": None if self.weights is None else str(self.weights),
             "skipped": [list(pair) for pair in self.skipped],
             "machine": self.machine,
             "versions": self.versions,

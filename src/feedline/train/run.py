@@ -15,11 +15,11 @@ import torch
 from feedline.bench.machine import versions
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
-from feedline.train.check_memory import out_of_memory
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.loaders import train_loader, val_loader
+from feedline.train.memory_error import in_memory, too_large
 from feedline.train.prepared import prepared
 from feedline.train.ranks import Ranks, joined
 from feedline.train.recipe import Recipe
@@ -127,6 +127,9 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
         records=training.journal.records,
         stopped_by=None if finished else stop.signum,
         best_top1=training.journal.best_top1,
+        weights=training.keeper.best,
+        unkept=training.keeper.unkept,
+        unsaved=training.keeper.unsaved,
         skipped=skipped,
         machine=machine(device),
         versions=versions("timm"),
@@ -152,7 +155,5 @@ def _warm_up(learner: Learner, recipe: Recipe, classes: int, report: Report) -> 
         report.note(f"shape of {shape[0]} images at {shape[1]} px warmed in {seconds:.1f} s")
 
     shapes = shapes_of(recipe)
-    try:
+    with in_memory(lambda error: too_large("a batch", *shapes[len(took)], error)):
         warm_up(learner, shapes, classes=classes, told=told)
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(*shapes[len(took)], error) from error

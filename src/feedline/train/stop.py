@@ -28,11 +28,11 @@ class StopRequest:
     """Notes these signals while it is entered; outside the main thread it notes nothing.
 
     Args:
-        told: is called with the first of them, from a thread of its own: Python's handlers run
-            in the main thread alone, which may be in a backward pass for seconds.
+        told: is called with the first signal's number, from a thread of its own: Python's
+            handlers run in the main thread alone, which may be in a backward pass for seconds.
     """
 
-    def __init__(self, told: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, told: Callable[[int], object] = lambda signum: None) -> None:
         self.signum: int | None = None
         self._told = told
         self._before: dict[int, Any] = {}
@@ -73,6 +73,7 @@ class StopRequest:
         told = False
         with listening:
             while numbers := listening.recv(64):
-                if not told and any(number in _SIGNALS for number in numbers):
+                signums = [number for number in numbers if number in _SIGNALS]
+                if signums and not told:
                     told = True
-                    self._told()
+                    self._told(signums[0])

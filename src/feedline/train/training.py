@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, UsageError
 from feedline.loader import DataLoader
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.journal import EpochRecord, Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.loaders import without_padding
+from feedline.train.memory_error import in_memory, run_too_large
 from feedline.train.ranks import Ranks
 from feedline.train.recipe import Recipe
 from feedline.train.report import Report
@@ -81,6 +82,7 @@ class Training:
     def __post_init__(self) -> None:
         self._steps = Steps(recipe=self.recipe, batches_in=self.loader.steps_in)
         self._total = self._steps.total
+        self._judging = False
 
     def save(self, *, must: bool = False) -> None:
         """Write a checkpoint; where that cannot be, say so and go on, unless it must be.
@@ -137,7 +139,12 @@ class Training:
 
         Raises:
             FeedlineError: the loss is not finite.
+            UsageError: the device's memory is out; says what may go on with what.
         """
+        with in_memory(self._too_large):
+            return self._fit()
+
+    def _fit(self) -> bool:
         learner, journal, epochs = self.learner, self.journal, self.recipe.epochs
         self.report.planned(
             self.recipe,
@@ -270,9 +277,10 @@ class Training:
         """Judge the model; None where it was stopped or there is nothing to validate on."""
         if self.val_loader is None:
             return None
+        self._judging = True
         self.val_loader.set_image_size(size_px)
         self.ranks.share_buffers(self.learner.judged)
-        return evaluate(
+        found = evaluate(
             self.learner.judged,
             without_padding(self.val_loader),
             device=self.learner.device,
@@ -281,6 +289,18 @@ class Training:
             ranks=self.ranks,
             stopped=self._stopping,
             advance=lambda rows: self.report.validating(rows=rows),
+        )
+        self._judging = False
+        return found
+
+    def _too_large(self, error: BaseException) -> UsageError:
+        return run_too_large(
+            self.learner,
+            self.recipe,
+            error,
+            epoch=self.journal.running.epoch,
+            judging=self._judging,
+            kept=self.keeper.out if self.keeper.kept else None,
         )
 
     def _keep_weights(self, last: EpochRecord) -> None:

@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import torch
 
+from feedline.errors import UsageError
 from feedline.images.crops import EvalCrop
 from feedline.images.files import image_files
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.train.evaluate import Evaluation, evaluate
+from feedline.train.memory_error import in_memory, too_large
 from feedline.train.splits import label_map
 from feedline.train.step import autocast
 from feedline.train.weights import Weights
@@ -87,13 +89,25 @@ def _loader(
     return DataLoader(
         images,
         batch_size,
-        image_size=size or weights.size,
+        image_size=weights.size if size is None else size,
         shuffle=False,
         seed=0,
         num_workers=workers,
         device=device.type,
         on_error=on_error,
     )
+
+
+def _too_large(
+    weights: Weights, size: int | None, rows: int
+) -> Callable[[BaseException], UsageError]:
+    """What to say where a batch does not fit the device's memory."""
+
+    def said(error: BaseException) -> UsageError:
+        px, instead = size or weights.size, "Use a smaller --batch-size, or a smaller --size"
+        return too_large("a batch", rows, px, error, instead=instead)
+
+    return said
 
 
 def judge(
@@ -132,15 +146,18 @@ def judge(
         done += rows
         advance(done, len(images))
 
-    with _loader(
-        images,
-        weights,
-        size=size,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        on_error=on_error,
-    ) as loader:
+    with (
+        in_memory(_too_large(weights, size, batch_size)),
+        _loader(
+            images,
+            weights,
+            size=size,
+            batch_size=batch_size,
+            device=device,
+            workers=workers,
+            on_error=on_error,
+        ) as loader,
+    ):
         result = evaluate(
             weights.model,
             loader,
@@ -164,37 +181,51 @@ def predict(
     size: int | None = None,
     batch_size: int = 64,
     workers: int | Literal["auto"] = "auto",
+    on_error: str = "raise",
+    skipped: Callable[[str, str], object] = lambda path, reason: None,
 ) -> Iterator[Prediction]:
-    """Say what images are, in their order.
+    """Say what images are, in their order; those that are skipped are left out.
 
     Args:
         weights: the model.
         paths: of the images.
-        device, precision, size, batch_size, workers: as of `judge`.
+        device, precision, size, batch_size, workers, on_error: as of `judge`.
         most: how many classes are named for each image.
+        skipped: is called at the end with path and reason of each image that was left out.
 
     Raises:
-        SampleError: an image cannot be decoded.
+        SampleError: an image cannot be decoded, and `on_error` is "raise".
+        UsageError: a batch does not fit the device's memory.
     """
-    with _loader(
-        image_files(paths, EvalCrop()),
-        weights,
-        size=size,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        on_error="raise",
-    ) as loader:
+    images_of = image_files(paths, EvalCrop())
+    with (
+        in_memory(_too_large(weights, size, batch_size)),
+        _loader(
+            images_of,
+            weights,
+            size=size,
+            batch_size=batch_size,
+            device=device,
+            workers=workers,
+            on_error=on_error,
+        ) as loader,
+    ):
         for images, _ in loader:
             assert loader.batch is not None, "a batch was handed out"
             with torch.inference_mode(), autocast(device, precision):
                 shares = weights.model(images).float().softmax(dim=1)
             found = shares.topk(min(most, len(weights.classes)), dim=1)
             numbers, values = found.indices.tolist(), found.values.tolist()
-            for sample, named, chances in zip(
-                loader.batch.samples.tolist(), numbers, values, strict=True
-            ):
+            left_out = {path for path, _ in loader.skipped}
+            made = [
+                sample
+                for sample in loader.batch.samples.tolist()
+                if images_of.store.name(sample) not in left_out
+            ]
+            for sample, named, chances in zip(made, numbers, values, strict=True):
                 classes = [
                     (weights.classes[k], chance) for k, chance in zip(named, chances, strict=True)
                 ]
                 yield Prediction(path=str(paths[sample]), classes=classes)
+        for path, reason in loader.skipped:
+            skipped(path, reason)

@@ -5,6 +5,8 @@ Guarantees: nothing in a file is run when it is read; what is no such file is re
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from feedline.errors import StateError, UsageError
+from feedline.system import unwritten
 from feedline.train.checkpoint import WEIGHTS, load_checkpoint
 from feedline.train.model import create_model
 from feedline.train.run_folder import BEST_NAME
@@ -81,7 +84,7 @@ def export_safetensors(weights: Weights, file: Path) -> None:
 
     Raises:
         UsageError: safetensors is not installed.
-        StateError: the file cannot be written.
+        StateError: the file, or the folder that it is to be in, cannot be written.
     """
     try:
         from safetensors.torch import save_file
@@ -98,7 +101,16 @@ def export_safetensors(weights: Weights, file: Path) -> None:
         "classes": json.dumps(weights.classes),
         "size": str(weights.size),
     }
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        save_file(tensors, file, metadata=about)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata=about)
+        os.replace(partial, file)
     except Exception as error:  # the library has errors of its own
-        raise StateError(f"{file} cannot be written: {error}") from error
+        needed = sum(each.nbytes for each in tensors.values())
+        raise StateError(
+            f"{file} cannot be written: {unwritten(file, needed, error)}; name another file"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -28,9 +28,9 @@ from feedline.tuning.cuda_autocast import cuda_autocast
 from feedline.tuning.live_bytes import LiveBytes
 from feedline.tuning.training_step import Loss, MakeBatch, Step, noise, training_step
 
-__all__ = ["StepBytes", "count_step_bytes"]
+__all__ = ["BLOCK", "StepBytes", "count_step_bytes", "without_data"]
 
-_BLOCK = 512  # bytes that CUDA's allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp)
+BLOCK = 512  # bytes that CUDA's allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp)
 # To count more images takes no longer. Where parameters are many and images small, the optimizer's
 # step has the peak up to a hundred images and more, and from there on the backward pass.
 _ROWS = (2, 32, 256, 4096)
@@ -87,7 +87,7 @@ def count_step_bytes(
     optimizer: torch.optim.Optimizer | None = None,
     precision: torch.dtype = torch.float32,
     rows: Sequence[int] = _ROWS,
-    block: int = _BLOCK,
+    block: int = BLOCK,
 ) -> StepBytes:
     """Count the peak of a training step, with one batch more that is ready for the next.
 
@@ -107,7 +107,7 @@ def count_step_bytes(
     with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
         warnings.simplefilter("ignore")
         try:
-            fake, stepper = _without_data(model, optimizer)
+            fake, stepper = _trainable(model, optimizer)
             step = training_step(fake, stepper, loss, lambda: cuda_autocast(precision))
             make = noise(torch.device("cpu"))
             step(make(rows[0], size))  # the optimizer's state comes with the first step
@@ -145,20 +145,35 @@ def _peak(
     return live.peak
 
 
-def _without_data(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Copies with fake tensors in the place of all tensors, as they would be on a GPU."""
-    memo: dict[int, Any] = {}
-    tensors = [*model.parameters(), *model.buffers()]
+def without_data(
+    model: nn.Module,
+    more: Sequence[torch.Tensor] = (),
+    memo: dict[int, Any] | None = None,
+) -> nn.Module:
+    """A copy with fake tensors in the place of all tensors, as they would be on a GPU.
+
+    Args:
+        model: is copied, within a `FakeTensorMode`.
+        more: tensors that get fake ones, too.
+        memo: of `copy.deepcopy`; is filled with the fake tensors.
+    """
+    memo = {} if memo is None else memo
+    tensors = [*model.parameters(), *model.buffers(), *more]
     for module in model.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
-    if optimizer is not None:
-        tensors += _state(optimizer)
     for tensor in tensors:
         memo[id(tensor)] = _fake(tensor)
     # Compiled or not, the operations are alike.
-    fake = copy.deepcopy(getattr(model, "_orig_mod", model), memo)
+    fake: nn.Module = copy.deepcopy(getattr(model, "_orig_mod", model), memo)
+    return fake
+
+
+def _trainable(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Both without data."""
+    memo: dict[int, Any] = {}
+    fake = without_data(model, [] if optimizer is None else _state(optimizer), memo)
     if not fake.training:
         fake.train()
     if optimizer is None:

@@ -28,6 +28,8 @@ class Metrics:
         every_s: how often.
     """
 
+    name = "the callback for figures"
+
     def __init__(self, recorder: Recorder, tell: Tracker, every_s: float) -> None:
         self._window = Window(recorder)
         self._tell = tell

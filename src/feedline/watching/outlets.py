@@ -39,6 +39,8 @@ _unsaved: weakref.WeakSet[Outlets] = weakref.WeakSet()
 class _Outlet(Protocol):
     """Is told of the time within steps, in seconds from the run's beginning."""
 
+    name: str
+
     def tick(self, now_s: float) -> None: ...
 
     def end(self, now_s: float) -> None: ...
@@ -64,6 +66,7 @@ class Outlets:
     name: str
     panel: bool | str
     _began: bool = field(default=False, init=False)  # some batch was handed out
+    _failed: bool = field(default=False, init=False)  # something was told of already
 
     def open(self, recorder: Recorder) -> None:
         """Begin, for a run. Where a process was forked within a run, the run's files, panel and
@@ -157,7 +160,9 @@ class Outlets:
             try:
                 self.save()
             except Exception as error:
-                failed(self._recorder, "the run could not be saved at the end", error)
+                if not self._failed:
+                    what, then = "the run is not saved at the end", "it is kept as it was before"
+                    failed(self._recorder, what, error, then=then)
 
     def _each(self, do: Callable[[Any, float], object], only: _Outlet | None = None) -> None:
         now_s = self._recorder.now_s()
@@ -168,11 +173,14 @@ class Outlets:
                 self._outlets.remove(outlet)
                 if outlet is self._timeline:
                     self._timeline = None
-                failed(self._recorder, f"{type(outlet).__name__} of the run is over", error)
+                self._failed = True
+                failed(self._recorder, f"{outlet.name} is over", error)
 
 
 class _RunFolder:
     """Writes a run into a folder."""
+
+    name = "the record of where the time goes"
 
     def __init__(self, recorder: Recorder, folder: Path) -> None:
         self._recorder = recorder

@@ -55,6 +55,8 @@ class Panel:
         recorder: of the run.
     """
 
+    name = "the panel"
+
     def __init__(self, recorder: Recorder) -> None:
         self._window = Window(recorder)
         self._drawn_s = self._printed_s = recorder.now_s()

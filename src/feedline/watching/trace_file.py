@@ -49,6 +49,7 @@ class TraceFile:
     def __init__(self, recorder: Recorder, file: Path) -> None:
         self._recorder = recorder
         self._file = file
+        self.name = f"the timeline in {str(file)!r}"
         # Lane, kind, begin and end in ns, number of the batch.
         self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MOST_EVENTS)
         self._seen: dict[int, int] = {}  # by seat, until when its tasks are known
