@@ -115,7 +115,7 @@ def _trained(asked: dict[str, Any]) -> None:
     if asked["after"] and rank == world - 1:
         _signal_behind(asked["after"], asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])
-    place: dict[str, Any] = {"root": Path(asked["root"]), "out": folder / "out"}
+    place: dict[str, Any] = {"data": Path(asked["root"]), "out": folder / "out"}
     result = run_training(
         Recipe(**asked["recipe"]), report, RunSettings(**place, **asked["settings"])
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from feedline.errors import UsageError
 from feedline.train.configuration import as_toml, read_settings, recipe_of
 from feedline.train.recipe import Recipe
+from feedline.train.run_settings import RunSettings
 
 
 def test_what_is_given_stands_before_what_is_under_it() -> None:
@@ -59,7 +60,7 @@ def test_a_recipe_reads_back_from_toml(
     recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, pretrained=pretrained)  # type: ignore[arg-type]
     import msgspec
 
-    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe).encode())) == recipe
+    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:

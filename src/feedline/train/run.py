@@ -16,6 +16,7 @@ from feedline.bench.machine import versions
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
 from feedline.train.check_memory import out_of_memory
+from feedline.train.earlier_run import EarlierRun, settled
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
@@ -37,7 +38,9 @@ from feedline.watching.watched import forget, watch
 __all__ = ["run_training"]
 
 
-def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
+def run_training(
+    recipe: Recipe, report: Report, asked: RunSettings, earlier: EarlierRun | None = None
+) -> Result:
     """Train, or go on training.
 
     Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written.
@@ -46,6 +49,7 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         recipe: all that decides the weights.
         report: is told how it goes.
         asked: where and how.
+        earlier: the run that is gone on from, where its checkpoint is read already.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
@@ -54,12 +58,20 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         FeedlineError: the loss is not finite.
     """
     with joined() as ranks:
-        return _trained(recipe, report if ranks.leads else Silent(), asked, ranks)
+        earlier = earlier or EarlierRun.found(asked, model=recipe.model)
+        told = report if ranks.leads else Silent()
+        return _trained(recipe, told, settled(asked, earlier), earlier, ranks)
 
 
-def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -> Result:
+def _trained(
+    recipe: Recipe,
+    report: Report,
+    asked: RunSettings,
+    earlier: EarlierRun | None,
+    ranks: Ranks,
+) -> Result:
     """A run, or one rank's part of it."""
-    ready = prepared(recipe, report.note, asked, world=ranks.world)
+    ready = prepared(recipe, report.note, asked, earlier=earlier, world=ranks.world)
     recipe, data, device = ready.recipe, ready.data, ready.device
     checkpoint, extended = ready.checkpoint, ready.extended
     out = ranks.from_first(
@@ -90,6 +102,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             learner.forward = torch.compile(learner.forward)
         training = Training(
             recipe=recipe,
+            asked=asked.as_dict(),
             dataset=data.facts,
             loader=loader,
             batches=_watched(loader, asked, out),
@@ -97,9 +110,9 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             labels_as=data.labels_as,
             learner=learner,
             journal=Journal(running=Running.begin(0, device)),
-            keeper=Keeper(out=out, most=asked.keep, told=report.note),
+            keeper=Keeper(out=out, most=asked.keep or 0, told=report.note),
             files=files,
-            checkpoint_every=asked.checkpoint_every,
+            checkpoint_every=asked.checkpoint_every or 0,
             ranks=ranks,
             stop=stop,
             report=report,
@@ -113,7 +126,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             over = len(training.journal.records) >= recipe.epochs
             report.note(f"{out}: {'finished already' if over else 'going on'} after {done}")
         if ranks.leads:
-            files.begin(recipe, {"machine": machine(device), "versions": versions("timm")})
+            files.begin(recipe, asked, {"machine": machine(device), "versions": versions("timm")})
         helps = device.type == "cuda" or recipe.compile
         if helps if asked.warm is None else asked.warm:
             _warm_up(learner, recipe, len(data.train.classes), report)

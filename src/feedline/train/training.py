@@ -48,6 +48,7 @@ class Training:
 
     Args:
         recipe: what is trained.
+        asked: where and how, JSON-able: what another start of the run goes on with.
         dataset: JSON-able facts of the training images: "classes", "images" and "files".
         loader: of the training images; at the same point of the run as `learner` and `journal`.
         batches: the loader's, watched.
@@ -64,6 +65,7 @@ class Training:
     """
 
     recipe: Recipe
+    asked: dict[str, Any]
     dataset: dict[str, Any]
     loader: DataLoader[Any]
     batches: Iterable[Any]
@@ -94,6 +96,7 @@ class Training:
             return
         content = {
             "recipe": self.recipe.as_dict(),
+            "run": self.asked,
             "ranks": self.ranks.world,
             "dataset": self.dataset,
             "loader": self.loader.state_dict(),
