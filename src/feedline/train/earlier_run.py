@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.errors import StateError
-from feedline.train.checkpoint import load_or_before
+from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, load_checkpoint
 from feedline.train.run_folder import find_checkpoint
 from feedline.train.run_settings import PLACES, RunSettings
+from feedline.train.way_out import whole_ones
 
 __all__ = ["EarlierRun", "settled"]
 
@@ -52,11 +53,10 @@ class EarlierRun:
         checkpoint = find_checkpoint(asked.resume, out=asked.out, model=model)
         if checkpoint is None:
             return None
-        notes: list[str] = []
-        content = load_or_before(checkpoint, notes.append)
+        content, note = _read(checkpoint)
         return cls(
             checkpoint=checkpoint,
-            note="; ".join(notes),
+            note=note,
             recipe=content["recipe"],
             asked=RunSettings.read(content.get("run", {})),
             content=content,
@@ -67,6 +67,28 @@ class EarlierRun:
         content, self.content = self.content, None
         assert content is not None, "it was taken before"
         return content
+
+
+def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
+    """A checkpoint, or the one before it where it is damaged, which the note says then.
+
+    Raises:
+        StateError: both are damaged, or the one that was named is; names what else is whole.
+    """
+    folder, before = checkpoint.parent, checkpoint.with_name(BEFORE_NAME)
+    try:
+        return load_checkpoint(checkpoint), ""
+    except StateError as error:
+        if error.__cause__ is None:  # it can be read, and is something else
+            raise
+        first = error
+    if checkpoint.name != CHECKPOINT_NAME or not before.is_file():
+        raise StateError(f"{first}; {whole_ones(folder, [checkpoint])}") from first
+    try:
+        return load_checkpoint(before), f"{first}; going on from {before}, the one before it"
+    except StateError as second:
+        others = whole_ones(folder, [checkpoint, before])
+        raise StateError(f"{first}; nor is the one before it: {second}; {others}") from second
 
 
 def settled(asked: RunSettings, earlier: EarlierRun | None) -> RunSettings:

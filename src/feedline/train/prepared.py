@@ -98,6 +98,8 @@ def prepared(
         journal = saved["journal"]
         between = None if journal["running"]["steps"] else len(journal["records"])
         extended = recipe.check_resumable(saved["recipe"], done=between)
+        if steered := recipe.steered(saved["recipe"]):
+            note(f"from here on other than before: {steered}")
         recipe = recipe.for_ranks(saved["ranks"], world)
     data = TrainData.found(asked.data, asked.val)
     if saved is not None:

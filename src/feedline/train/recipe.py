@@ -24,6 +24,8 @@ _SGD_LR_PER_ROW = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # Settings that may differ when a run goes on: they change what is measured, not the weights.
 _FREE_ON_RESUME = ("val_size", "patience")
+# Settings that may differ because someone means to save a training that fails: they are told.
+_STEERED = ("lr", "clip", "amp")
 # Settings that came later, with what a checkpoint means that does not have them.
 _LATER = {"augment_on": "device"}
 _OF_PHASES = (
@@ -213,7 +215,8 @@ class Recipe:
         """
         own = self.as_dict()
         saved = {**_LATER, **saved}
-        mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
+        free = (*_FREE_ON_RESUME, *_STEERED)
+        mine = {name: value for name, value in own.items() if name not in free}
         extended = done is not None and self._follows(saved, done)
         if extended:
             del mine["schedule"]
@@ -224,6 +227,15 @@ class Recipe:
                 "settings out, as --resume takes them from the run, or start anew without it"
             )
         return extended
+
+    def steered(self, saved: Mapping[str, Any]) -> str:
+        """How it steers a run of the recipe `saved` that goes on, as text; "" where it does not.
+
+        The rate, the limit of gradients and the precision may change on the way: what is trained
+        stays, and a training whose loss is lost can be saved.
+        """
+        own = self.as_dict()
+        return differences(saved, {name: own[name] for name in _STEERED}, "was", "is")
 
     def for_ranks(self, before: int, now: int) -> Recipe:
         """The same recipe on another number of processes: batches over all of them stay.

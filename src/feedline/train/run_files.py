@@ -26,7 +26,9 @@ from feedline.train.journal import EpochRecord
 from feedline.train.recipe import Recipe
 from feedline.train.run_settings import RunSettings
 
-__all__ = ["RunFiles"]
+__all__ = ["RECIPE_NAME", "RunFiles"]
+
+RECIPE_NAME = "recipe.toml"
 
 
 class RunFiles:
@@ -44,7 +46,7 @@ class RunFiles:
 
     def begin(self, recipe: Recipe, asked: RunSettings, environment: dict[str, Any]) -> None:
         """A run starts, or goes on."""
-        self._write("recipe.toml", as_toml(recipe, asked))
+        self._write(RECIPE_NAME, as_toml(recipe, asked))
         self._write("environment.json", json.dumps(environment, indent=2) + "\n")
 
     def epochs(self, records: Sequence[EpochRecord]) -> None:
