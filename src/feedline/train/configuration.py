@@ -53,7 +53,7 @@ def read_settings(file: Path) -> tuple[dict[str, Any], RunSettings]:
     try:
         return said, RunSettings.read(run)
     except UsageError as error:
-        raise UsageError(f"--config {file}, [run]: {error}") from None
+        raise UsageError(f"--config {file}: {error}") from None
 
 
 def recipe_of(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:

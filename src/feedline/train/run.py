@@ -8,6 +8,8 @@ to the same weights, bit for bit on a CPU with the same number of torch threads.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from feedline.bench.machine import versions
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
+from feedline.train.assignment import Assignment
 from feedline.train.check_memory import out_of_memory
 from feedline.train.earlier_run import EarlierRun, settled
 from feedline.train.journal import Journal, Running
@@ -35,7 +38,45 @@ from feedline.train.training import Training
 from feedline.train.warm_up import shapes_of, warm_up
 from feedline.watching.watched import forget, watch
 
-__all__ = ["run_training"]
+__all__ = ["run_training", "train_model"]
+
+
+def train_model(
+    recipe: Recipe | None = None,
+    run: RunSettings | None = None,
+    *,
+    config: str | PathLike[str] | None = None,
+    report: Report | None = None,
+) -> Result:
+    """Train a timm model with progressive resizing, as `feedline train` does, or go on training.
+
+    Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written; the
+    result says so, and a run with `RunSettings(resume=its out)` alone goes on.
+
+    Args:
+        recipe: all that decides the weights; None takes that of the file, of the run that is gone
+            on from, or the defaults.
+        run: where and how; what it leaves out is the file's, or that of the run that is gone on
+            from.
+        config: a TOML file of settings, as `recipe.toml` in a run's folder; see the guide to
+            training.
+        report: is told how it goes; None tells nobody.
+
+    Returns:
+        The figures of each epoch, the run's folder, the best top-1, and what stopped it.
+
+    Raises:
+        UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
+            used as asked.
+        SampleError: an image cannot be decoded and the recipe says "raise".
+        FeedlineError: the loss is not finite.
+    """
+    what = Assignment.of(
+        {} if recipe is None else recipe,
+        RunSettings() if run is None else run,
+        config=None if config is None else Path(config),
+    )
+    return run_training(what.recipe, report or Silent(), what.asked, what.earlier)
 
 
 def run_training(
