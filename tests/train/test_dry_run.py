@@ -45,6 +45,16 @@ def test_a_plan_has_each_phase_as_it_is_resolved(plan: PlannedRun) -> None:
     assert (first.val_size, plan.val_images, plan.classes, plan.images) == (48, 12, 2, 40)
 
 
+def test_a_size_that_strides_do_not_divide_gets_a_hint(plan: PlannedRun) -> None:
+    hint = " ".join(str(plan).partition("hint: ")[2].split())
+    assert hint.startswith("48 px: no multiple of 32 px"), "32 px is one"
+    assert "taken as given" in hint
+    whole = replace(
+        plan, phases=tuple(replace(each, val_size=32) for each in plan.phases if each.steps == 5)
+    )
+    assert "hint: " not in str(whole)
+
+
 def test_its_rates_are_those_that_a_run_has(
     tiny_set: Path, plan: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

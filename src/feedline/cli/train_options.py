@@ -46,6 +46,7 @@ __all__ = [
     "Policy",
     "Preset",
     "Pretrained",
+    "RampFrom",
     "Rehearse",
     "Resume",
     "Schedule",
@@ -161,6 +162,10 @@ LabelSmoothing = Annotated[
     float | None, _option(_REGULARISATION, "0 is none. [dim]Default: 0.1.[/dim]")
 ]
 Level = Annotated[bool, _option(_REGULARISATION, "All of it in every phase: it does not grow.")]
+RampFrom = Annotated[
+    float | None,
+    _option(_REGULARISATION, "The first phase's share of it, 0 to 1. [dim]Default: 0.[/dim]"),
+]
 ClassWeights = Annotated[
     str | None, _option(_REGULARISATION, "balanced: rare classes count as much as others.")
 ]
