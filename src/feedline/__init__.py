@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from feedline.recognition.compiled import compile, views
     from feedline.recognition.pair import pair
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.train.phase import TrainPhase
+    from feedline.train.recipe import Recipe
+    from feedline.train.run import train_model
+    from feedline.train.run_settings import RunSettings
     from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
     from feedline.watching.ceiling import ceiling
@@ -34,8 +38,11 @@ __all__ = [
     "ImageFolder",
     "ImageList",
     "Phase",
+    "Recipe",
+    "RunSettings",
     "Schedule",
     "TrainCrop",
+    "TrainPhase",
     "__version__",
     "augmentation_strength",
     "build_cache",
@@ -46,6 +53,7 @@ __all__ = [
     "pair",
     "per_size",
     "plan_cache",
+    "train_model",
     "tune",
     "views",
     "watch",
@@ -61,8 +69,11 @@ _HOMES = {
     "ImageFolder": "feedline.images.folder",
     "ImageList": "feedline.images.image_list",
     "Phase": "feedline.plan.schedule",
+    "Recipe": "feedline.train.recipe",
+    "RunSettings": "feedline.train.run_settings",
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
+    "TrainPhase": "feedline.train.phase",
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
@@ -72,6 +83,7 @@ _HOMES = {
     "pair": "feedline.recognition.pair",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
+    "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
     "views": "feedline.recognition.compiled",
     "watch": "feedline.watching.watched",

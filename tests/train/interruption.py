@@ -124,7 +124,7 @@ def _trained(asked: dict[str, Any]) -> None:
     seen: list[Any] = []
     _noted(seen, asked["after"] if rank == world - 1 else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])
-    place: dict[str, Any] = {"root": Path(asked["root"]), "out": folder / "out"}
+    place: dict[str, Any] = {"data": Path(asked["root"]), "out": folder / "out"}
     recipe, settings = Recipe(**asked["recipe"]), RunSettings(**place, **asked["settings"])
     file = folder / f"rank{rank}.json"
     try:

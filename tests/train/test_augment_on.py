@@ -44,7 +44,7 @@ def recipe_of(**settings: Any) -> Recipe:
 
 def loader_of(root: Path, recipe: Recipe, workers: int, stack: ExitStack) -> DataLoader[Any]:
     images = ImageFolder(root / "train", transform=TrainCrop())
-    asked = RunSettings(root=root, device="cpu", workers=workers)
+    asked = RunSettings(data=root, device="cpu", workers=workers)
     return train_loader(recipe, images, asked, CPU, stack)
 
 
@@ -121,7 +121,7 @@ def test_a_row_is_made_on_one_thread_wherever_it_is_made(monkeypatch: pytest.Mon
 
 def trained(root: Path, out: Path, report: Recorder, **settings: Any) -> None:
     recipe = recipe_of(schedule="24x1,32x2", mixup=0.2, **settings.pop("recipe", {}))
-    asked = RunSettings(**{"root": root, "out": out, "device": "cpu", "workers": 0, **settings})
+    asked = RunSettings(**{"data": root, "out": out, "device": "cpu", "workers": 0, **settings})
     run_training(recipe, report, asked)
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_from_before_the_setting_was_augmented_on_the_device() -> N
 
 
 def test_a_plan_says_what_each_place_costs(tiny_set: Path) -> None:
-    asked = RunSettings(root=tiny_set, device="cpu", workers=0)
+    asked = RunSettings(data=tiny_set, device="cpu", workers=0)
     plan = dry_run(recipe_of(), asked, budget_s=1.0)
     first, second = plan.phases
     assert first.measured.places is None

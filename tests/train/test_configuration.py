@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from feedline.errors import UsageError
 from feedline.train.configuration import as_toml, read_settings, recipe_of
 from feedline.train.recipe import Recipe
+from feedline.train.run_settings import RunSettings
 
 
 def test_what_is_given_stands_before_what_is_under_it() -> None:
@@ -59,7 +60,85 @@ def test_a_recipe_reads_back_from_toml(
     recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, pretrained=pretrained)  # type: ignore[arg-type]
     import msgspec
 
-    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe).encode())) == recipe
+    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
+
+
+def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_one_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = RunSettings(
+        data=Path('a "set"'),
+        val=Path("/val"),
+        cache=Path("copies"),
+        device="cpu",
+        workers=3,
+        settings=Path("tuned.json"),
+        out=Path("run"),
+        resume="auto",
+        checkpoint_every=10,
+        keep=2,
+        warm=False,
+        tensorboard=True,
+    )
+    recipe = Recipe(schedule=[{"size": 64, "epochs": 1, "mixup": 0.1}])
+    (tmp_path / "recipe.toml").write_text(as_toml(recipe, asked))
+    said, run = read_settings(tmp_path / "recipe.toml")
+    assert recipe_of({}, said) == recipe
+    assert run == RunSettings(
+        data=tmp_path / 'a "set"',
+        val=Path("/val"),
+        cache=tmp_path / "copies",
+        device="cpu",
+        workers=3,
+        settings=tmp_path / "tuned.json",
+        checkpoint_every=10,
+        keep=2,
+        warm=False,
+        tensorboard=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run]\nkeeep = 2", r"\[run\] has no setting 'keeep'; close ones: keep"),
+        ("[run]\nmixup = 0.2", "it belongs above"),
+        ("run = 3", "run is a table"),
+        ("[run]\nkeep = '2'", "keep must be a whole number from 0, got '2'"),
+        ("[run]\nworkers = 'many'", "workers must be 'auto' or 0 or above"),
+        ("[run]\ndata = 3", "data must be a path, got 3"),
+        ("[run]\ntensorboard = 1", "tensorboard must be true or false"),
+        ("[run]\ndevice = 0", "device must be text"),
+    ],
+)
+def test_what_cannot_be_of_a_run_is_refused_with_the_files_name(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said) as error:
+        read_settings(file)
+    assert str(file) in str(error.value)
+
+
+def test_a_setting_of_the_run_among_those_of_the_recipe_is_sent_to_its_table() -> None:
+    with pytest.raises(UsageError, match=r"no setting 'keep'; it belongs to the table \[run\]"):
+        recipe_of({}, {"keep": 2})
+
+
+def test_settings_lie_over_others_one_by_one() -> None:
+    above, below = (
+        RunSettings(keep=0, cache=Path("none")),
+        RunSettings(keep=3, workers=2, device="x"),
+    )
+    assert above.over(below) == RunSettings(keep=0, cache=Path("none"), workers=2, device="x")
+    assert above.over(RunSettings(cache=Path("copies"))).settled().cache is None
+    tuned = RunSettings(settings=Path("tuned.json"))
+    assert tuned.over(below).workers is None, "the file says how many"
+    places: Any = {"data": "photos", "out": "runs/1", "resume": Path("runs/0")}
+    said = RunSettings(**places)
+    assert (said.data, said.out, said.resume) == (Path("photos"), Path("runs/1"), "runs/0")
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def recipe_of(**settings: Any) -> Recipe:
 
 
 def planned(root: Path, recipe: Recipe | None = None, **settings: Any) -> PlannedRun:
-    asked = RunSettings(**{"root": root, "device": "cpu", "workers": 0, **settings})
+    asked = RunSettings(**{"data": root, "device": "cpu", "workers": 0, **settings})
     return dry_run(recipe or recipe_of(), asked, budget_s=1.0)
 
 
@@ -45,6 +45,16 @@ def test_a_plan_has_each_phase_as_it_is_resolved(plan: PlannedRun) -> None:
     assert (first.val_size, plan.val_images, plan.classes, plan.images) == (48, 12, 2, 40)
 
 
+def test_a_size_that_strides_do_not_divide_gets_a_hint(plan: PlannedRun) -> None:
+    hint = " ".join(str(plan).partition("hint: ")[2].split())
+    assert hint.startswith("48 px: no multiple of 32 px"), "32 px is one"
+    assert "taken as given" in hint
+    whole = replace(
+        plan, phases=tuple(replace(each, val_size=32) for each in plan.phases if each.steps == 5)
+    )
+    assert "hint: " not in str(whole)
+
+
 def test_its_rates_are_those_that_a_run_has(
     tiny_set: Path, plan: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +66,7 @@ def test_its_rates_are_those_that_a_run_has(
         used.append(self.lr)
 
     monkeypatch.setattr(Learner, "set_progress", noted)
-    asked = RunSettings(root=tiny_set, device="cpu", workers=0, out=tmp_path / "run")
+    asked = RunSettings(data=tiny_set, device="cpu", workers=0, out=tmp_path / "run")
     run_training(plan.recipe, Recorder(), asked)
     used = used[1:]  # a learner begins with one
     for phase, rates in zip(plan.phases, (used[:10], used[10:]), strict=True):
@@ -136,7 +146,7 @@ def test_nothing_is_left_of_it(
 
 def test_a_run_that_goes_on_is_planned_from_where_it_stands(tiny_set: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    asked = RunSettings(root=tiny_set, device="cpu", workers=0, out=out)
+    asked = RunSettings(data=tiny_set, device="cpu", workers=0, out=out)
     run_training(recipe_of(schedule="32x2"), Recorder(), asked)
     kept = {path: path.read_bytes() for path in out.iterdir()}
     longer = recipe_of(schedule="32x3,48x1")
@@ -186,7 +196,7 @@ def test_what_a_run_refuses_is_refused(tiny_set: Path, settings: Any, said: str)
 def test_a_time_out_of_range_and_several_processes_are_refused(
     tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = RunSettings(root=tiny_set, device="cpu", workers=0)
+    asked = RunSettings(data=tiny_set, device="cpu", workers=0)
     with pytest.raises(UsageError, match="--rehearse must be from 1 to 3600 seconds"):
         dry_run(recipe_of(), asked, budget_s=0.5)
     monkeypatch.setenv("RANK", "0")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ScheduleError, StateError, UsageError
+from feedline.train.configuration import recipe_of
 from feedline.train.phase import TrainPhase
-from feedline.train.presets import PRESETS, preset_named
+from feedline.train.presets import PRESETS, off_grid, preset_named
 from feedline.train.recipe import Recipe
 
 
@@ -31,6 +32,7 @@ from feedline.train.recipe import Recipe
         ("curve", "step"),
         ("policy", "auto"),
         ("augment_on", "gpu"),
+        ("ramp_from", 1.5),
         ("mixup", -1.0),
         ("cutmix", float("inf")),
         ("erasing", 1.1),
@@ -91,7 +93,9 @@ def test_regularisation_grows_with_the_images_where_nothing_else_is_said() -> No
     assert [phase.cutmix for phase in recipe.phases] == [0.0, 0.3, 0.0]
     assert [phase.label_smoothing for phase in recipe.phases] == [0.1, 0.2, 0.1]
     assert [recipe.phase_at(epoch).size for epoch in range(6)] == [64, 96, 96, 128, 128, 128]
-    level = Recipe(schedule="64x1,96x1", mixup=0.2, ramp=False)
+    begun = Recipe(schedule="64x1,96x1,128x1", mixup=0.2, ramp_from=0.5)
+    assert [phase.mixup for phase in begun.phases] == pytest.approx([0.1, 0.15, 0.2])
+    level = Recipe(schedule="64x1,96x1", mixup=0.2, ramp=False, ramp_from=0.5)
     assert [phase.mixup for phase in level.phases] == [0.2, 0.2]
     assert Recipe(schedule="64x3", mixup=0.2).phases[0].mixup == 0.2
     assert Recipe(schedule="64x1,96x1").phases[1].augment == 0.0, "there is no policy"
@@ -155,6 +159,13 @@ def test_presets_are_as_their_sources_say() -> None:
         (256, 90),
         (288, 90),
     ]
+    small = recipe_of({"preset": "efficientnetv2", "epochs": 8})  # table 6: S, minima and maxima
+    assert [phase.dropout for phase in small.phases] == pytest.approx([0.1, 0.5 / 3, 0.7 / 3, 0.3])
+    assert [phase.augment for phase in small.phases] == pytest.approx([5 / 15, 5 / 9, 7 / 9, 1.0])
+    assert {phase.mixup for phase in small.phases} == {0.0}
+    assert small.phases[-1].dropout == 0.3
+    own = recipe_of({"preset": "efficientnetv2", "epochs": 8, "dropout": 0.4, "ramp_from": 0.25})
+    assert [phase.dropout for phase in own.phases] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     with pytest.raises(UsageError, match="did you mean 'fixres'"):
         preset_named("fixed-res")
 
@@ -182,6 +193,21 @@ def test_resuming_another_recipe_names_every_difference_and_nothing_else() -> No
     assert "model was 'resnet18', is 'resnet34'" in message
     assert "seed was 1, is 2" in message
     assert "batch_size" not in message
+
+
+def test_a_checkpoint_of_before_a_setting_came_means_its_first_default() -> None:
+    saved = Recipe().as_dict()
+    del saved["ramp_from"]
+    Recipe().check_resumable(saved)
+    with pytest.raises(StateError, match=r"ramp_from was 0\.0, is 0\.5"):
+        Recipe(ramp_from=0.5).check_resumable(saved)
+
+
+def test_sizes_of_a_schedule_are_taken_as_given() -> None:
+    recipe = Recipe(schedule="100x1,150x1", val_size=170)
+    assert recipe.sizes == (100, 150, 170)
+    assert off_grid(recipe.sizes) == [100, 150, 170]
+    assert off_grid((96, 224)) == []
 
 
 def test_validating_at_another_size_is_no_other_recipe() -> None:

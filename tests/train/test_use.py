@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("use-run") / "run"
     recipe = Recipe(model="test_resnet", schedule="32x2,48x2", batch_size=8, lr=0.01)
-    run_training(recipe, Recorder(), RunSettings(root=data, out=out, device="cpu", workers=0))
+    run_training(recipe, Recorder(), RunSettings(data=data, out=out, device="cpu", workers=0))
     return out
 
 

@@ -5,6 +5,7 @@ Imports torch and timm only when it runs: they take seconds.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,7 +18,6 @@ from feedline.system import rank_and_world
 
 if TYPE_CHECKING:
     from feedline.train.result import Result
-    from feedline.train.run_settings import RunSettings
 
 __all__ = ["train"]
 
@@ -26,7 +26,7 @@ _INTERRUPTED = 128  # plus the signal's number, as a shell says it
 
 
 def train(
-    folder: options.Folder,
+    folder: options.Folder = None,
     model: options.Model = None,
     schedule: options.Schedule = None,
     preset: options.Preset = None,
@@ -52,12 +52,13 @@ def train(
     drop_path: options.DropPath = None,
     label_smoothing: options.LabelSmoothing = None,
     level: options.Level = False,
+    ramp_from: options.RampFrom = None,
     class_weights: options.ClassWeights = None,
     pretrained: options.Pretrained = None,
     freeze: options.Freeze = None,
     amp: options.Amp = None,
     compile: options.Compile = False,
-    device: options.Device = "auto",
+    device: options.Device = None,
     seed: options.Seed = None,
     workers: options.Workers = None,
     settings: options.Settings = None,
@@ -65,11 +66,11 @@ def train(
     resume: options.Resume = None,
     val: options.Val = None,
     on_error: options.OnError = None,
-    checkpoint_every: options.CheckpointEvery = 0,
-    keep: options.Keep = 0,
+    checkpoint_every: options.CheckpointEvery = None,
+    keep: options.Keep = None,
     warm: options.Warm = None,
     cache: options.Cache = None,
-    tensorboard: options.Tensorboard = False,
+    tensorboard: options.Tensorboard = None,
     patience: options.Patience = None,
     dry_run: options.DryRun = False,
     rehearse: options.Rehearse = None,
@@ -77,7 +78,7 @@ def train(
 ) -> None:
     """Train a model while the images grow, and say where each step's time goes.
 
-    Ctrl-C finishes the step and writes a checkpoint; --resume goes on with what remains.
+    Ctrl-C finishes the step and writes a checkpoint; --resume RUN alone goes on with what remains.
 
     Example: feedline train demo-data --model resnet18 --schedule "112x2,160x2,224x2"
     """
@@ -110,6 +111,7 @@ def train(
         "pretrained": pretrained,
         "freeze": freeze or None,
         "ramp": False if level else None,
+        "ramp_from": ramp_from,
         "compile": True if compile else None,
         "seed": seed,
         "patience": patience,
@@ -117,37 +119,29 @@ def train(
     }
     processes = None if workers is None else worker_setting(workers)
 
-    from feedline.train.configuration import read_settings, recipe_of
-    from feedline.train.run_folder import find_checkpoint
+    from feedline.train.assignment import Assignment  # loads torch
     from feedline.train.run_settings import RunSettings
 
-    under = None if config is None else read_settings(config)
-    checkpoint = find_checkpoint(resume, out=out, model=model or (under or {}).get("model"))
-    if checkpoint is not None:
-        from feedline.train.checkpoint import load_or_before
-
-        # The run itself says so where it goes on from the one before.
-        under = (under or {}) | load_or_before(checkpoint, lambda text: None)["recipe"]
-    recipe = recipe_of(given, under)
     asked = RunSettings(
-        root=folder,
+        data=folder,
         val=val,
         cache=cache,
         device=device,
         workers=processes,
         settings=settings,
         out=out,
-        resume=str(checkpoint) if checkpoint is not None else resume,
+        resume=resume,
         checkpoint_every=checkpoint_every,
         keep=keep,
         warm=warm,
         tensorboard=tensorboard,
     )
+    what = Assignment.of(given, asked, config=config)
 
     if dry_run:
         from feedline.cli.train_dry_run import print_plan
 
-        write_json(json, print_plan(recipe, asked, rehearse))
+        write_json(json, print_plan(what, rehearse))
         return
     if rehearse is not None:
         raise UsageError("--rehearse says how long --dry-run tries each size; add --dry-run")
@@ -156,12 +150,12 @@ def train(
 
     from feedline.cli.progress import progress_bar
     from feedline.cli.train_progress import TrainProgress
-    from feedline.train.run import run_training  # loads torch
+    from feedline.train.run import run_training
 
     with progress_bar(TextColumn("{task.fields[left]}")) as bar:
-        result = run_training(recipe, TrainProgress(bar), asked)
+        result = run_training(what.recipe, TrainProgress(bar), what.asked, what.earlier)
     if not rank_and_world()[0]:  # rank 0 alone says how it ended
-        _say_end(result, asked)
+        _say_end(result)
         write_json(json, result.as_dict())
         if result.unkept and result.unsaved:  # nothing of what was learnt is left
             raise typer.Exit(_LOST)
@@ -169,16 +163,14 @@ def train(
         raise typer.Exit(_INTERRUPTED + result.stopped_by)
 
 
-def _say_end(result: Result, asked: RunSettings) -> None:
+def _say_end(result: Result) -> None:
     """How a run ended, and how to go on."""
     for path, reason in result.skipped:
         typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
-        places = {"--resume": result.out, "--val": asked.val, "--cache": asked.cache}
-        again = " ".join(f"{name} {place}" for name, place in places.items() if place is not None)
         typer.echo(
-            f"stopped; everything is in {result.out}/. Go on with: feedline train {asked.root} "
-            f"{again}",
+            f"stopped; everything is in {result.out}/. Go on with: feedline train --resume "
+            f"{shlex.quote(str(result.out))}",
             err=True,
         )
         return

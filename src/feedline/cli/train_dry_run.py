@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from feedline.train.recipe import Recipe
-    from feedline.train.run_settings import RunSettings
+    from feedline.train.assignment import Assignment
 
 __all__ = ["print_plan"]
 
 
-def print_plan(recipe: Recipe, asked: RunSettings, rehearse: float | None) -> dict[str, Any]:
+def print_plan(what: Assignment, rehearse: float | None) -> dict[str, Any]:
     """Plan a run and print that; the same, JSON-able.
 
     Args:
-        recipe: what would be trained.
-        asked: where and how.
+        what: would be trained.
         rehearse: seconds for each size; None for the usual ones.
 
     Raises:
@@ -32,8 +30,9 @@ def print_plan(recipe: Recipe, asked: RunSettings, rehearse: float | None) -> di
     with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("", total=None)
         plan = dry_run(
-            recipe,
-            asked,
+            what.recipe,
+            what.asked,
+            what.earlier,
             budget_s=BUDGET_S if rehearse is None else rehearse,
             note=lambda text: note(bar, text),
             told=lambda text: bar.update(task, description=text),

@@ -46,6 +46,7 @@ __all__ = [
     "Policy",
     "Preset",
     "Pretrained",
+    "RampFrom",
     "Rehearse",
     "Resume",
     "Schedule",
@@ -74,7 +75,13 @@ def _option(panel: str, help: str, **more: Any) -> Any:
 
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="train/ and val/, or class folders, with images.")
+    Path | None,
+    typer.Argument(
+        metavar="[DIR]",
+        help="train/ and val/, or class folders, with images. [dim]Default: of --resume or "
+        "--config.[/dim]",
+        show_default=False,
+    ),
 ]
 Model = Annotated[str | None, _option(_PHASES, "A timm model. [dim]Default: resnet18.[/dim]")]
 Schedule = Annotated[
@@ -155,6 +162,10 @@ LabelSmoothing = Annotated[
     float | None, _option(_REGULARISATION, "0 is none. [dim]Default: 0.1.[/dim]")
 ]
 Level = Annotated[bool, _option(_REGULARISATION, "All of it in every phase: it does not grow.")]
+RampFrom = Annotated[
+    float | None,
+    _option(_REGULARISATION, "The first phase's share of it, 0 to 1. [dim]Default: 0.[/dim]"),
+]
 ClassWeights = Annotated[
     str | None, _option(_REGULARISATION, "balanced: rare classes count as much as others.")
 ]
@@ -176,7 +187,7 @@ Amp = Annotated[
 ]
 Compile = Annotated[bool, _option(_COMPUTING, "Let torch.compile make the kernels.")]
 Device = Annotated[
-    str,
+    str | None,
     _option(
         _COMPUTING,
         "cpu, or as torch names it: cuda, mps, xpu. [dim]Default: cuda where it is.[/dim]",
@@ -205,7 +216,7 @@ Resume = Annotated[
     str | None,
     _option(
         _RUN,
-        "Go on from a checkpoint or run folder, with its settings; auto: the newest.",
+        "Go on from a checkpoint or run folder, with all its settings; auto: the newest.",
         metavar="PATH|auto",
     ),
 ]
@@ -217,10 +228,13 @@ OnError = Annotated[
     _option(_RUN, "An image that cannot be read: raise or skip. [dim]Default: raise.[/dim]"),
 ]
 CheckpointEvery = Annotated[
-    int,
+    int | None,
     _option(_RUN, "Also within epochs; 0 is after epochs only.", metavar="STEPS"),
 ]
-Keep = Annotated[int, _option(_RUN, "Keep so many checkpoints of epochs besides the last one.")]
+Keep = Annotated[
+    int | None,
+    _option(_RUN, "Keep so many checkpoints of epochs besides the last one."),
+]
 Warm = Annotated[
     bool | None,
     typer.Option(
@@ -233,7 +247,15 @@ Warm = Annotated[
 Cache = Annotated[
     Path | None, _option(_RUN, "A cache with smaller copies of the images.", metavar="DIR")
 ]
-Tensorboard = Annotated[bool, _option(_RUN, "Write figures for TensorBoard into the run's folder.")]
+Tensorboard = Annotated[
+    bool | None,
+    typer.Option(
+        "--tensorboard/--no-tensorboard",
+        help="Write figures for TensorBoard into the run's folder.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
 Patience = Annotated[int | None, _option(_RUN, "End after so many epochs without a better top-1.")]
 DryRun = Annotated[
     bool,

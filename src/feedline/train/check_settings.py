@@ -30,7 +30,7 @@ _WHOLE = {
     "seed": (0, 2**63 - 1),
 }
 _BELOW_1 = ("warmup", "label_smoothing", "dropout", "drop_path", "ema")
-_UP_TO_1 = ("augment", "erasing")
+_UP_TO_1 = ("augment", "erasing", "ramp_from")
 _FROM_0 = ("weight_decay", "mixup", "cutmix", "clip")
 _OPTIONAL = ("lr", "weight_decay", "val_size")
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ __all__ = [
     "WEIGHTS",
     "keep_checkpoint",
     "load_checkpoint",
-    "load_or_before",
     "save_checkpoint",
 ]
 
@@ -174,20 +173,3 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
             + (f"; name the {beside} beside it" if beside and found != kind else "")
         )
     return content
-
-
-def load_or_before(path: Path, told: Callable[[str], object]) -> dict[str, Any]:
-    """A checkpoint, or the one before it where it is damaged, which is told.
-
-    Raises:
-        StateError: as of `load_checkpoint`, where there is none before it or that is damaged, too.
-    """
-    try:
-        return load_checkpoint(path)
-    except StateError as error:
-        before = path.with_name(BEFORE_NAME)
-        if path.name != CHECKPOINT_NAME or not before.is_file():
-            raise
-        content = load_checkpoint(before)
-        told(f"{error}; going on from {before}, the one before it")
-        return content

@@ -22,6 +22,7 @@ from feedline.images.folder import ImageFolder
 from feedline.stores.cache_store import CacheStore
 from feedline.system import rank_and_world, usable_cores
 from feedline.train.check_memory import free_bytes, step_bytes
+from feedline.train.earlier_run import EarlierRun, settled
 from feedline.train.loaders import train_loader
 from feedline.train.phase import TrainPhase
 from feedline.train.planned_run import PlannedPhase, PlannedRun
@@ -51,6 +52,7 @@ _Told = Callable[[str], object]
 def dry_run(
     recipe: Recipe,
     asked: RunSettings,
+    earlier: EarlierRun | None = None,
     *,
     budget_s: float = BUDGET_S,
     note: _Told = lambda text: None,
@@ -61,6 +63,7 @@ def dry_run(
     Args:
         recipe: all that decides the weights.
         asked: where and how.
+        earlier: the run that is gone on from, where its checkpoint is read already.
         budget_s: how long each size may take, but for its first step and for the fewest steps
             that tell anything.
         note: is called with what the user should know.
@@ -80,10 +83,12 @@ def dry_run(
             "without torchrun: it then says what one process of the training does alone"
         )
     begun = time.monotonic()
-    device = choose_device(asked.device)
+    earlier = earlier or EarlierRun.found(asked, model=recipe.model)
+    asked = settled(asked, earlier)
+    device = choose_device(asked.device or "auto")
     state, benchmark = random_state(device), torch.backends.cudnn.benchmark
     try:
-        return _planned(recipe, asked, budget_s, note, told, begun)
+        return _planned(recipe, asked, earlier, budget_s, note, told, begun)
     finally:
         restore_random_state(state, device)
         torch.backends.cudnn.benchmark = benchmark
@@ -92,13 +97,14 @@ def dry_run(
 def _planned(
     recipe: Recipe,
     asked: RunSettings,
+    earlier: EarlierRun | None,
     budget_s: float,
     note: _Told,
     told: _Told,
     begun: float,
 ) -> PlannedRun:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    ready = prepared(recipe, note, asked, world=1)
+    ready = prepared(recipe, note, asked, earlier=earlier, world=1)
     recipe, data = ready.recipe, ready.data
     if data.note:
         note(data.note)

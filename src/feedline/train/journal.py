@@ -32,6 +32,8 @@ class EpochRecord:
         first_wait_s: until the first batch came; in the first epoch, with the workers' start.
         train_loss: mean over samples, with label smoothing, while the weights moved.
         lr: the learning rate after the last step.
+        clip: what the norm of its gradients was cut to; 0 for no limit.
+        precision: what its steps computed in; "" in records of before it was noted.
         val_samples, val_loss, val_top1, val_top5, val_seconds: None without validation; the
             accuracies are shares from 0 to 1.
         wait_ms, copy_ms, compute_ms: the mean step split up; None where it was not measured.
@@ -46,6 +48,8 @@ class EpochRecord:
     first_wait_s: float
     train_loss: float
     lr: float
+    clip: float = 0.0
+    precision: str = ""
     val_samples: int | None = None
     val_loss: float | None = None
     val_top1: float | None = None
@@ -94,7 +98,14 @@ class Running:
         return float(self.loss_sum.item()) / max(self.samples, 1)
 
     def record(
-        self, *, size_px: int, lr: float, val: Evaluation | None, val_seconds: float
+        self,
+        *,
+        size_px: int,
+        lr: float,
+        clip: float,
+        precision: str,
+        val: Evaluation | None,
+        val_seconds: float,
     ) -> EpochRecord:
         """Close the epoch."""
         mean, timed = self.split.mean(), self.split.steps > 0
@@ -108,6 +119,8 @@ class Running:
             first_wait_s=self.first_wait_s,
             train_loss=self.mean_loss(),
             lr=lr,
+            clip=clip,
+            precision=precision,
             val_samples=val.samples if val else None,
             val_loss=val.loss if val else None,
             val_top1=val.top1 if val else None,

@@ -67,6 +67,11 @@ class Learner:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
+    def computes_in(self) -> str:
+        """Its precision, as torch names it."""
+        return str(self.precision).removeprefix("torch.")
+
+    @property
     def judged(self) -> nn.Module:
         """The model that is validated and kept: the mean, where there is one."""
         return self.model if self.ema is None else self.ema.model

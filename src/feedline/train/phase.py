@@ -156,22 +156,24 @@ def schedule_of(phases: Iterable[TrainPhase]) -> Schedule:
     return Schedule(tuple(phase.loads for phase in phases))
 
 
-def grown(phases: Sequence[TrainPhase], full: Mapping[str, Any], *, ramp: bool) -> list[TrainPhase]:
+def grown(
+    phases: Sequence[TrainPhase], full: Mapping[str, Any], *, begin: float
+) -> list[TrainPhase]:
     """Phases that say everything.
 
-    What a phase leaves to the recipe is the recipe's value; of regularisation, with `ramp`, a share
-    of it that grows evenly from none in the first phase to all in the last one, much as in
-    EfficientNetV2 (Tan and Le, 2021, section 4.2), which begins above none. A single phase has all.
+    What a phase leaves to the recipe is the recipe's value; of regularisation, a share of it that
+    grows evenly from `begin` in the first phase to all in the last one, as in EfficientNetV2 (Tan
+    and Le, 2021, section 4.2). A single phase has all.
 
     Args:
         phases: in order.
         full: the recipe's values, by the names of a phase's.
-        ramp: regularisation grows.
+        begin: the first phase's share of regularisation, 0 to 1.
     """
     last = len(phases) - 1
     found = []
     for k, phase in enumerate(phases):
-        share = k / last if ramp and last else 1.0
+        share = min(1.0, begin + (1.0 - begin) * (k / last)) if last else 1.0
         filled = {
             name: value * share if name in REGULARISATION else value
             for name, value in full.items()

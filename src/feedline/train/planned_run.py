@@ -14,6 +14,7 @@ from feedline.forecast.phase_forecast import PhaseForecast
 from feedline.forecast.text import aligned, counted, duration, wrapped
 from feedline.train.augment_places import AugmentPlaces, place_rows, places_note
 from feedline.train.phase import REGULARISATION, TrainPhase
+from feedline.train.presets import GRID_PX, off_grid, rounded
 from feedline.train.recipe import Recipe
 from feedline.train.rehearsed_phase import RehearsedPhase
 from feedline.train.rehearsed_validation import Validation
@@ -246,6 +247,19 @@ class PlannedRun:
             if each.measured.places is not None
         ]
 
+    def _size_hints(self) -> list[str]:
+        """What to know of sizes that strides do not divide."""
+        trained = {each.phase.size for each in self.phases}
+        judged = {each.val_size for each in self.phases} if self.val_images else set()
+        if not (odd := off_grid(sorted(trained | judged))):
+            return []
+        sizes = ", ".join(f"{size} px" for size in odd)
+        return [
+            f"hint: {sizes}: no multiple of {GRID_PX} px, which most networks' strides or patches "
+            "divide. They are taken as given; a network with strides pads its last maps for them, "
+            f"so {rounded(odd[0])} px in the place of {odd[0]} px may suit it better"
+        ]
+
     def _notes(self) -> list[str]:
         """How the figures are known, and what is not in them."""
         largest = max(each.phase.size for each in self.phases)
@@ -281,7 +295,7 @@ class PlannedRun:
             "workers that num_workers='auto' adds or takes away"
         )
         places = [places_note(self.recipe.augment_on)] if self._places() else []
-        return [*needs, how, *places, f"memory: {self.memory_how}", without]
+        return [*self._size_hints(), *needs, how, *places, f"memory: {self.memory_how}", without]
 
 
 def _rate(images_per_s: float) -> str:

@@ -5,6 +5,7 @@ Guarantees: what can be found wrong is found here, before a folder is made or a 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,14 @@ import torch
 
 from feedline.errors import UsageError
 from feedline.train.check_memory import check_memory
-from feedline.train.checkpoint import load_or_before
 from feedline.train.data import TrainData
+from feedline.train.earlier_run import EarlierRun
 from feedline.train.learner import Learner
 from feedline.train.memory_error import in_memory
 from feedline.train.model import create_model, freeze
 from feedline.train.optimizer import create_optimizer
 from feedline.train.recipe import Recipe
-from feedline.train.run_folder import check_run_folder, find_checkpoint
+from feedline.train.run_folder import check_run_folder
 from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 
@@ -76,33 +77,45 @@ class Prepared:
 
 
 def prepared(
-    recipe: Recipe, note: Callable[[str], object], asked: RunSettings, *, world: int
+    recipe: Recipe,
+    note: Callable[[str], object],
+    asked: RunSettings,
+    *,
+    earlier: EarlierRun | None,
+    world: int,
 ) -> Prepared:
     """Find and check what a run needs.
 
     Args:
         recipe: what was asked for.
         note: is told what the user should know.
-        asked: where and how.
+        asked: where and how, settled.
+        earlier: the run that is gone on from; its checkpoint is taken.
         world: processes that train.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
             used as asked.
     """
-    device = choose_device(asked.device)
+    if asked.data is None:
+        raise UsageError(_no_data(asked, earlier))
+    device = choose_device(asked.device or "auto")
     precision = choose_precision(recipe.amp, device)
-    checkpoint = find_checkpoint(asked.resume, out=asked.out, model=recipe.model)
-    if asked.resume == "auto" and checkpoint is None:
+    if asked.resume == "auto" and earlier is None:
         note("there is no run to go on from: this one starts anew")
-    saved = None if checkpoint is None else load_or_before(checkpoint, note)
+    checkpoint = None if earlier is None else earlier.checkpoint
+    saved = None if earlier is None else earlier.taken()
+    if earlier is not None and earlier.note:
+        note(earlier.note)
     extended = False
     if saved is not None:
         journal = saved["journal"]
         between = None if journal["running"]["steps"] else len(journal["records"])
         extended = recipe.check_resumable(saved["recipe"], done=between)
+        if steered := recipe.steered(saved["recipe"]):
+            note(f"from here on other than before: {steered}")
         recipe = recipe.for_ranks(saved["ranks"], world)
-    data = TrainData.found(asked.root, asked.val)
+    data = TrainData.found(asked.data, asked.val)
     if saved is not None:
         data.check_resumable(saved["dataset"])
 
@@ -141,3 +154,19 @@ def _model(recipe: Recipe, data: TrainData, note: Callable[[str], object]) -> to
     if frozen := freeze(model, recipe.freeze):
         note(f"{frozen} values of the model stay as they are")
     return model
+
+
+def _no_data(asked: RunSettings, earlier: EarlierRun | None) -> str:
+    """What to say where no images are named."""
+    if earlier is not None:
+        return (
+            f"{earlier.checkpoint} does not say where its images are: an older feedline wrote it. "
+            "Name their folder: feedline train DIR --resume "
+            f"{shlex.quote(str(earlier.checkpoint.parent))}, with --val and --cache as before"
+        )
+    found = "and there is no run to go on from" if asked.resume else "and no run to go on from"
+    return (
+        f"no folder of images is named, {found}. Name one with train/ and val/, or of class "
+        "folders: feedline train DIR; or a run: feedline train --resume RUN; `feedline demo-data "
+        "demo-data` makes images to try"
+    )

@@ -24,8 +24,10 @@ _SGD_LR_PER_ROW = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # Settings that may differ when a run goes on: they change what is measured, not the weights.
 _FREE_ON_RESUME = ("val_size", "patience")
+# Settings that may differ because someone means to save a training that fails: they are told.
+_STEERED = ("lr", "clip", "amp")
 # Settings that came later, with what a checkpoint means that does not have them.
-_LATER = {"augment_on": "device"}
+_LATER = {"augment_on": "device", "ramp_from": 0.0}
 _OF_PHASES = (
     *("batch_size", "mixup", "cutmix", "label_smoothing", "augment", "erasing"),
     *("dropout", "drop_path", "val_size"),
@@ -53,8 +55,9 @@ class Recipe:
         augment_on: where the policy and erasing are done: "device", batch by batch, or "cpu", in
             the workers, image by image. They draw otherwise there. MixUp and CutMix mix the images
             of a batch, which no worker has as a whole: they are done on the device always.
-        ramp: mixup, cutmix, erasing, the policy, dropout and drop_path grow from none in the first
-            phase to all in the last one, where a phase says nothing else.
+        ramp: mixup, cutmix, erasing, the policy, dropout and drop_path grow from a share in the
+            first phase to all in the last one, where a phase says nothing else.
+        ramp_from: that share, 0 to 1.
         accumulate: batches whose gradients make one step of the optimizer.
         clip: the gradients' norm is cut to this; 0 for no limit.
         ema: decay of the mean of all weights so far, as 0.9999, which is validated and kept in the
@@ -92,6 +95,7 @@ class Recipe:
     dropout: float = 0.0
     drop_path: float = 0.0
     ramp: bool = True
+    ramp_from: float = 0.0
     accumulate: int = 1
     clip: float = 0.0
     ema: float = 0.0
@@ -130,7 +134,7 @@ class Recipe:
             self._fill("weight_decay", _SGD_DECAY if sgd else _ADAMW_DECAY)
         full = {name: getattr(self, name) for name in _OF_PHASES}
         full["augment"] = self.augment if self.policy != "none" else 0.0
-        self._fill("phases", tuple(grown(phases, full, ramp=self.ramp)))
+        self._fill("phases", tuple(grown(phases, full, begin=self.ramp_from if self.ramp else 1.0)))
 
     def _fill(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -213,7 +217,8 @@ class Recipe:
         """
         own = self.as_dict()
         saved = {**_LATER, **saved}
-        mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
+        free = (*_FREE_ON_RESUME, *_STEERED)
+        mine = {name: value for name, value in own.items() if name not in free}
         extended = done is not None and self._follows(saved, done)
         if extended:
             del mine["schedule"]
@@ -224,6 +229,15 @@ class Recipe:
                 "settings out, as --resume takes them from the run, or start anew without it"
             )
         return extended
+
+    def steered(self, saved: Mapping[str, Any]) -> str:
+        """How it steers a run of the recipe `saved` that goes on, as text; "" where it does not.
+
+        The rate, the limit of gradients and the precision may change on the way: what is trained
+        stays, and a training whose loss is lost can be saved.
+        """
+        own = self.as_dict()
+        return differences(saved, {name: own[name] for name in _STEERED}, "was", "is")
 
     def for_ranks(self, before: int, now: int) -> Recipe:
         """The same recipe on another number of processes: batches over all of them stay.

@@ -8,6 +8,8 @@ to the same weights, bit for bit on a CPU with the same number of torch threads.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ import torch
 from feedline.bench.machine import versions
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
+from feedline.train.assignment import Assignment
+from feedline.train.earlier_run import EarlierRun, settled
 from feedline.train.journal import Journal, Running
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
@@ -34,10 +38,50 @@ from feedline.train.training import Training
 from feedline.train.warm_up import shapes_of, warm_up
 from feedline.watching.watched import forget, watch
 
-__all__ = ["run_training"]
+__all__ = ["run_training", "train_model"]
 
 
-def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
+def train_model(
+    recipe: Recipe | None = None,
+    run: RunSettings | None = None,
+    *,
+    config: str | PathLike[str] | None = None,
+    report: Report | None = None,
+) -> Result:
+    """Train a timm model with progressive resizing, as `feedline train` does, or go on training.
+
+    Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written; the
+    result says so, and a run with `RunSettings(resume=its out)` alone goes on.
+
+    Args:
+        recipe: all that decides the weights; None takes that of the file, of the run that is gone
+            on from, or the defaults.
+        run: where and how; what it leaves out is the file's, or that of the run that is gone on
+            from.
+        config: a TOML file of settings, as `recipe.toml` in a run's folder; see the guide to
+            training.
+        report: is told how it goes; None tells nobody.
+
+    Returns:
+        The figures of each epoch, the run's folder, the best top-1, and what stopped it.
+
+    Raises:
+        UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
+            used as asked.
+        SampleError: an image cannot be decoded and the recipe says "raise".
+        FeedlineError: the loss is not finite.
+    """
+    what = Assignment.of(
+        {} if recipe is None else recipe,
+        RunSettings() if run is None else run,
+        config=None if config is None else Path(config),
+    )
+    return run_training(what.recipe, report or Silent(), what.asked, what.earlier)
+
+
+def run_training(
+    recipe: Recipe, report: Report, asked: RunSettings, earlier: EarlierRun | None = None
+) -> Result:
     """Train, or go on training.
 
     Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written.
@@ -46,6 +90,7 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         recipe: all that decides the weights.
         report: is told how it goes.
         asked: where and how.
+        earlier: the run that is gone on from, where its checkpoint is read already.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
@@ -54,12 +99,20 @@ def run_training(recipe: Recipe, report: Report, asked: RunSettings) -> Result:
         FeedlineError: the loss is not finite.
     """
     with joined() as ranks:
-        return _trained(recipe, report if ranks.leads else Silent(), asked, ranks)
+        earlier = earlier or EarlierRun.found(asked, model=recipe.model)
+        told = report if ranks.leads else Silent()
+        return _trained(recipe, told, settled(asked, earlier), earlier, ranks)
 
 
-def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -> Result:
+def _trained(
+    recipe: Recipe,
+    report: Report,
+    asked: RunSettings,
+    earlier: EarlierRun | None,
+    ranks: Ranks,
+) -> Result:
     """A run, or one rank's part of it."""
-    ready = prepared(recipe, report.note, asked, world=ranks.world)
+    ready = prepared(recipe, report.note, asked, earlier=earlier, world=ranks.world)
     recipe, data, device = ready.recipe, ready.data, ready.device
     checkpoint, extended = ready.checkpoint, ready.extended
     out = ranks.from_first(
@@ -90,6 +143,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             learner.forward = torch.compile(learner.forward)
         training = Training(
             recipe=recipe,
+            asked=asked.as_dict(),
             dataset=data.facts,
             loader=loader,
             batches=_watched(loader, asked, out),
@@ -97,9 +151,9 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             labels_as=data.labels_as,
             learner=learner,
             journal=Journal(running=Running.begin(0, device)),
-            keeper=Keeper(out=out, most=asked.keep, told=report.note),
+            keeper=Keeper(out=out, most=asked.keep or 0, told=report.note),
             files=files,
-            checkpoint_every=asked.checkpoint_every,
+            checkpoint_every=asked.checkpoint_every or 0,
             ranks=ranks,
             stop=stop,
             report=report,
@@ -113,7 +167,7 @@ def _trained(recipe: Recipe, report: Report, asked: RunSettings, ranks: Ranks) -
             over = len(training.journal.records) >= recipe.epochs
             report.note(f"{out}: {'finished already' if over else 'going on'} after {done}")
         if ranks.leads:
-            files.begin(recipe, {"machine": machine(device), "versions": versions("timm")})
+            files.begin(recipe, asked, {"machine": machine(device), "versions": versions("timm")})
         helps = device.type == "cuda" or recipe.compile
         if helps if asked.warm is None else asked.warm:
             _warm_up(learner, recipe, len(data.train.classes), report)

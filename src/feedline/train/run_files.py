@@ -24,8 +24,11 @@ from typing import Any
 from feedline.train.configuration import as_toml
 from feedline.train.journal import EpochRecord
 from feedline.train.recipe import Recipe
+from feedline.train.run_settings import RunSettings
 
-__all__ = ["RunFiles"]
+__all__ = ["RECIPE_NAME", "RunFiles"]
+
+RECIPE_NAME = "recipe.toml"
 
 
 class RunFiles:
@@ -41,9 +44,9 @@ class RunFiles:
         self._told = told
         self._failed = False
 
-    def begin(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+    def begin(self, recipe: Recipe, asked: RunSettings, environment: dict[str, Any]) -> None:
         """A run starts, or goes on."""
-        self._write("recipe.toml", as_toml(recipe))
+        self._write(RECIPE_NAME, as_toml(recipe, asked))
         self._write("environment.json", json.dumps(environment, indent=2) + "\n")
 
     def epochs(self, records: Sequence[EpochRecord]) -> None:

@@ -35,6 +35,7 @@ from feedline.train.standing import Standing
 from feedline.train.step import train_step
 from feedline.train.steps import Steps
 from feedline.train.stop import StopRequest
+from feedline.train.way_out import way_out
 
 __all__ = ["Training"]
 
@@ -49,6 +50,7 @@ class Training:
 
     Args:
         recipe: what is trained.
+        asked: where and how, JSON-able: what another start of the run goes on with.
         dataset: JSON-able facts of the training images: "classes", "images" and "files".
         loader: of the training images; at the same point of the run as `learner` and `journal`.
         batches: the loader's, watched.
@@ -65,6 +67,7 @@ class Training:
     """
 
     recipe: Recipe
+    asked: dict[str, Any]
     dataset: dict[str, Any]
     loader: DataLoader[Any]
     batches: Iterable[Any]
@@ -96,6 +99,7 @@ class Training:
             return
         content = {
             "recipe": self.recipe.as_dict(),
+            "run": self.asked,
             "ranks": self.ranks.world,
             "dataset": self.dataset,
             "loader": self.loader.state_dict(),
@@ -168,7 +172,12 @@ class Training:
                 return False
             best = journal.best_top1
             record = self._running_of_all().record(
-                size_px=size_px, lr=learner.lr, val=result, val_seconds=time.monotonic() - began
+                size_px=size_px,
+                lr=learner.lr,
+                clip=learner.clip,
+                precision=learner.computes_in,
+                val=result,
+                val_seconds=time.monotonic() - began,
             )
             journal.close_epoch(record)
             # First the weights, then the checkpoint that counts their epoch: a crash in between
@@ -261,15 +270,12 @@ class Training:
     def _finite_loss(self, size_px: int) -> float:
         """The epoch's mean loss so far; waits for the device."""
         running, learner = self.journal.running, self.learner
-        precision = str(learner.precision).removeprefix("torch.")
         loss = running.mean_loss()
         if not math.isfinite(loss):
             raise FeedlineError(
                 f"the loss became {loss} by step {learner.step} (epoch {running.epoch + 1}, "
-                f"{size_px} px, learning rate {learner.lr:.3g}, {precision}). The learning "
-                "rate is probably too high: try a third of it with --lr, or a longer --warmup; "
-                "with float16, --amp bf16 or off. "
-                + ("The checkpoint before this is untouched" if self.keeper.kept else "")
+                f"{size_px} px, learning rate {learner.lr:.3g}, {learner.computes_in}). "
+                + way_out(self.recipe, learner.precision, self.keeper.out)
             )
         return loss
 

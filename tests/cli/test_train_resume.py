@@ -1,0 +1,187 @@
+"""`feedline train --resume RUN`: what was said of a run is known again, and may be said anew."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import Command, Ended
+
+from feedline.train import training
+from feedline.train.checkpoint import load_checkpoint
+from feedline.train.recipe import Recipe
+from feedline.train.report import Silent
+from feedline.train.run import run_training
+from feedline.train.run_settings import RunSettings
+
+MODEL = "test_resnet.r160_in1k"
+QUICK = ("--model", MODEL, "--schedule", "32x2", "--batch-size", 8, "--workers", 0)
+QUICK = (*QUICK, "--device", "cpu")
+
+
+def said(ended: Ended) -> str:
+    return " ".join((ended.out + ended.err).split())
+
+
+def epochs_kept(run: Path) -> list[str]:
+    return sorted(path.name for path in run.glob("epoch-*"))
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the images, and a finished run of two epochs on them."""
+    there = tmp_path_factory.mktemp("trained")
+    shutil.copytree(tiny_set, there / "set")
+    (there / "set" / "val").rename(there / "judged")
+    recipe = Recipe(model=MODEL, schedule="32x2", batch_size=8)
+    asked = RunSettings(
+        data=there / "set",
+        val=there / "judged",
+        out=there / "run",
+        device="cpu",
+        workers=0,
+        keep=2,
+        checkpoint_every=1,
+    )
+    run_training(recipe, Silent(), asked)
+    return there
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run in a folder of its own; its images are still where they were."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_alone_is_enough_to_go_on(
+    feedline: Command, trained: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any folder: its images, its validation, its processes and what it keeps."""
+    monkeypatch.chdir(own.parent)
+    ended = feedline("train", "--resume", own, "--schedule", "32x2,48x2")
+    assert ended.status == 0, ended.err
+    assert "16 images of 2 classes, 4 to validate on" in ended.out
+    assert epochs_kept(own) == ["epoch-0003.pt", "epoch-0004.pt"]
+    known = load_checkpoint(own)["run"]
+    assert (known["data"], known["val"]) == (str(trained / "set"), str(trained / "judged"))
+    assert (known["workers"], known["device"], known["checkpoint_every"]) == (0, "cpu", 1)
+
+
+def test_what_is_given_stands_before_what_the_run_had_and_is_kept(
+    feedline: Command, own: Path
+) -> None:
+    more = ("--schedule", "32x3", "--keep", 1, "--checkpoint-every", 0, "--val", "none")
+    ended = feedline("train", "--resume", own, *more)
+    assert ended.status == 0, ended.err
+    assert epochs_kept(own) == ["epoch-0003.pt"]
+    assert "no validation" in ended.out
+    known = load_checkpoint(own)["run"]
+    assert (known["keep"], known["checkpoint_every"], known["workers"]) == (1, 0, 0)
+    assert "val" not in known
+    refused = feedline("train", "--resume", own, "--mixup", 0.3)
+    assert refused.status == 2
+    assert "mixup was 0.0, is 0.3" in said(refused)
+
+
+def test_relative_places_are_known_from_elsewhere(
+    feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    quick = [each if each != "32x2" else "32x1" for each in QUICK]
+    out = tmp_path / "run"
+    assert feedline("train", "set", *quick, "--val", "judged", "--out", out).status == 0
+    monkeypatch.chdir(tmp_path)
+    ended = feedline("train", "--resume", "run", "--schedule", "32x2")
+    assert ended.status == 0, ended.err
+    assert "epoch 2/2" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("data", ("folder of images", "feedline train --resume", "DIR")),
+        ("val", ("folder of validation images", "--val PLACE", "--val none")),
+        ("cache", ("run's cache", "--cache PLACE", "--cache none")),
+        ("settings", ("file of settings", "--settings PLACE", "--settings none")),
+    ],
+)
+def test_a_place_that_is_gone_is_named_with_its_option(
+    feedline: Command, own: Path, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    gone = tmp_path / "gone" / name
+    content = torch.load(own / "last.pt", weights_only=True)
+    content["run"][name] = str(gone)
+    torch.save(content, own / "last.pt")
+    ended = feedline("train", "--resume", own)
+    assert ended.status == 2
+    for word in (str(gone), "is gone", *words):
+        assert word in said(ended)
+    if name != "data":
+        assert feedline("train", "--resume", own, f"--{name}", "none").status == 0
+
+
+def test_a_checkpoint_that_says_no_places_goes_on_with_what_is_given(
+    feedline: Command, trained: Path, own: Path
+) -> None:
+    content = torch.load(own / "last.pt", weights_only=True)
+    del content["run"]
+    torch.save(content, own / "last.pt")
+    refused = feedline("train", "--resume", own)
+    assert refused.status == 2
+    assert "does not say where its images are" in said(refused)
+    assert "feedline train DIR --resume" in said(refused)
+    more = ("--workers", 0, "--device", "cpu", "--resume", own)
+    ended = feedline("train", trained / "set", "--val", trained / "judged", *more)
+    assert ended.status == 0, ended.err
+    assert "finished already" in ended.out
+
+
+def test_without_images_and_without_a_run_the_message_names_both(feedline: Command) -> None:
+    ended = feedline("train", *QUICK)
+    assert ended.status == 2
+    assert "feedline train DIR" in said(ended)
+    assert "feedline train --resume RUN" in said(ended)
+
+
+def test_the_command_that_a_stopped_run_prints_goes_on(
+    feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, out = training.train_step, tmp_path / "a run's folder"
+
+    def train_step(*step: Any, **part: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*step, **part)
+
+    monkeypatch.setattr(training, "train_step", train_step)
+    stopped = feedline(
+        "train", trained / "set", *QUICK, "--val", trained / "judged", "--keep", 1, "--out", out
+    )
+    monkeypatch.undo()
+    assert stopped.status == 128 + signal.SIGTERM
+    command = stopped.err.partition("Go on with: ")[2].strip()
+    assert shlex.split(command) == ["feedline", "train", "--resume", str(out)]
+    ended = feedline(*shlex.split(command)[1:])
+    assert ended.status == 0, ended.err
+    assert epochs_kept(out) == ["epoch-0002.pt"]
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run", "--rehearse", 1, "--schedule", "32x3")])
+def test_a_checkpoint_is_read_once(
+    feedline: Command, own: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[Any, ...]
+) -> None:
+    real, read = torch.load, []
+
+    def load(file: Any, **settings: Any) -> Any:
+        read.append(file)
+        return real(file, **settings)
+
+    monkeypatch.setattr(torch, "load", load)
+    assert feedline("train", "--resume", own, *more).status == 0
+    assert read == [own / "last.pt"]

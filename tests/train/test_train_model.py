@@ -1,0 +1,50 @@
+"""A training from Python: the same settings, objects in the place of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_training import Recorder, assert_same_training
+
+import feedline
+from feedline.errors import StateError, UsageError
+from feedline.train.checkpoint import load_checkpoint
+
+MODEL = "test_resnet.r160_in1k"
+
+
+def test_a_model_is_trained_gone_on_with_and_trained_again_from_its_file(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = Recorder()
+    recipe = feedline.Recipe(
+        model=MODEL, schedule=[feedline.TrainPhase(size=32, epochs=2)], batch_size=8, mixup=0.1
+    )
+    run = feedline.RunSettings(data=tiny_set, out=Path("one"), device="cpu", workers=0, keep=1)
+    result = feedline.train_model(recipe, run, report=report)
+    assert (result.stopped_by, len(result.records), len(report.steps)) == (None, 2, 10)
+
+    monkeypatch.chdir("/")
+    again = feedline.train_model(run=feedline.RunSettings(resume=str(tmp_path / "one")))
+    assert again.records == result.records
+
+    out = tmp_path / "two"
+    config = tmp_path / "one" / "recipe.toml"
+    repeated = feedline.train_model(run=feedline.RunSettings(out=out), config=config)
+    assert repeated.recipe == recipe
+    assert_same_training(out, tmp_path / "one")
+    assert load_checkpoint(out)["run"] == load_checkpoint(tmp_path / "one")["run"]
+    assert [path.name for path in out.glob("epoch-*")] == ["epoch-0002.pt"]
+
+
+def test_another_recipe_is_refused_as_on_the_command_line(tiny_set: Path, tmp_path: Path) -> None:
+    recipe = feedline.Recipe(model=MODEL, schedule="32x1", batch_size=8)
+    asked = feedline.RunSettings(data=tiny_set, out=tmp_path / "run", device="cpu", workers=0)
+    feedline.train_model(recipe, asked)
+    other = feedline.Recipe(model=MODEL, schedule="32x1", batch_size=4)
+    with pytest.raises(StateError, match="batch_size was 8, is 4"):
+        feedline.train_model(other, feedline.RunSettings(resume=str(tmp_path / "run")))
+    with pytest.raises(UsageError, match="no folder of images is named"):
+        feedline.train_model(recipe)
