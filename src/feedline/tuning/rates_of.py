@@ -44,6 +44,7 @@ def rates_of(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float) -> R
             compute_s=1.0 / phase.ceiling if phase.ceiling else None,
             step_cpu_s=step_cpu_s,
             hand_cpu_s=hand_cpu_s,
+            usual_wait_s=trial.usual_wait_s,
         )
 
     wanted_px, level_px = level_read(loader._session.decision(), phase.size)

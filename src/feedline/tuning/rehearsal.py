@@ -7,6 +7,7 @@ ends as soon as its error is small.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,7 +141,13 @@ class Rehearsal:
             wait_s=sum(each.wait_s for each in times),
             workers=setting.workers,
         )
-        return Trial(setting=setting, window=window, error=_error(times), start_s=loader.start_s)
+        return Trial(
+            setting=setting,
+            window=window,
+            error=_error(times),
+            start_s=loader.start_s,
+            usual_wait_s=statistics.median(each.wait_s for each in times),
+        )
 
     def _once(self) -> _Times:
         asked = time.perf_counter()
