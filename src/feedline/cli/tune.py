@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
-from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions
+from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions, refuse_cache
 from feedline.errors import UsageError
 
 __all__ = ["tune"]
@@ -111,13 +111,13 @@ def tune(
             "--batch-size auto": batch_size == "auto",
             "--gpu-memory": gpu_memory is not None,
             "--device": device != "auto",
-            "--what-if": bool(what_if),
         }
         if useless := [name for name, given in asked.items() if given]:
             raise UsageError(
                 f"{', '.join(useless)} is about a folder of images, and {source!r} is a function: "
                 "let it build its loader so, and leave it out here"
             )
+        refuse_cache(changes, source)
         search = of_function(source, schedule, batch_size, model)
     else:
         search = of_folder(
@@ -175,6 +175,8 @@ def tune(
             images, batches = search.folder
             said |= batches.as_dict()
             said |= predictions(found, changes, images, batches.schedule)
+        elif changes:
+            said |= predictions(found, changes)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)

@@ -17,7 +17,7 @@ __all__ = ["Point", "Rates", "point_of"]
 _APART = 1.3  # times as many workers at work, to see what more of them do to each other's waiting
 
 _READY = 0.6  # of a step, that a batch takes: then workers are enough on average
-_HANDED = 0.15  # of a step, that is waited for a batch that lies ready, at most
+_HANDED = 0.3  # of a step, that is waited for a batch that lies ready, at most
 _HANDED_CPU = 2.0  # times what that takes on a core
 _LATE = 0.05  # of a step: what is waited for less than that is no sign of late batches
 _LEAST_MS = 1e-3  # a step that takes less was not measured

@@ -39,6 +39,7 @@ class _Times:
 
     step_s: float
     wait_s: float
+    wait_cpu_s: float
 
 
 class Rehearsal:
@@ -147,14 +148,15 @@ class Rehearsal:
             error=_error(times),
             start_s=loader.start_s,
             usual_wait_s=statistics.median(each.wait_s for each in times),
+            wait_cpu_s=statistics.fmean(each.wait_cpu_s for each in times),
         )
 
     def _once(self) -> _Times:
-        asked = time.perf_counter()
+        asked, asked_cpu = time.perf_counter(), time.thread_time()
         batch = self._loader.next()
-        got = time.perf_counter()
+        got, got_cpu = time.perf_counter(), time.thread_time()
         self._step(batch)
-        return _Times(time.perf_counter() - asked, got - asked)
+        return _Times(time.perf_counter() - asked, got - asked, got_cpu - asked_cpu)
 
 
 def _error(times: list[_Times]) -> float:

@@ -23,7 +23,7 @@ from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.rates_of import rates_of
+from feedline.tuning.rates_of import rates_of, rates_of_torch
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
 from feedline.tuning.setting import Setting
@@ -99,6 +99,8 @@ def tune(
             phases.append(_phase(tried, metered, phase, until, told, warm))
             if isinstance(loader, DataLoader):
                 rates.append(rates_of(loader, phases[-1], metered.cpu_s))
+            else:
+                rates.append(rates_of_torch(phases[-1], metered.cpu_s))
             if phases[-1].ended == "interrupted":
                 break
     finally:

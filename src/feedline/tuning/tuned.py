@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import Forecast, forecast
@@ -112,6 +113,7 @@ class Tuned:
         Example:
             >>> print(found.what_if("workers=8,gpu=2"))                         # doctest: +SKIP
         """
+        self._need_rates()
         return what_if(self.rates, changes, levels)
 
     def forecast(
@@ -137,8 +139,28 @@ class Tuned:
         Example:
             >>> print(found.forecast("112x10,224x10", images=1_281_167))        # doctest: +SKIP
         """
+        self._need_rates()
         crew = self.num_workers if workers is None else workers
         return forecast(self.rates, schedule, images=images, workers=crew, levels=levels)
+
+    def _need_rates(self) -> None:
+        """Refuse to predict from nothing.
+
+        Raises:
+            UsageError: nothing was measured, or nothing of what workers did.
+        """
+        if not self.rates and self.setting is None:
+            raise UsageError(
+                f"nothing was measured, so nothing can be predicted ({self.phases[0].reason})"
+                if self.phases
+                else "nothing was measured, so nothing can be predicted; give it more time"
+            )
+        if not self.rates:
+            raise UsageError(
+                "torch's workers did not tell what they spent their time on, so nothing can be "
+                "predicted from it; tune feedline.DataLoader over the same dataset, whose workers "
+                "do"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values: rates in batches per second, shares from 0 to 1."""

@@ -74,7 +74,7 @@ class TunedPhase:
         """Why the search ended there."""
         why = {
             "budget": f"the time was over; a whole search{' at this size' * bool(self.size)} takes "
-            f"about {self.needs_s:.0f} s",
+            f"about {self.needs_s:.0f} s: give it more, by --budget or budget_s=",
             "interrupted": "interrupted",
             "resources": "the machine lacked memory, or a process, for what was to be tried next",
         }.get(self.ended)
