@@ -86,9 +86,11 @@ def predictions(
         missing.append({"asked": what, "reason": reason})
         complain(f"not predicted: {what}: {reason}", label="")
 
-    if any(phase.ended == "interrupted" for phase in found.phases):
+    broken_off = [phase for phase in found.phases if phase.ended in ("interrupted", "error")]
+    if broken_off:
+        why = broken_off[0].raised or "Ctrl-C has ended the search"
         for what in (*(["the schedule"] if schedule is not None else []), *map(str, changes)):
-            not_predicted(what, "Ctrl-C has ended the search; run it again")
+            not_predicted(what, f"{why}; run it again")
         return {"what_if": [], "not_predicted": missing}
     if found.rates:
         for phase in found.phases:

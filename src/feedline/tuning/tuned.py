@@ -15,6 +15,7 @@ from feedline.forecast.schedule import Forecast, forecast
 from feedline.forecast.what_if import LevelRates, WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
 from feedline.plan.schedule import Schedule
+from feedline.tuning.failure import Failure
 from feedline.tuning.setting import Setting
 from feedline.tuning.table import table
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict
@@ -33,6 +34,7 @@ class Tuned:
         loader: "feedline" or "torch".
         start: the setting that the search began with.
         rates: of the phases that were measured, what else is predicted from.
+        failure: what the step or the loader has raised, which ended the search; None where nothing.
         files: how the images' files were, as "in the page cache".
     """
 
@@ -42,12 +44,18 @@ class Tuned:
     loader: Literal["feedline", "torch"] = "feedline"
     start: Setting
     rates: tuple[Rates, ...] = ()
+    failure: Failure | None = None
     files: str = "as they were"
 
     @property
     def num_workers(self) -> int | None:
         """The workers that suffice for every phase; None where nothing was measured."""
         return None if self.setting is None else self.setting.workers
+
+    @property
+    def needs_s(self) -> float:
+        """About how many seconds a whole search takes at all sizes, of which each has its share."""
+        return len(self.phases) * max((phase.needs_s for phase in self.phases), default=0.0)
 
     @property
     def setting(self) -> Setting | None:

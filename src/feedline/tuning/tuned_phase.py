@@ -9,9 +9,10 @@ from feedline.tuning.trial import Trial
 
 __all__ = ["Ended", "Other", "TunedPhase", "phase_dict"]
 
-Ended = Literal["done", "budget", "interrupted", "resources"]
+Ended = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time was over before the search; `interrupted`: by Ctrl-C; `resources`: the machine
-lacked memory, or a process, for what was to be tried next."""
+lacked memory, or a process, for what was to be tried next; `error`: the step or the loader raised
+an exception of the user's code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,7 @@ class TunedPhase:
         ended: how the search did.
         needs_s: about how long a whole search takes with such steps.
         others: the same images, made in other ways.
+        raised: what ended it with an exception, in a line; "" where nothing did.
     """
 
     size: int | None
@@ -52,6 +54,7 @@ class TunedPhase:
     ended: Ended
     needs_s: float
     others: tuple[Other, ...] = ()
+    raised: str = ""
 
     @classmethod
     def of_trial(
@@ -76,6 +79,7 @@ class TunedPhase:
             "budget": f"the time was over; a whole search{' at this size' * bool(self.size)} takes "
             f"about {self.needs_s:.0f} s: give it more, by --budget or budget_s=",
             "interrupted": "interrupted",
+            "error": self.raised,
             "resources": "the machine lacked memory, or a process, for what was to be tried next",
         }.get(self.ended)
         if self.best is None:
