@@ -39,6 +39,7 @@ class PhaseThen:
 
     Args:
         size: of its images, in pixels; None where it has none.
+        rows: of a batch; None where they could not be counted.
         workers: now.
         now: what was measured.
         then: what is predicted,
@@ -49,6 +50,7 @@ class PhaseThen:
     """
 
     size: int | None
+    rows: float | None
     workers: int
     now: float
     then: float
@@ -94,10 +96,16 @@ class WhatIf:
 
     def __str__(self) -> str:
         """A line for each phase, and what to know."""
+        sizes = [phase.size for phase in self.phases]
         rows = [("", "workers", "now", "then", "factor", "bound by")]
         rows += [
             (
-                of_size(phase.size),
+                of_size(phase.size)
+                + (
+                    f", batches of {phase.rows:.0f}"
+                    if phase.rows and sizes.count(phase.size) > 1
+                    else ""
+                ),
                 str(phase.workers),
                 f"{phase.now:.0f}",
                 phase.said,
@@ -148,6 +156,7 @@ def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
         error, spread = 0.0, [then_ms]
     return PhaseThen(
         size=rates.size,
+        rows=rates.rows,
         workers=now.load.workers,
         now=rates.per_s(now.step_ms),
         then=rates.per_s(then_ms),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
 
 from feedline.errors import UsageError
 
@@ -12,7 +11,7 @@ __all__ = ["check_budget", "check_step_ms"]
 _LEAST_BUDGET_S = 2.0  # two trials of the shortest
 
 
-def check_step_ms(step_ms: Any, name: str = "step_ms") -> None:
+def check_step_ms(step_ms: float | None, name: str = "step_ms") -> None:
     """Refuse what is no time of a step; None is none.
 
     Raises:
@@ -25,7 +24,7 @@ def check_step_ms(step_ms: Any, name: str = "step_ms") -> None:
         )
 
 
-def check_budget(budget_s: Any, name: str = "budget_s") -> None:
+def check_budget(budget_s: float, name: str = "budget_s") -> None:
     """Refuse what is no time for a search.
 
     Raises:

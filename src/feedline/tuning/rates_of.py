@@ -30,11 +30,13 @@ def rates_of(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float) -> R
     """
     if phase.best is None:
         return None
-    passes = [
+    # A size may come with several batch sizes; and batches that are never whole have none of these.
+    at_size = [
         each
         for each in loader.run.passes
         if each.compute.count and phase.size in (None, each.image_size)
     ]
+    passes = [each for each in at_size if each.batch_size == phase.batch_size] or at_size
     hand_cpu_s = _hand_cpu_s(passes)
     wanted_px, level_px = level_read(loader._session.decision(), phase.size)
     return Rates(

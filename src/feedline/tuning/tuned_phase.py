@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from feedline.tuning.trial import Trial
 
-__all__ = ["Ended", "Other", "TunedPhase", "phase_dict"]
+__all__ = ["Ended", "Other", "TunedPhase", "phase_dict", "phase_names"]
 
 Ended = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time was over before the search; `interrupted`: by Ctrl-C; `resources`: the machine
@@ -93,6 +94,16 @@ class TunedPhase:
             of = "" if share is None else f", at {share:.0%} of what the step could do"
             said = f"nothing is faster than {crew}{of}"
         return said if why is None else f"{said}, of what was tried ({why})"
+
+
+def phase_names(phases: Sequence[TunedPhase]) -> list[str]:
+    """Which phase each is: by its image size, and where several have that by its batch size."""
+    sizes = [phase.size for phase in phases]
+    return [
+        (f"{phase.size} px" if phase.size else "all batches")
+        + (f", batches of {phase.batch_size}" if sizes.count(phase.size) > 1 else "")
+        for phase in phases
+    ]
 
 
 def phase_dict(phase: TunedPhase) -> dict[str, Any]:
