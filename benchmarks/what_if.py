@@ -162,6 +162,20 @@ class Far(Dataset[torch.Tensor]):
         return torch.zeros(3, 64, 64, dtype=torch.uint8)
 
 
+class Uneven(Dataset[torch.Tensor]):
+    """Samples of a server that are there at once, but for one in so many."""
+
+    def __init__(self, every: int, ms: float) -> None:
+        self.every, self.ms = every, ms
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(self.ms / 1e3 if number % self.every == 0 else 5e-4)
+        return torch.zeros(3, 64, 64, dtype=torch.uint8)
+
+
 class Transformed(Dataset[torch.Tensor]):
     """Samples that are in memory, and take a transform of numpy's and torch's."""
 
@@ -228,6 +242,9 @@ def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
         "JPEGs at 224 px, step 20 ms on a core": Workload(images(224), computed(20), steps, 224),
         "transform in torch, step 10 ms": Workload(of(Transformed(), 16), slept(10), steps),
         "slow reader, step 20 ms": Workload(of(Far(4.0), 16), slept(20), steps),
+        "uneven reader, step 20 ms": Workload(
+            of(Uneven(240, 120.0), 16), slept(20), (*steps, State(4))
+        ),
         "tiny images, step 3 ms": Workload(of(tiny(), 256, image_size=8), slept(3), steps, 8),
     }
 

@@ -44,12 +44,13 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of a tuning take a fraction of a second each: what is found is less sure, no more."""
-    from feedline.tuning import folder, tune  # loads torch
+    from feedline.tuning import arguments, folder, tune  # loads torch
 
     for module in (tune, folder):
         monkeypatch.setattr(module, "_LEAST_S", 0.2)
         monkeypatch.setattr(module, "_MOST_S", 0.4)
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)
+    monkeypatch.setattr(arguments, "_LEAST_BUDGET_S", 0.4)
 
 
 _IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")

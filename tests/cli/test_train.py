@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -197,9 +198,18 @@ def test_settings_come_from_a_file(feedline: Command, tiny_set: Path, tmp_path: 
     quick = [each for each in QUICK if each not in ("--workers", 0)]
     arguments = ("train", tiny_set, *quick, "--out", tmp_path / "run", "--settings", settings)
     assert_refused(feedline(*arguments), "is not a file of settings", str(settings))
-    settings.write_text(SavedSettings(num_workers=1).as_text())
-    ended = feedline(*arguments)
+    there = json.loads(SavedSettings(num_workers=1).as_text())
+    there["found_on"]["cpu"] = "another processor"
+    settings.write_text(json.dumps(there))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        ended = feedline(*arguments)
     assert ended.status == 0, ended.err
+    # Once, though several loaders read it, and not as Python shows a warning.
+    assert ended.err.count("were found on another machine") == 1
+    assert "feedline: warning: the settings in" in ended.err
+    assert "UserWarning" not in ended.err
+    assert ".py:" not in ended.err
 
 
 def test_folders_that_hold_nothing_to_learn_are_refused(

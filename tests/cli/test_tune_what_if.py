@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from feedline import build_cache
+from feedline.cli import what_if
 from feedline.cli.app import app
+from feedline.errors import ResourceError
 from feedline.train.demo_set import DemoSet, write_demo_set
 
 
@@ -65,3 +68,69 @@ def test_another_level_of_a_cache_is_refused(folder: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(app, [*arguments, "--what-if", "cache=32"])
     assert done.exit_code == 2, done.output
     assert "is a cache itself" in done.output
+
+
+CODE = """
+import time
+from torch.utils.data import DataLoader
+
+theirs = lambda: DataLoader([float(k) for k in range(64)], 4, num_workers=1)
+own = lambda: [float(k) for k in range(256)]
+"""
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_what_a_function_gives_has_what_ifs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "feedline_what_if_code.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "tuned.json"
+    for source in ("own", "theirs"):
+        arguments = ["tune", f"feedline_what_if_code:{source}", "--step-ms", "20", "--json"]
+        arguments += [str(file), "--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"]
+        arguments += ["--batch-size", "4"] if source == "own" else []
+        done = CliRunner().invoke(app, [*arguments, "--budget", "10"])
+        assert done.exit_code in {0, 3}, done.output
+        assert "what if gpu=0.5 (images/s)" in done.output
+        said = json.loads(file.read_text())
+        assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
+        assert said["not_predicted"] == []
+    done = CliRunner().invoke(app, [*arguments, "--what-if", "gpu=2,cache=256"])
+    assert done.exit_code == 2, done.output
+    assert "is a function" in done.output
+    assert "leave cache= out" in done.output
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_what_was_not_measured_is_said_not_to_be_predicted(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
+    arguments += [str(file), "--step-ms", "500", "--budget", "0.5", "--what-if", "gpu=2"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 3, done.output
+    said = json.loads(file.read_text())
+    assert [each["asked"] for each in said["not_predicted"]] == ["the schedule", "gpu=2"]
+    assert "not predicted: gpu=2: nothing was measured" in done.output
+    assert "--budget" in said["not_predicted"][1]["reason"]
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_copies_are_announced_and_what_lacks_them_is_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise ResourceError("there is no room for the copies")
+
+    monkeypatch.setattr(what_if, "_measured", full)
+    file = tmp_path / "tuned.json"
+    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
+    arguments += [str(file), "--step-ms", "20", "--budget", "6"]
+    arguments += ["--what-if", "cache=32", "--what-if", "gpu=0.5"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code in {0, 3}, done.output
+    assert "measuring copies of 32 px: that is beside --budget" in done.output
+    said = json.loads(file.read_text())
+    (missing,) = said["not_predicted"]
+    assert (missing["asked"], "no room for the copies" in missing["reason"]) == ("cache=32", True)
+    assert [each["changes"]["gpu"] for each in said["what_if"]] == [0.5]

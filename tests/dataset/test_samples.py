@@ -68,8 +68,12 @@ def test_a_size_that_nothing_asks_for_is_an_error(workers: int, options: dict[st
         for _ in range(2):
             batches = iter(loader)
             for _ in range(2):
-                with pytest.raises(UsageError, match=NOT_ASKED):
+                with pytest.raises(UsageError, match=NOT_ASKED) as caught:
                     next(batches)
+                # What it says is all that its reader needs; where it was caught is its cause.
+                assert "Traceback" not in str(caught.value)
+                cause = str(caught.value.__cause__)
+                assert not workers or "Original Traceback" in cause
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -117,3 +117,14 @@ def test_what_cannot_be_forecast_is_wrong_use() -> None:
     for workers in (0, -1, 2.5):
         with pytest.raises(UsageError, match="workers must be"):
             forecast([SMALL], "112x1", workers=workers)  # type: ignore[arg-type]
+
+
+def test_where_batches_come_unevenly_no_number_of_workers_is_promised() -> None:
+    uneven = rates(224, point(compute_ms=20.0, work_cpu_ms=25.0, late_ms=10.0))
+    found = forecast([uneven], "224x1", workers=2)
+    assert (found.phases[0].needed, found.phases[0].limit) == (None, "workers")
+    assert found.as_dict()["phases"][0]["batches_come_unevenly"]
+    text = " ".join(str(found).split())
+    assert "batches come unevenly" in text
+    assert "keep up" not in text
+    assert not forecast([LARGE], "224x1").as_dict()["phases"][0]["batches_come_unevenly"]

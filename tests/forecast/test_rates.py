@@ -59,12 +59,30 @@ def test_where_batches_lie_ready_a_step_waits_to_take_them_over() -> None:
     assert ready.step_ms == pytest.approx(40)
 
 
+def test_batches_that_are_late_now_and_then_are_no_handing_over() -> None:
+    # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
+    uneven = seen({"tasks_s": 0.2, "wait_s": 0.25}, compute_s=0.015).load
+    assert uneven.hand_ms == pytest.approx(2)
+    assert uneven.late_ms == pytest.approx(40 - 15 - 2)
+    assert uneven.step_ms == pytest.approx(40)
+    assert uneven.limit == "workers"
+
+
+def test_what_only_some_steps_wait_is_for_late_batches() -> None:
+    few = {"tasks_s": 0.2, "wait_s": 0.06}
+    some = seen(few, compute_s=0.034, usual_wait_s=0.0, hand_cpu_s=0.0005).load
+    assert (some.hand_ms, some.late_ms) == (pytest.approx(0.5), pytest.approx(5.5))
+    each = seen(few, compute_s=0.034, usual_wait_s=0.006, hand_cpu_s=0.0005).load
+    assert (each.hand_ms, each.late_ms) == (pytest.approx(6), 0)
+
+
 def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
     late = {"tasks_s": 0.75, "queued": 0.8, "wait_s": 0.3}
     load = seen(late).load
     assert load.produce_ms < 0.6 * 40  # little work of their own, and yet busy nearly all the time
     assert load.hand_ms == pytest.approx(2)
     assert load.consume_ms == pytest.approx(11)
+    assert load.limit == "workers"
 
 
 def test_crews_that_were_equally_at_work_tell_nothing_of_what_is_shared() -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from feedline.diagnose.load import Load
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
-from feedline.forecast.rates import Point, Rates
+from feedline.forecast.rates import Point, Rates, point_of
 from feedline.forecast.what_if import PhaseThen, what_if
 from forecast.phases import LEVELS, load, point, rates
+from tuning.uneven import Uneven
 
 MS = st.floats(0.01, 1000.0)
 LOADS = st.builds(
@@ -29,6 +30,7 @@ LOADS = st.builds(
     work_cpu_ms=MS,
     work_blocked_ms=st.floats(0.0, 1000.0),
     beside_cpu_ms=st.floats(0.0, 10.0),
+    late_ms=st.floats(0.0, 100.0),
 )
 PHASES = st.builds(
     lambda load, stretch: rates(224, Point(load=load, step_ms=load.step_ms * stretch)),
@@ -135,6 +137,42 @@ def test_a_step_on_a_core_may_be_one_that_a_gpu_does_not_shorten() -> None:
     assert found.low == pytest.approx(320, rel=0.001)
     assert found.then > 1200
     assert "on a core" in found.notes[0]
+
+
+UNEVEN = {"compute_ms": 20.0, "work_cpu_ms": 25.0, "late_ms": 10.0}
+
+
+def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
+    phase = rates(224, point(**UNEVEN))
+    for changes in ("workers=1", "workers=4", "gpu=2", "cores=8"):
+        found = then(phase, changes)
+        assert found.limit == "workers"
+        assert found.low < found.high
+        assert "batches come unevenly" in found.notes[0]
+    # As if all of the waiting went, and as if a quicker step waited for as much longer.
+    assert then(phase, "workers=4").high == near(32_000 / 20)
+    assert then(phase, "gpu=2").low == near(32_000 / 30)
+    assert then(phase, "cores=4").notes == ()
+
+
+@pytest.mark.parametrize(
+    "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
+)
+def test_a_simulated_uneven_training_lies_between_the_figures(training: Uneven) -> None:
+    window = training.window(2, 2)
+    seen = point_of(
+        window, error=0.0, cores=64, compute_s=None, step_cpu_s=0.0, hand_cpu_s=0.0, usual_wait_s=0
+    )
+    phase = rates(None, seen)
+    for changes, measured_ms in (
+        ("workers=3", training.step_ms(3, 2)),
+        ("workers=8", training.step_ms(8, 2)),
+        ("gpu=2", replace(training, own_ms=training.own_ms / 2).step_ms(2, 2)),
+        ("gpu=0.5", replace(training, own_ms=training.own_ms * 2).step_ms(2, 2)),
+    ):
+        found = then(phase, changes)
+        measured = 32_000 / measured_ms
+        assert found.low * 0.99 <= measured <= found.high * 1.01, changes
 
 
 def test_an_error_of_the_measurement_widens_what_is_predicted() -> None:

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache
 from feedline.errors import UsageError
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
+from feedline.plan.schedule import Phase, Schedule
+from feedline.trace.stage_page import Spent
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
 from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.torch_loader import TorchLoader
 from feedline.tuning.tune import tune
 from feedline.tuning.tuned_phase import TunedPhase
 
@@ -110,3 +114,27 @@ def test_a_step_with_a_meter_tells_sleep_from_work() -> None:
     asleep = Metered(lambda batch: time.sleep(0.02))
     asleep(None)
     assert asleep.cpu_s < 0.01
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = TorchDataLoader(Far(), 8, num_workers=1)
+    found = tune(loader, step_ms=4, budget_s=8)
+    (phase,) = found.rates
+    assert (phase.size, phase.rows) == (None, 8)
+    assert phase.now.load.blocked_share > 0.5
+    assert phase.now.load.work_ms > 20
+    (one,) = found.what_if("workers=1").phases
+    assert one.limit == "workers"
+    monkeypatch.setattr(TorchLoader, "spent", lambda self: Spent())
+    unseen = tune(loader, step_ms=4, budget_s=4)
+    assert unseen.setting is not None
+    assert unseen.rates == ()
+    for ask in (
+        lambda: unseen.what_if("gpu=2"),
+        lambda: unseen.forecast(Schedule((Phase(epochs=1),))),
+    ):
+        with pytest.raises(UsageError, match="did not tell what they spent their time on"):
+            ask()

@@ -249,3 +249,16 @@ def test_a_loader_that_adapts_adapts_afterwards() -> None:
 def test_a_loader_without_workers_is_refused() -> None:
     with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
         tune(loader, step_ms=1)
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
+    with DataLoader(images(), 8, schedule="8x1@8,8x1@32", seed=0, num_workers=1) as loader:
+        found = tune(loader, step_ms=10, budget_s=8)
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 8), (8, 32)]
+    assert [each.rows for each in found.rates] == [8, 32]
+    assert "8 px, batches of 8\n" in str(found)
+    assert "8 px, batches of 32\n" in str(found)
+    assert "8 px, batches of 32" in str(found.what_if("gpu=0.5"))
+    said = found.forecast("8x1@8,8x1@32")
+    assert [phase.basis for phase in said.phases] == ["", ""]

@@ -32,6 +32,7 @@ from feedline.cli.output import complain
 from feedline.cli.report import report
 from feedline.cli.train import train
 from feedline.cli.tune import tune
+from feedline.cli.warned import warnings_said
 from feedline.errors import FeedlineError, ResourceError, UsageError
 
 __all__ = ["app", "main"]
@@ -55,7 +56,8 @@ class _Commands(TyperGroup):
         # Typer would swallow KeyboardInterrupt with no word about it, so it is met here, inside.
         debug = ctx.params.get("debug") or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")
         try:
-            return super().invoke(ctx)
+            with warnings_said():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             complain("interrupted", label="")
             raise typer.Exit(130) from None

@@ -8,17 +8,23 @@ from __future__ import annotations
 import contextlib
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedline.cli.output import JsonFile, SettingsFile, SvgFile, complain, write_json, write_text
-from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions
+from feedline.cli.what_if import WhatIfs, need_originals, parsed, predictions, refuse_cache
 from feedline.errors import UsageError
+from feedline.plan.schedule import Schedule
+from feedline.tuning.arguments import check_budget, check_step_ms
+
+if TYPE_CHECKING:
+    from feedline.tuning.failure import Failure
+    from feedline.tuning.tuned import Tuned
 
 __all__ = ["tune"]
 
-_INTERRUPTED, _INCONCLUSIVE = 130, 3
+_INTERRUPTED, _INCONCLUSIVE, _FAILED = 130, 3, 1
 
 Files = Enum("Files", {"warm": "warm", "as-is": "as-is"})
 Decode = Enum("Decode", {"exact": "exact", "scaled": "scaled"})
@@ -98,6 +104,14 @@ def tune(
             "how many workers keep up depends on it"
         )
 
+    check_step_ms(step_ms, "--step-ms")
+    check_budget(budget, "--budget")
+    if batch_size not in (None, "auto") and not (batch_size.isdecimal() and int(batch_size)):
+        raise UsageError(
+            f"--batch-size must be 'auto' or a whole number of at least 1, got {batch_size!r}"
+        )
+    if schedule is not None:
+        Schedule.parse(schedule)
     changes = parsed(what_if)
     from feedline.cli.tune_search import of_folder, of_function
     from feedline.tuning.user_code import is_function_name
@@ -111,13 +125,13 @@ def tune(
             "--batch-size auto": batch_size == "auto",
             "--gpu-memory": gpu_memory is not None,
             "--device": device != "auto",
-            "--what-if": bool(what_if),
         }
         if useless := [name for name, given in asked.items() if given]:
             raise UsageError(
                 f"{', '.join(useless)} is about a folder of images, and {source!r} is a function: "
                 "let it build its loader so, and leave it out here"
             )
+        refuse_cache(changes, source)
         search = of_function(source, schedule, batch_size, model)
     else:
         search = of_folder(
@@ -175,8 +189,29 @@ def tune(
             images, batches = search.folder
             said |= batches.as_dict()
             said |= predictions(found, changes, images, batches.schedule)
+        elif changes:
+            said |= predictions(found, changes)
+    if found.failure is not None:
+        _say_failure(source, found, found.failure)
+        raise typer.Exit(_FAILED)
     if any(phase.ended == "interrupted" for phase in found.phases):
         complain("interrupted", label="")
         raise typer.Exit(_INTERRUPTED)
     if any(phase.ended != "done" for phase in found.phases):
+        if any(phase.ended == "budget" for phase in found.phases):
+            complain(
+                "the time was over before the search was; run it again with --budget "
+                f"{found.needs_s:.0f}",
+                label="",
+            )
         raise typer.Exit(_INCONCLUSIVE)
+
+
+def _say_failure(source: str, found: Tuned, failure: Failure) -> None:
+    """Show what the user's code has raised, and say what becomes of it in a closing line."""
+    typer.echo(failure.shown, err=True)
+    trials = sum(len(phase.trials) for phase in found.phases)
+    when = "before the first trial"
+    if trials:
+        when = f"after {trials} trial{'s' * (trials > 1)}, and what these gave is kept"
+    complain(f"{source}: {failure.said}, {when}. Mend that, and run this again")

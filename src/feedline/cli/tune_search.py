@@ -16,7 +16,7 @@ from feedline.loader import DataLoader
 from feedline.stores.cache_layout import is_cache
 from feedline.train.splits import find_splits
 from feedline.tuning.folder import FolderTuning, tune_folder
-from feedline.tuning.tune import Told, tune
+from feedline.tuning.tune import Told, search_settings
 from feedline.tuning.tuned import Tuned
 from feedline.tuning.user_code import function_named, is_function_name, loader_of
 
@@ -127,6 +127,6 @@ def of_function(
         with contextlib.ExitStack() as stack:
             if isinstance(loader, DataLoader):
                 stack.enter_context(loader)
-            return tune(loader, step, step_ms=step_ms, budget_s=budget, told=told)
+            return search_settings(loader, step, step_ms=step_ms, budget_s=budget, told=told)
 
     return TuneSearch(run)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.engine.messages import said
+from feedline.errors import UsageError
 
 __all__ = ["SkippedBatch", "WorkerException", "say_notes"]
 
@@ -25,13 +26,18 @@ class SkippedBatch:
 class WorkerException:
     """An exception on its way between processes, as torch's own workers send it.
 
+    A UsageError says itself what to do: it comes home with its own message, and where it was caught
+    is its cause.
+
     Args:
         kind: its class; RuntimeError for one that cannot be sent.
         message: what it shall say: where it was caught, the notes on it, the traceback there.
+        own: what it said itself, for one that shall say no more than that.
     """
 
     kind: type[BaseException]
     message: str
+    own: str = ""
 
     @classmethod
     def of(cls, error: BaseException, place: str) -> WorkerException:
@@ -48,16 +54,20 @@ class WorkerException:
             pickle.loads(pickle.dumps(kind))
         except Exception:
             kind = RuntimeError  # its class is known in the worker only
-        return cls(kind, message)
+        own = f"{error}{notes}" if isinstance(error, UsageError) else ""
+        return cls(kind, message, own)
 
     def error(self) -> BaseException:
         """The exception to raise here."""
         if issubclass(self.kind, KeyError):
             return self.kind(_Text(self.message))
         try:
-            return self.kind(self.message)
+            found = self.kind(self.own or self.message)
         except Exception:  # its class wants other arguments
             return RuntimeError(self.message)
+        if self.own:
+            found.__cause__ = RuntimeError(self.message)
+        return found
 
 
 def say_notes(error: BaseException) -> None:

@@ -3,8 +3,9 @@
 A step cannot be shorter than any of three things: what the training process does for it itself (it
 computes, and takes the batch over), what a worker needs for a batch over the number of workers, and
 the time on cores that all need together over the number of cores. Without workers the first two
-follow each other. This is the roofline of a pipeline (Williams et al., "Roofline", CACM 2009,
-applied to stages in place of bandwidths).
+follow each other. Where batches come unevenly, some are late although workers are enough on
+average: what steps wait for these comes on top of the first. This is the roofline of a pipeline
+(Williams et al., "Roofline", CACM 2009, applied to stages in place of bandwidths).
 
 Where cores have work all the time, a training process that computes on them waits for one now and
 then: the less often the more cores there are. So where it is on a core half of the time or more,
@@ -30,6 +31,7 @@ Limit = Literal["step", "workers", "cores"]
 """What a step is as long as: its own part, its workers' work, or the cores of all."""
 
 _ALIKE = 0.02  # parts that differ by less are alike
+_MOSTLY = 0.5  # of what a step waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,8 @@ class Load:
         work_cpu_ms: on a core to make a batch,
         work_blocked_ms: and waiting for something else meanwhile.
         beside_cpu_ms: what workers spend on a core for a batch beside their tasks.
+        late_ms: waiting for batches that are late although workers are enough on average: work is
+            uneven, or other programs have the cores.
     """
 
     workers: int
@@ -57,6 +61,7 @@ class Load:
     work_cpu_ms: float
     work_blocked_ms: float
     beside_cpu_ms: float
+    late_ms: float = 0.0
 
     @property
     def consume_ms(self) -> float:
@@ -94,12 +99,17 @@ class Load:
         """The whole step."""
         if self.workers == 0:
             return self.consume_ms + self.produce_ms
+        return max(self.made_ms, self.even_ms + self.late_ms)
+
+    @property
+    def even_ms(self) -> float:
+        """The whole step where a batch lies ready each time."""
         alone = max(self.consume_ms, self.cores_ms)
         joint = _joint(self.consume_ms, self.cores_ms, 2 * self.cores)
         on_core = (
             (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms if self.consume_ms else 0.0
         )
-        return max(self.made_ms, alone + min(1.0, 2 * on_core) * (joint - alone))
+        return alone + min(1.0, 2 * on_core) * (joint - alone)
 
     @property
     def limit(self) -> Limit:
@@ -107,6 +117,8 @@ class Load:
         step_ms = self.step_ms
         if step_ms <= (1 + _ALIKE) * self.consume_ms:
             return "step"
+        if self.late_ms >= _MOSTLY * (step_ms - self.consume_ms):
+            return "workers"
         # Where both are alike, more workers would find no core.
         short_of_cores = self.workers and self.cores_ms >= (1 - _ALIKE) * self.made_ms
         return "cores" if short_of_cores else "workers"
@@ -125,7 +137,13 @@ def with_workers(load: Load, workers: int, shared: float = 0.0) -> Load:
     if load.workers == 0 or workers == load.workers:
         return replace(load, workers=workers)
     longer = (workers / load.workers) ** shared
-    return replace(load, workers=workers, work_blocked_ms=load.work_blocked_ms * longer)
+    return replace(
+        load,
+        workers=workers,
+        work_blocked_ms=load.work_blocked_ms * longer,
+        # While one makes a long batch, each of the others makes batches that hide it.
+        late_ms=load.late_ms * load.workers / max(1, workers),
+    )
 
 
 def _joint(one: float, other: float, power: float) -> float:

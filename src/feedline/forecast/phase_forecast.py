@@ -24,11 +24,12 @@ class PhaseForecast:
         more: how many times as many that is as at the largest size.
         workers: that are asked for, on
         cores: so many.
-        needed: workers with which steps do not wait; None where no number is enough.
+        needed: workers with which steps do not wait; None where no number is sure to be enough.
         needed_cores: that these and the step need.
         level_px: the largest measured level with which those that are asked for keep up.
         seconds: that it takes; None where the images of an epoch are not known.
         basis: what it follows from where it was not measured itself.
+        uneven: some batches are late although these workers are enough on average.
     """
 
     size: int | None
@@ -43,6 +44,7 @@ class PhaseForecast:
     level_px: int | None
     seconds: float | None
     basis: str
+    uneven: bool = False
 
     @property
     def limit(self) -> Limit:
@@ -61,6 +63,7 @@ class PhaseForecast:
             "limit": self.limit,
             "num_workers_needed": self.needed,
             "cores_needed": self.needed_cores,
+            "batches_come_unevenly": self.uneven,
             "level_px": self.level_px,
             "seconds": self.seconds,
             "basis": self.basis or "measured",
@@ -84,6 +87,11 @@ class PhaseForecast:
             given = f"without workers it gets {self.then.then:.0f} {unit}"
         if self.limit == "step":
             said = f"{takes}, and {crew} keep{'s' * (self.workers == 1)} up"
+        elif self.uneven:
+            said = (
+                f"{takes}: batches come unevenly, so that some are late although workers are "
+                f"enough on average; more of them, or more batches ahead, hide more of it; {given}"
+            )
         elif self.needed is None:
             said = f"{takes}: no number of workers keeps up; {given}"
         else:

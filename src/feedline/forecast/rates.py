@@ -16,7 +16,10 @@ __all__ = ["Point", "Rates", "point_of"]
 
 _APART = 1.3  # times as many workers at work, to see what more of them do to each other's waiting
 
-_READY = 0.6  # of a step, that a batch takes: then one lies ready whenever it is asked for
+_READY = 0.6  # of a step, that a batch takes: then workers are enough on average
+_HANDED = 0.3  # of a step, that is waited for a batch that lies ready, at most
+_HANDED_CPU = 2.0  # times what that takes on a core
+_LATE = 0.05  # of a step: what is waited for less than that is no sign of late batches
 _LEAST_MS = 1e-3  # a step that takes less was not measured
 
 
@@ -108,6 +111,7 @@ class Rates:
                 work_cpu_ms=now.work_cpu_ms * work,
                 work_blocked_ms=now.work_blocked_ms * work,
                 beside_cpu_ms=now.beside_cpu_ms * work,
+                late_ms=now.late_ms * work,
             )
             stretch = point.step_ms / now.step_ms if now.step_ms > 0 else 1.0
             return Point(load=then, step_ms=then.step_ms * stretch)
@@ -123,8 +127,12 @@ def point_of(
     compute_s: float | None,
     step_cpu_s: float,
     hand_cpu_s: float,
+    usual_wait_s: float | None = None,
 ) -> Point:
     """What was seen of a crew.
+
+    Where workers are enough on average, what each step waits is the taking over of a batch that
+    lies ready. What only some steps wait, or what is more than that takes, is for late batches.
 
     Args:
         window: steps with it.
@@ -133,6 +141,7 @@ def point_of(
         compute_s: a step's own work with data for free; None: as in the window.
         step_cpu_s: on cores for that, all threads.
         hand_cpu_s: on a core to take a batch over.
+        usual_wait_s: what a step waits in the median; None: as in the mean.
     """
     compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))
     work_ms, wait_ms = 1e3 * window.work_s, 1e3 * window.wait_s / window.steps
@@ -151,8 +160,14 @@ def point_of(
     step_ms = 1e3 * window.step_s
     # Where other programs have the cores, workers are late with little work of their own.
     busy_ms = 1e3 * window.tasks_s / window.steps / max(1, window.workers)
-    if max(load.produce_ms, busy_ms) <= _READY * step_ms:
-        load = replace(load, hand_ms=wait_ms)  # batches lay ready: it is taken over for so long
+    usual_ms = wait_ms if usual_wait_s is None else 1e3 * usual_wait_s
+    ready_ms = max(_HANDED_CPU * hand_ms, min(usual_ms, _HANDED * step_ms))
+    if max(load.produce_ms, busy_ms) <= _READY * step_ms and wait_ms <= ready_ms + _LATE * step_ms:
+        load = replace(load, hand_ms=wait_ms)
+    late_ms = min(step_ms - load.even_ms, wait_ms - load.hand_ms)
+    enough = load.produce_ms <= _READY * step_ms or load.limit == "step"
+    if enough and late_ms > _LATE * step_ms:
+        load = replace(load, late_ms=late_ms)
     return Point(load=load, step_ms=step_ms, error=error)
 
 

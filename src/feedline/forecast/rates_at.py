@@ -22,7 +22,9 @@ def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = Non
     Raises:
         UsageError: what was measured has no sizes, and one is asked for, or the reverse.
     """
-    found = next((each for each in measured if each.size == size), None)
+    same = [each for each in measured if each.size == size]
+    # One size may have been measured with several batch sizes.
+    found = min(same, key=lambda each: abs((each.rows or 0) - rows) if rows else 0, default=None)
     if found is None:
         sized = sorted((each for each in measured if each.size), key=lambda each: each.size or 0)
         if size is None or not sized:

@@ -140,7 +140,7 @@ def forecast(
         # Without workers nothing is changed.
         (then,) = what_if([each], Changes(workers=crew or None)).phases
         load = with_workers(each.near(crew).load, crew, each.shared or 0.0)
-        needed = _needed(load, each.shared or 0.0)
+        uneven = load.late_ms > (_KEEPS_UP - 1) * load.consume_ms and then.limit != "step"
         found.append(
             PhaseForecast(
                 size=phase.size,
@@ -150,11 +150,12 @@ def forecast(
                 more=takes / free[largest],
                 workers=crew,
                 cores=round(load.cores),
-                needed=needed,
+                needed=None if uneven else _needed(load, each.shared or 0.0),
                 needed_cores=_needed_cores(load),
                 level_px=_level(load, each, levels or {}),
                 seconds=None if images is None else phase.epochs * images / then.then,
                 basis=each.basis,
+                uneven=uneven,
             )
         )
     one_size = len({phase.size for phase in phases}) == 1

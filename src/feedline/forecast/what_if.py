@@ -11,13 +11,14 @@ Guarantees: pure; what the rates cannot tell has a lower and an upper figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from feedline.diagnose.load import WAITING, Limit, Load, with_workers
+from feedline.diagnose.load import Limit, Load
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
+from feedline.forecast.loads_then import loads_then
 from feedline.forecast.rates import Point, Rates
 from feedline.forecast.text import aligned, of_size, wrapped
 from feedline.stores.cache_layout import Level
@@ -38,6 +39,7 @@ class PhaseThen:
 
     Args:
         size: of its images, in pixels; None where it has none.
+        rows: of a batch; None where they could not be counted.
         workers: now.
         now: what was measured.
         then: what is predicted,
@@ -48,6 +50,7 @@ class PhaseThen:
     """
 
     size: int | None
+    rows: float | None
     workers: int
     now: float
     then: float
@@ -93,10 +96,16 @@ class WhatIf:
 
     def __str__(self) -> str:
         """A line for each phase, and what to know."""
+        sizes = [phase.size for phase in self.phases]
         rows = [("", "workers", "now", "then", "factor", "bound by")]
         rows += [
             (
-                of_size(phase.size),
+                of_size(phase.size)
+                + (
+                    f", batches of {phase.rows:.0f}"
+                    if phase.rows and sizes.count(phase.size) > 1
+                    else ""
+                ),
                 str(phase.workers),
                 f"{phase.now:.0f}",
                 phase.said,
@@ -138,7 +147,7 @@ def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
     now = rates.now
     base = now if changes.workers is None else rates.near(changes.workers)
     work, notes = _work(rates, changes, levels)
-    loads, told = _loads(rates, base, changes, work)
+    loads, told = loads_then(rates, base.load, changes, work)
     steps = [_step_ms(base, load) for load in loads]
     likely, spread = steps[0], [each for pair in steps for each in pair]
     then_ms = math.sqrt(likely[0] * likely[1])
@@ -147,6 +156,7 @@ def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
         error, spread = 0.0, [then_ms]
     return PhaseThen(
         size=rates.size,
+        rows=rates.rows,
         workers=now.load.workers,
         now=rates.per_s(now.step_ms),
         then=rates.per_s(then_ms),
@@ -171,50 +181,6 @@ def _step_ms(base: Point, then: Load) -> tuple[float, float]:
     long_ms = model_ms * base.step_ms / now.step_ms if now.step_ms > 0 else model_ms
     no_longer_waits = now.limit != "step" and then.limit == "step"
     return min(model_ms, long_ms) if no_longer_waits else long_ms, long_ms
-
-
-def _loads(
-    rates: Rates, base: Point, changes: Changes, work: float
-) -> tuple[Sequence[Load], list[str]]:
-    """What steps need then, as is most likely; then what else they may need; and why."""
-    now = base.load
-    then = replace(
-        now,
-        cores=float(changes.cores or now.cores),
-        work_cpu_ms=now.work_cpu_ms * work,
-        work_blocked_ms=now.work_blocked_ms * work,
-    )
-    waits, notes = now.blocked_share > WAITING, list[str]()
-    loads = [then]
-    if waits and work != 1.0:
-        # It may wait for something that copies do not change.
-        loads.append(replace(then, work_blocked_ms=now.work_blocked_ms))
-        notes.append("much of the work is waiting, which a cache may or may not shorten")
-    if changes.gpu is not None:
-        loads = [_faster(load, changes.gpu) for load in loads]
-        on_core = min(now.step_cpu_ms, now.compute_ms)
-        if changes.gpu > 1 and on_core > loads[0].compute_ms:
-            # What it does on its core may be the launches of a device's work.
-            loads.append(replace(loads[0], compute_ms=on_core, step_cpu_ms=now.step_cpu_ms))
-            notes.append("the step is on a core for part of its time, which a GPU may not shorten")
-    workers = changes.workers
-    if workers is not None and workers != now.workers:
-        shared = rates.shared
-        likely = [with_workers(load, workers, shared or 0.0) for load in loads]
-        if waits and shared is None:
-            # What they do on their cores may be behind the same lock, too.
-            same = with_workers(loads[0], now.workers)
-            likely.append(replace(same, cores=likely[0].cores))
-            notes.append(
-                "workers mostly wait: that is as fast only where what they wait for serves all of "
-                "them at once"
-            )
-        loads = likely
-    return loads, notes
-
-
-def _faster(load: Load, times: float) -> Load:
-    return replace(load, compute_ms=load.compute_ms / times, step_cpu_ms=load.step_cpu_ms / times)
 
 
 def _work(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[float, list[str]]:

@@ -5,12 +5,14 @@ tune.py           `feedline.tune`: all of it
   own_loader.py     feedline's, whose workers live on,
   torch_loader.py   or torch's, which is built anew
   setting.py        what is tried
+  arguments.py      what is checked before anything is imported
   rehearsal.py      a training rehearsed: steps over a loader, timed
   trial.py          what one setting gave
   search.py         which setting is tried next, and when that is enough
   tuned.py          what was found, and why the search ended
   table.py          the same as text,
   curve.py          and as a picture
+  failure.py        what the step or the loader has raised meanwhile
   metered.py        a step that notes what it takes of the cores,
   rates_of.py       and what was measured, for `forecast` to predict from
 folder.py         a folder of images, made in several ways

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from feedline.report.page import template
 from feedline.tuning.trial import Trial
 from feedline.tuning.tuned import Tuned
-from feedline.tuning.tuned_phase import TunedPhase
+from feedline.tuning.tuned_phase import TunedPhase, phase_names
 
 __all__ = ["curve_svg"]
 
@@ -75,7 +75,8 @@ def curve_svg(found: Tuned) -> str:
     crews = sorted({trial.workers for phase in phases for trial in phase.trials}) or [1]
     fastest = max((rate for phase in phases for rate in _rates(phase)), default=1.0)
     scale = _Scale(crew=crews[-1], top=_rounded(fastest))
-    lines = [_line(phase, scale) for phase in phases]
+    names = phase_names(phases)
+    lines = [_line(name, phase, scale) for name, phase in zip(names, phases, strict=True)]
     said = [
         words
         for line, phase in zip(lines, phases, strict=True)
@@ -96,7 +97,7 @@ def curve_svg(found: Tuned) -> str:
     )
 
 
-def _line(phase: TunedPhase, scale: _Scale) -> _Line:
+def _line(name: str, phase: TunedPhase, scale: _Scale) -> _Line:
     best: dict[int, Trial] = {}
     for trial in phase.trials:
         known = best.get(trial.workers)
@@ -108,7 +109,7 @@ def _line(phase: TunedPhase, scale: _Scale) -> _Line:
         ):
             best[trial.workers] = trial
     return _Line(
-        name=f"{phase.size} px" if phase.size else "all batches",
+        name=name,
         points=[_point(trial, phase, scale) for _, trial in sorted(best.items())],
         ceiling=None if phase.ceiling is None else scale.y(_rows(phase) * phase.ceiling),
     )

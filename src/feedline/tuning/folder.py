@@ -21,9 +21,11 @@ from feedline.loader import DataLoader
 from feedline.plan.schedule import Schedule
 from feedline.stores.cache_layout import is_cache
 from feedline.system import available_memory_bytes
+from feedline.tuning.failure import Failure
+from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rehearsal import Rehearsal, Step
-from feedline.tuning.tune import Told, paced, tune
+from feedline.tuning.tune import Told, paced, search_settings
 from feedline.tuning.tuned import Tuned
 from feedline.tuning.tuned_phase import Other, TunedPhase
 
@@ -79,9 +81,10 @@ def tune_folder(
         asked: which images, and how.
         step, step_ms, told: as of `tune`.
 
+    What the step raises ends the search, with all trials kept.
+
     Raises:
         UsageError: a folder, a setting or the step cannot be used.
-        Exception: whatever the step raises.
     """
     if asked.cache is not None and not is_cache(str(asked.cache)):
         raise UsageError(
@@ -91,7 +94,9 @@ def tune_folder(
     begun = time.monotonic()
     images, files, warm = _images(asked)
     with _loader(asked, images) as loader:
-        found = tune(loader, step, step_ms=step_ms, budget_s=asked.budget_s, told=told, warm=warm)
+        found = search_settings(
+            loader, step, step_ms=step_ms, budget_s=asked.budget_s, told=told, warm=warm
+        )
     found = replace(found, files=files)
     for name, build in _other_ways(asked, images).items():
         if all(phase.ended == "done" for phase in found.phases):
@@ -159,6 +164,7 @@ def _with_other(
 ) -> Tuned:
     """What was found, with one more way to make the images, at each size where the step waits."""
     phases: list[TunedPhase] = []
+    failure: Failure | None = None
     with build() as loader:
         tried = OwnLoader(loader)
         largest = max((phase.size or 0 for phase in found.phases), default=0)
@@ -167,7 +173,7 @@ def _with_other(
             if phase.best is None or phase.reached or left_s < _LEAST_S + _START_S:
                 phases.append(phase)
                 continue
-            own_step = step or paced(step_ms or 0.0, phase.size, largest)
+            own_step = Metered(step or paced(step_ms or 0.0, phase.size, largest))
             rehearsal = Rehearsal(tried, own_step, phase.size)
             try:
                 tried.begin(planned)
@@ -181,6 +187,13 @@ def _with_other(
             except KeyboardInterrupt:
                 phases += [replace(each, ended="interrupted") for each in found.phases[k:]]
                 break
+            except UsageError:
+                raise
+            except Exception as error:
+                failure = Failure(error, own_step.raised(error))
+                phases.append(replace(phase, ended="error", raised=failure.said))
+                phases += found.phases[k + 1 :]
+                break
             phases.append(phase)
         tried.close()
-    return replace(found, phases=tuple(phases))
+    return replace(found, phases=tuple(phases), failure=failure)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["Metered"]
 
@@ -22,13 +22,22 @@ class Metered:
     def __init__(self, step: Callable[[Any], object]) -> None:
         self._step = step
         self._steps = self._cpu_ns = 0
+        self._raised: Exception | None = None
 
     def __call__(self, batch: Any) -> None:
         """Do it."""
         begun_ns = time.process_time_ns()
-        self._step(batch)
+        try:
+            self._step(batch)
+        except Exception as error:
+            self._raised = error
+            raise
         self._cpu_ns += time.process_time_ns() - begun_ns
         self._steps += 1
+
+    def raised(self, error: Exception) -> Literal["the step", "loading a batch"]:
+        """What raised an exception: this step, or what gave its batches."""
+        return "the step" if error is self._raised else "loading a batch"
 
     @property
     def cpu_s(self) -> float:

@@ -125,10 +125,10 @@ class OwnLoader:
 
     @property
     def phases(self) -> list[Phase]:
-        """The schedule's, the first of each image size."""
-        found: dict[int | None, Phase] = {}
+        """The schedule's, the first of each image size and batch size."""
+        found: dict[tuple[int | None, int | None], Phase] = {}
         for phase in self._loader._asked.phases.phases:
-            found.setdefault(phase.size, phase)
+            found.setdefault((phase.size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
     def begin(self, phase: Phase) -> None:

@@ -1,6 +1,7 @@
 """What a search has measured, as rates from which `forecast` predicts.
 
-Relies on: the loader's own record, for the images of a batch and what it takes to hand one over.
+Relies on: the loader's own record, for the images of a batch and what it takes to hand one over;
+of torch's, on pages that its workers note their time on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from feedline.trace.run import Pass
 from feedline.tuning.trial import Trial
 from feedline.tuning.tuned_phase import TunedPhase
 
-__all__ = ["rates_of"]
+__all__ = ["rates_of", "rates_of_torch"]
 
 
 def rates_of(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float) -> Rates | None:
@@ -29,31 +30,57 @@ def rates_of(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float) -> R
     """
     if phase.best is None:
         return None
-    passes = [
+    # A size may come with several batch sizes; and batches that are never whole have none of these.
+    at_size = [
         each
         for each in loader.run.passes
         if each.compute.count and phase.size in (None, each.image_size)
     ]
-    hand_cpu_s, cores = _hand_cpu_s(passes), usable_cores()
-
-    def point(trial: Trial) -> Point:
-        return point_of(
-            trial.window,
-            error=trial.error,
-            cores=cores,
-            compute_s=1.0 / phase.ceiling if phase.ceiling else None,
-            step_cpu_s=step_cpu_s,
-            hand_cpu_s=hand_cpu_s,
-        )
-
+    passes = [each for each in at_size if each.batch_size == phase.batch_size] or at_size
+    hand_cpu_s = _hand_cpu_s(passes)
     wanted_px, level_px = level_read(loader._session.decision(), phase.size)
-    others = (trial for trial in phase.trials if trial is not phase.best)
     return Rates(
         size=phase.size,
         rows=_rows(passes) or loader.batch_size,
-        points=(point(phase.best), *map(point, others)),
+        points=tuple(_point(trial, phase, step_cpu_s, hand_cpu_s) for trial in _trials(phase)),
         wanted_px=wanted_px,
         level_px=level_px,
+    )
+
+
+def rates_of_torch(phase: TunedPhase, step_cpu_s: float) -> Rates | None:
+    """The same of torch's loader; None also where its workers noted nothing of what they did.
+
+    Args:
+        phase: what was found.
+        step_cpu_s: for how long a step is on cores, all threads.
+    """
+    # Workers whose release of torch cannot be looked into, or that could not map their page.
+    known = [trial for trial in _trials(phase) if trial.window.tasks_s > 0]
+    if phase.best not in known:
+        return None
+    return Rates(
+        size=None,
+        rows=phase.batch_size,
+        points=tuple(_point(trial, phase, step_cpu_s, trial.wait_cpu_s or 0.0) for trial in known),
+    )
+
+
+def _trials(phase: TunedPhase) -> list[Trial]:
+    """The best one first."""
+    first = [] if phase.best is None else [phase.best]
+    return [*first, *(trial for trial in phase.trials if trial is not phase.best)]
+
+
+def _point(trial: Trial, phase: TunedPhase, step_cpu_s: float, hand_cpu_s: float) -> Point:
+    return point_of(
+        trial.window,
+        error=trial.error,
+        cores=usable_cores(),
+        compute_s=1.0 / phase.ceiling if phase.ceiling else None,
+        step_cpu_s=step_cpu_s,
+        hand_cpu_s=hand_cpu_s,
+        usual_wait_s=trial.usual_wait_s,
     )
 
 

@@ -7,6 +7,7 @@ ends as soon as its error is small.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class _Times:
 
     step_s: float
     wait_s: float
+    wait_cpu_s: float
 
 
 class Rehearsal:
@@ -140,14 +142,21 @@ class Rehearsal:
             wait_s=sum(each.wait_s for each in times),
             workers=setting.workers,
         )
-        return Trial(setting=setting, window=window, error=_error(times), start_s=loader.start_s)
+        return Trial(
+            setting=setting,
+            window=window,
+            error=_error(times),
+            start_s=loader.start_s,
+            usual_wait_s=statistics.median(each.wait_s for each in times),
+            wait_cpu_s=statistics.fmean(each.wait_cpu_s for each in times),
+        )
 
     def _once(self) -> _Times:
-        asked = time.perf_counter()
+        asked, asked_cpu = time.perf_counter(), time.thread_time()
         batch = self._loader.next()
-        got = time.perf_counter()
+        got, got_cpu = time.perf_counter(), time.thread_time()
         self._step(batch)
-        return _Times(time.perf_counter() - asked, got - asked)
+        return _Times(time.perf_counter() - asked, got - asked, got_cpu - asked_cpu)
 
 
 def _error(times: list[_Times]) -> float:

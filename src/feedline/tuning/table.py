@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
-from feedline.tuning.tuned_phase import TunedPhase
+from feedline.tuning.tuned_phase import TunedPhase, phase_names
 
 __all__ = ["table"]
 
@@ -16,8 +16,8 @@ def table(
 ) -> str:
     """All lines of it; arguments are as those of `tuned.Tuned`."""
     lines: list[str] = []
-    for phase in phases:
-        lines.append(f"{phase.size} px" if phase.size else "all batches")
+    for name, phase in zip(phase_names(phases), phases, strict=True):
+        lines.append(name)
         if phase.ceiling is not None:
             free = _rate(phase.ceiling, phase.batch_size)
             lines.append(f"  {'with data for free':<44}{free}")

@@ -21,12 +21,16 @@ class Trial:
             too few steps to tell.
         start_s: seconds until workers that were started for it gave a batch; None where they lived
             already.
+        usual_wait_s: what a step waited in the median; None where that is not known.
+        wait_cpu_s: of a step's wait in the mean, on a core of the training thread's; likewise.
     """
 
     setting: Setting
     window: Window
     error: float
     start_s: float | None = None
+    usual_wait_s: float | None = None
+    wait_cpu_s: float | None = None
 
     @property
     def workers(self) -> int:

@@ -1,15 +1,14 @@
 """`feedline.tune`: the settings with which a training is as fast as it can be.
 
 Guarantees: workers of a feedline.DataLoader live from trial to trial; when it returns or raises,
-the loader has the settings that it had and stands where it stood. Ctrl-C gives what is known so
-far.
+the loader has the settings that it had and stands where it stood, and an iteration that was under
+way goes on by itself. Ctrl-C gives what is known so far.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -21,9 +20,11 @@ from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
 from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.tuning.arguments import check_budget, check_step_ms
+from feedline.tuning.failure import Failure
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.rates_of import rates_of
+from feedline.tuning.rates_of import rates_of, rates_of_torch
 from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Search
 from feedline.tuning.setting import Setting
@@ -33,7 +34,7 @@ from feedline.tuning.tunable import Tunable
 from feedline.tuning.tuned import Tuned
 from feedline.tuning.tuned_phase import Ended, TunedPhase
 
-__all__ = ["Told", "paced", "tune"]
+__all__ = ["Told", "paced", "search_settings", "tune"]
 
 Told = Callable[[int | None, Trial], object]
 """Is called after each trial, with the image size."""
@@ -62,10 +63,10 @@ def tune(
     epochs: see `warm`.
 
     Args:
-        loader: a feedline.DataLoader with workers and with nothing under way; its batches are
-            taken, as many as it needs, and it stands at its beginning afterwards. Or torch's own,
-            of which a copy is built for each trial: also prefetch_factor, and with a GPU
-            pin_memory, are tried.
+        loader: a feedline.DataLoader with workers; its batches are taken, as many as are needed,
+            and it stands afterwards where it stood: an iteration that is under way goes on with the
+            batch that was its next. Or torch's own, of which a copy is built for each trial: also
+            prefetch_factor, and with a GPU pin_memory, are tried.
         step: one training step on a batch, the copy to the device included, that waits for what it
             computes (`torch.cuda.synchronize`). It really trains.
         step_ms: in its place, how long a step takes at the largest size; shorter at smaller ones
@@ -84,6 +85,29 @@ def tune(
         >>> found = feedline.tune(loader, train_step)                           # doctest: +SKIP
         >>> print(found)                                                        # doctest: +SKIP
     """
+    found = search_settings(loader, step, step_ms=step_ms, budget_s=budget_s, told=told, warm=warm)
+    if found.failure is not None:
+        raise found.failure.error
+    return found
+
+
+def search_settings(
+    loader: TorchDataLoader[Any],
+    step: Step | None = None,
+    *,
+    step_ms: float | None = None,
+    budget_s: float = 60.0,
+    told: Told | None = None,
+    warm: int = 0,
+) -> Tuned:
+    """The same, where what the step or the dataset raises ends the search, with all trials kept.
+
+    Args:
+        loader, step, step_ms, budget_s, told, warm: as of `tune`.
+
+    Raises:
+        UsageError: as `tune`.
+    """
     _check(loader, step, step_ms, budget_s, warm)
     begun = time.monotonic()
     own = isinstance(loader, DataLoader)
@@ -91,15 +115,19 @@ def tune(
     asked = tried.phases
     largest = max(phase.size or 0 for phase in asked)
     start, phases, rates = tried.start, list[TunedPhase](), list[Rates | None]()
+    failure: Failure | None = None
     try:
         for k, phase in enumerate(asked):
             left_s = budget_s - (time.monotonic() - begun)
             until = time.monotonic() + left_s / (len(asked) - k)
             metered = Metered(step or paced(step_ms or 0.0, phase.size, largest))
-            phases.append(_phase(tried, metered, phase, until, told, warm))
+            found, failure = _phase(tried, metered, phase, until, told, warm)
+            phases.append(found)
             if isinstance(loader, DataLoader):
                 rates.append(rates_of(loader, phases[-1], metered.cpu_s))
-            if phases[-1].ended == "interrupted":
+            else:
+                rates.append(rates_of_torch(phases[-1], metered.cpu_s))
+            if found.ended in ("interrupted", "error"):
                 break
     finally:
         tried.close()
@@ -110,6 +138,7 @@ def tune(
         loader="feedline" if own else "torch",
         start=start,
         rates=tuple(each for each in rates if each is not None),
+        failure=failure,
         files=f"taken {warm} batches of each size before" if warm else "as they were",
     )
 
@@ -126,14 +155,14 @@ def paced(step_ms: float, size: int | None, largest: int) -> Step:
 
 def _phase(
     tried: Tunable,
-    step: Step,
+    step: Metered,
     phase: Phase,
     until: float,
     told: Told | None,
     warm: int,
-) -> TunedPhase:
-    """Search in one phase."""
-    ceiling, search = None, None
+) -> tuple[TunedPhase, Failure | None]:
+    """Search in one phase; and what has ended that, if it was an exception of the user's code."""
+    ceiling, search, failure = None, None, None
     ended: Ended = "done"
     rehearsal = Rehearsal(tried, step, phase.size)
     begun, ready_s = time.monotonic(), 0.0
@@ -159,8 +188,12 @@ def _phase(
         if search is None or not search.trials:
             raise
         ended = "resources"
+    except UsageError:
+        raise
+    except Exception as error:
+        ended, failure = "error", Failure(error, step.raised(error))
     known = search is not None and bool(search.trials)
-    return TunedPhase(
+    found = TunedPhase(
         size=phase.size,
         batch_size=tried.batch_size,
         ceiling=ceiling,
@@ -169,7 +202,9 @@ def _phase(
         reached=search is not None and known and search.reached,
         ended=ended,
         needs_s=_needs_s(ceiling, ready_s),
+        raised="" if failure is None else failure.said,
     )
+    return found, failure
 
 
 def _limits(start: Setting, rehearsal: Rehearsal) -> Limits:
@@ -200,10 +235,8 @@ def _check(
         )
     if step is not None and not callable(step):
         raise UsageError(f"step must be a function of a batch, got {type(step).__name__}")
-    if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
-        raise UsageError(f"step_ms must be a number of milliseconds, got {step_ms!r}")
-    if not (isinstance(budget_s, Real) and 2 * _LEAST_S <= budget_s < float("inf")):
-        raise UsageError(f"budget_s must be at least {2 * _LEAST_S:.0f} seconds, got {budget_s!r}")
+    check_step_ms(step_ms)
+    check_budget(budget_s)
     if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
         raise UsageError(f"warm must be a whole number of batches, 0 or above, got {warm!r}")
     if not isinstance(loader, TorchDataLoader):

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import Forecast, forecast
 from feedline.forecast.what_if import LevelRates, WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
 from feedline.plan.schedule import Schedule
+from feedline.tuning.failure import Failure
 from feedline.tuning.setting import Setting
 from feedline.tuning.table import table
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict
@@ -32,6 +34,7 @@ class Tuned:
         loader: "feedline" or "torch".
         start: the setting that the search began with.
         rates: of the phases that were measured, what else is predicted from.
+        failure: what the step or the loader has raised, which ended the search; None where nothing.
         files: how the images' files were, as "in the page cache".
     """
 
@@ -41,12 +44,18 @@ class Tuned:
     loader: Literal["feedline", "torch"] = "feedline"
     start: Setting
     rates: tuple[Rates, ...] = ()
+    failure: Failure | None = None
     files: str = "as they were"
 
     @property
     def num_workers(self) -> int | None:
         """The workers that suffice for every phase; None where nothing was measured."""
         return None if self.setting is None else self.setting.workers
+
+    @property
+    def needs_s(self) -> float:
+        """About how many seconds a whole search takes at all sizes, of which each has its share."""
+        return len(self.phases) * max((phase.needs_s for phase in self.phases), default=0.0)
 
     @property
     def setting(self) -> Setting | None:
@@ -112,6 +121,7 @@ class Tuned:
         Example:
             >>> print(found.what_if("workers=8,gpu=2"))                         # doctest: +SKIP
         """
+        self._need_rates()
         return what_if(self.rates, changes, levels)
 
     def forecast(
@@ -137,8 +147,28 @@ class Tuned:
         Example:
             >>> print(found.forecast("112x10,224x10", images=1_281_167))        # doctest: +SKIP
         """
+        self._need_rates()
         crew = self.num_workers if workers is None else workers
         return forecast(self.rates, schedule, images=images, workers=crew, levels=levels)
+
+    def _need_rates(self) -> None:
+        """Refuse to predict from nothing.
+
+        Raises:
+            UsageError: nothing was measured, or nothing of what workers did.
+        """
+        if not self.rates and self.setting is None:
+            raise UsageError(
+                f"nothing was measured, so nothing can be predicted ({self.phases[0].reason})"
+                if self.phases
+                else "nothing was measured, so nothing can be predicted; give it more time"
+            )
+        if not self.rates:
+            raise UsageError(
+                "torch's workers did not tell what they spent their time on, so nothing can be "
+                "predicted from it; tune feedline.DataLoader over the same dataset, whose workers "
+                "do"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values: rates in batches per second, shares from 0 to 1."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from feedline.tuning.trial import Trial
 
-__all__ = ["Ended", "Other", "TunedPhase", "phase_dict"]
+__all__ = ["Ended", "Other", "TunedPhase", "phase_dict", "phase_names"]
 
-Ended = Literal["done", "budget", "interrupted", "resources"]
+Ended = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time was over before the search; `interrupted`: by Ctrl-C; `resources`: the machine
-lacked memory, or a process, for what was to be tried next."""
+lacked memory, or a process, for what was to be tried next; `error`: the step or the loader raised
+an exception of the user's code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,7 @@ class TunedPhase:
         ended: how the search did.
         needs_s: about how long a whole search takes with such steps.
         others: the same images, made in other ways.
+        raised: what ended it with an exception, in a line; "" where nothing did.
     """
 
     size: int | None
@@ -52,6 +55,7 @@ class TunedPhase:
     ended: Ended
     needs_s: float
     others: tuple[Other, ...] = ()
+    raised: str = ""
 
     @classmethod
     def of_trial(
@@ -74,8 +78,9 @@ class TunedPhase:
         """Why the search ended there."""
         why = {
             "budget": f"the time was over; a whole search{' at this size' * bool(self.size)} takes "
-            f"about {self.needs_s:.0f} s",
+            f"about {self.needs_s:.0f} s: give it more, by --budget or budget_s=",
             "interrupted": "interrupted",
+            "error": self.raised,
             "resources": "the machine lacked memory, or a process, for what was to be tried next",
         }.get(self.ended)
         if self.best is None:
@@ -89,6 +94,16 @@ class TunedPhase:
             of = "" if share is None else f", at {share:.0%} of what the step could do"
             said = f"nothing is faster than {crew}{of}"
         return said if why is None else f"{said}, of what was tried ({why})"
+
+
+def phase_names(phases: Sequence[TunedPhase]) -> list[str]:
+    """Which phase each is: by its image size, and where several have that by its batch size."""
+    sizes = [phase.size for phase in phases]
+    return [
+        (f"{phase.size} px" if phase.size else "all batches")
+        + (f", batches of {phase.batch_size}" if sizes.count(phase.size) > 1 else "")
+        for phase in phases
+    ]
 
 
 def phase_dict(phase: TunedPhase) -> dict[str, Any]:
