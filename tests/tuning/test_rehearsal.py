@@ -156,6 +156,24 @@ def test_why_nothing_was_measured_is_said(ended: Any, said: str) -> None:
     assert phase.reason == said
 
 
+def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
+    def steps(fastest: float | None) -> int:
+        given = 0
+
+        def step(batch: Any) -> None:
+            nonlocal given
+            given += 1
+            now[0] += 0.04 + 0.008 * (given % 5)
+
+        loader: Any = Ready()
+        setting = Setting(workers=2, prefetch=2)
+        Rehearsal(loader, step).trial(setting, least_s=1.0, most_s=9.0, fastest=fastest)
+        return given
+
+    assert steps(fastest=40.0) < steps(fastest=None) / 2
+    assert steps(fastest=18.0) == steps(fastest=None)
+
+
 def test_kept_batches_are_of_the_kind_that_they_were() -> None:
     seen: list[Batch] = []
     loader: Any = Ready()

@@ -4,7 +4,8 @@ First a setting is sought that is as fast as any. From the first trial's work an
 time follows how many workers there should be. Where steps wait although workers are idle at times,
 batches come unevenly: then more of them are made ahead, or in smaller pieces. Then the fewest
 workers are sought that are as fast: from the work again, and once a crew was too small, from its
-rate, as a crew that is busy all the time is as fast as it is large.
+rate, as a crew that is busy all the time is as fast as it is large. A crew that takes all cores is
+tried with one worker less, as the training loop needs a core as well.
 
 Guarantees: no setting is tried twice; the same trials give the same search.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from feedline.control.limits import Limits
+from feedline.tuning.finalists import finalists, takes_all_cores
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
 
@@ -24,6 +26,7 @@ __all__ = ["Choices", "Search"]
 _ALIKE = 0.02  # rates that differ by less are alike, or by less than their error
 _REACHED = 0.98  # of the ceiling
 _WAITS = 0.03  # of the time, from which on something is to be gained
+_HOPE = 0.05  # by which a crew may be faster than in proportion to a smaller one
 _BUSY = 0.9  # of the workers' time: with so much they are too few, and batches not uneven
 
 
@@ -88,7 +91,12 @@ class Search:
         if not self.trials:
             return replace(self._now, workers=min(self._now.workers, self._most(1.0)))
         return (
-            self._evener() or self._more() or self._fewer() or self._shallower() or self._pinned()
+            self._evener()
+            or self._more()
+            or self._fewer()
+            or self._sparing()
+            or self._shallower()
+            or self._pinned()
         )
 
     @property
@@ -96,6 +104,12 @@ class Search:
         """The trial of the fewest workers that are as fast as any."""
         fast = [trial for trial in self.trials.values() if self._is_fast(trial)]
         return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch))
+
+    @property
+    def finalists(self) -> list[Trial]:
+        """What might be the answer, if single trials were disturbed."""
+        trials, cores = list(self.trials.values()), self._limits.cores
+        return finalists(trials, self.best, cores=cores, reached=self.reached)
 
     @property
     def reached(self) -> bool:
@@ -128,12 +142,23 @@ class Search:
             slow = [crew for crew in crews if crew < enough - 1]
             uneven += [crews[max(slow)]] if slow else []
         for trial in uneven:
-            window = trial.window
-            if window.wait_share > _WAITS and 0 < window.busy < _BUSY:
+            if _is_uneven(trial):
                 for other in self._choices.of(trial.setting):
-                    if other not in self.trials:
+                    if other not in self.trials and not self._was_in_vain(other, trial.setting):
                         return other
         return None
+
+    def _was_in_vain(self, other: Setting, setting: Setting) -> bool:
+        """Whether what `other` has more of did not help a smaller crew that was uneven as well."""
+        pairs = (
+            (trial, self.trials.get(replace(other, workers=crew)))
+            for crew, trial in self._crews.items()
+            if crew < setting.workers and _is_uneven(trial)
+        )
+        return any(
+            with_it is not None and with_it.steps_per_s <= (1 + _noise(with_it)) * trial.steps_per_s
+            for trial, with_it in pairs
+        )
 
     @property
     def _enough(self) -> int | None:
@@ -172,6 +197,8 @@ class Search:
         if slow:
             # Workers that are too few are busy all the time, so rates go with their number.
             lacking = (1 - _ALIKE) * self._fastest / crews[slow].steps_per_s
+            if slow * lacking > (1 + _HOPE) * (enough - 1):
+                return None  # the largest of these would have to be faster than it is large
             crew = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
             return replace(self._now, workers=crew)
         share = crews[enough].window.blocked_share
@@ -180,6 +207,14 @@ class Search:
             # As many as are needed: only to see that it is not less. Or nothing is known.
             needed = enough - 1 if needed else enough // 2
         return replace(self._now, workers=needed)
+
+    def _sparing(self) -> Setting | None:
+        """The best one with a core left to the training loop, where it leaves none."""
+        best = self.best
+        if self.reached or not takes_all_cores(best, self._limits.cores):
+            return None
+        other = replace(best.setting, workers=best.workers - 1)
+        return None if other in self.trials else other
 
     def _shallower(self) -> Setting | None:
         """The best one with less made ahead, where more than at first was needed."""
@@ -211,6 +246,11 @@ class Search:
         if own_s <= 0 or trial.window.work_s <= 0:
             return 0
         return max(1, math.ceil(trial.window.work_s / own_s))
+
+
+def _is_uneven(trial: Trial) -> bool:
+    """Whether steps wait although workers are idle at times."""
+    return trial.window.wait_share > _WAITS and 0 < trial.window.busy < _BUSY
 
 
 def _noise(trial: Trial) -> float:
