@@ -7,7 +7,8 @@ workers are sought that are as fast: from the work again, and once a crew was to
 rate, as a crew that is busy all the time is as fast as it is large. A crew that takes all cores is
 tried with one worker less, as the training loop needs a core as well.
 
-Guarantees: no setting is tried twice; the same trials give the same search.
+Guarantees: no setting is tried twice; beyond the first one there is memory for each, crew and depth
+together; the same trials give the same search.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from feedline.control.limits import Limits
+from feedline.control.room import Room
 from feedline.tuning.finalists import finalists, takes_all_cores
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
@@ -44,9 +46,16 @@ class Choices:
     pieces_ms: tuple[float, ...] = ()
     pin: bool = False
 
-    def of(self, setting: Setting) -> Iterator[Setting]:
-        """What may be better against uneven batches than a setting, the likeliest first."""
-        deepest = max(self.prefetch, default=0)
+    def of(self, setting: Setting, room: Room | None = None) -> Iterator[Setting]:
+        """What may be better against uneven batches than a setting, the likeliest first.
+
+        Args:
+            setting: that has uneven batches.
+            room: that its batches ahead have; None for no end.
+        """
+        crew = setting.workers
+        fitting = (depth for depth in self.prefetch if room is None or room.fits(crew, depth))
+        deepest = max(fitting, default=0)
         if deepest > setting.prefetch:
             yield replace(setting, prefetch=deepest)
         finest = min(self.pieces_ms, default=math.inf)
@@ -58,10 +67,11 @@ class Search:
     """A search for the fewest workers with which a training is as fast as it can be.
 
     Args:
-        limits: of the crew; memory was looked at when it was that of `start`.
+        limits: of the crew.
         start: what is tried first.
         ceiling: steps per second with data for free; None where it was not measured.
         choices: what else may change.
+        room: memory, looked at when the crew was that of `start`; None for no end.
     """
 
     def __init__(
@@ -70,12 +80,14 @@ class Search:
         start: Setting,
         ceiling: float | None,
         choices: Choices | None = None,
+        room: Room | None = None,
     ) -> None:
         self._limits = limits
         self._begun_with = start.workers
         self._now = start  # its depth and pieces are those of the crews that are tried
         self._ceiling = ceiling
         self._choices = choices or Choices()
+        self._room = room
         self.trials: dict[Setting, Trial] = {}
         """What was tried."""
 
@@ -143,7 +155,7 @@ class Search:
             uneven += [crews[max(slow)]] if slow else []
         for trial in uneven:
             if _is_uneven(trial):
-                for other in self._choices.of(trial.setting):
+                for other in self._choices.of(trial.setting, self._room):
                     if other not in self.trials and not self._was_in_vain(other, trial.setting):
                         return other
         return None
@@ -236,7 +248,11 @@ class Search:
 
     def _most(self, blocked_share: float) -> int:
         """How large a crew may be whose work is waiting to so much of it."""
-        return self._limits.most(self._begun_with, blocked_share)
+        most = self._limits.most(self._begun_with, blocked_share)
+        if self._room is not None:
+            fitting = self._room.most_workers(self._now.prefetch)
+            most = max(1, min(most, fitting))
+        return most
 
     def _needed(self, trial: Trial) -> int:
         """The workers that are busy all the time where steps never wait."""

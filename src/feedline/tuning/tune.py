@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.control.limits import Limits
+from feedline.control.room import Room
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.forecast.rates import Rates
@@ -146,8 +147,8 @@ def _phase(
         ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
         ceiling = rehearsal.ceiling(ceiling_s, until)
         ready_s = time.monotonic() - begun
-        limits = _limits(tried.start, rehearsal)
-        search = Search(limits, tried.start, ceiling, tried.choices)
+        limits, room = Limits(cores=usable_cores()), _room(tried.start, rehearsal)
+        search = Search(limits, tried.start, ceiling, tried.choices, room)
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
             if left_s < max(_LEAST_S, _LEAST_STEPS / ceiling):
@@ -197,11 +198,16 @@ def _take_turns(final: Finalists, rehearsal: Rehearsal, step_s: float, until: fl
         final.add(rehearsal.trial(setting, least_s=_LEAST_S / 2, most_s=most_s))
 
 
-def _limits(start: Setting, rehearsal: Rehearsal) -> Limits:
-    """How far the crew may grow: a worker has memory of its own, and for the batches it makes."""
-    ahead = start.prefetch * rehearsal.batch_bytes if start.piece_ms is None else 0
-    room = int(_MEMORY * available_memory_bytes() / (WORKER_BYTES + ahead))
-    return Limits(cores=usable_cores(), more=room)
+def _room(start: Setting, rehearsal: Rehearsal) -> Room:
+    """How far crew and depth may grow: a worker has memory of its own, and for what it makes."""
+    whole = start.piece_ms is None
+    return Room(
+        free=int(_MEMORY * available_memory_bytes()),
+        workers=start.workers,
+        ahead=start.prefetch if whole else 0,
+        worker_bytes=WORKER_BYTES,
+        batch_bytes=rehearsal.batch_bytes if whole else 0,
+    )
 
 
 def _needs_s(ceiling: float | None, ready_s: float) -> float:
