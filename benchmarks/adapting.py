@@ -2,7 +2,9 @@
 
     python benchmarks/adapting.py FOLDER [--json FILE] [--only NAME]
 
-A training is a loop whose step takes a given time on no core, as on a GPU. First it runs with each
+A training is a loop whose step takes a given time on no core, as on a GPU, or, where its name says
+so, computes on a core of the CPU: a fixed number of products of matrices, which take longer where
+workers leave no core to it. First it runs with each
 fixed number of workers, each for some seconds behind a warm-up; the best of these is what there is
 to reach. Then it begins with one worker, and with four times too many, and `adapts`: a row says
 after how many seconds the crew was changed last, with how many workers, and the rate from 30 s on
@@ -10,7 +12,9 @@ as a share of the best. Fixed crews and those that adapt take turns in one proce
 come unevenly, fixed crews have the usual number of batches ahead, and the share may be above 1.
 
 The last row is a progressive run of the folder's photographs, whole: `num_workers="auto"` over the
-best fixed crew.
+best fixed crew. Of each of its phases it is also said after how many seconds the rate was within
+5% of its steady value, the median of the second half of the phase, for good: the end of the first
+second from which on the mean over a second is. The bar is 5 s.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +81,10 @@ class Row:
     started: dict[int, tuple[float, int, float]] = field(default_factory=dict)
 
 
-def trainings(folder: Path) -> dict[str, tuple[Callable[[int], Any], float]]:
-    """How a loader of so many workers is built, and how long a step takes, in ms."""
+def trainings(
+    folder: Path,
+) -> dict[str, tuple[Callable[[int], Any], Callable[[], Callable[[], None]]]]:
+    """How a loader of so many workers is built, and what makes its step."""
 
     def images(size: int) -> Callable[[int], Any]:
         return lambda workers: feedline.DataLoader(
@@ -98,20 +106,74 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[int], Any], float]]:
         return feedline.DataLoader(data, None, shuffle=True, num_workers=workers)
 
     return {
-        "photographs at 112 px, a step of 5 ms: bound by decoding": (images(112), 5),
-        "photographs at 112 px, a step of 30 ms": (images(112), 30),
-        "photographs at 224 px, a step of 100 ms: bound by the step": (images(224), 100),
-        "samples of a server, a step of 20 ms": (far(10), 20),
-        "whole batches, one in twenty for ten times as long, a step of 40 ms": (uneven, 40),
-        "samples of a slow server, a step of 100 ms": (far(30), 100),
+        "photographs at 112 px, a step of 5 ms: bound by decoding": (
+            images(112),
+            partial(Slept, 5),
+        ),
+        "photographs at 112 px, a step of 30 ms": (images(112), partial(Slept, 30)),
+        "photographs at 224 px, a step of 100 ms: bound by the step": (
+            images(224),
+            partial(Slept, 100),
+        ),
+        "samples of a server, a step of 20 ms": (far(10), partial(Slept, 20)),
+        "whole batches, one in twenty for ten times as long, a step of 40 ms": (
+            uneven,
+            partial(Slept, 40),
+        ),
+        "samples of a slow server, a step of 100 ms": (far(30), partial(Slept, 100)),
+        "photographs at 112 px, a step that computes 30 ms on a core": (
+            images(112),
+            partial(Computed, 30),
+        ),
     }
+
+
+class Slept:
+    """A step that takes a time on no core.
+
+    Args:
+        ms: how long.
+    """
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def __call__(self) -> None:
+        """Do it."""
+        time.sleep(self.ms / 1000)
+
+
+class Computed:
+    """A step of torch's on one thread, with as much work as takes so long on a core of its own.
+
+    Args:
+        ms: how long; the number of products is found by timing some, of which the quickest count.
+    """
+
+    def __init__(self, ms: float) -> None:
+        torch.set_num_threads(1)
+        self.ms = ms
+        self._left, self._made = torch.randn(128, 128), torch.empty(128, 128)
+        self._products = 50
+        each_s = min(self._timed() for _ in range(20)) / self._products
+        self._products = max(1, round(ms / 1000 / each_s))
+
+    def __call__(self) -> None:
+        """Do it."""
+        for _ in range(self._products):
+            torch.mm(self._left, self._left, out=self._made)
+
+    def _timed(self) -> float:
+        begun = time.perf_counter()
+        self()
+        return time.perf_counter() - begun
 
 
 class Training:
     """Steps over a loader, pass after pass."""
 
-    def __init__(self, loader: Any, step_ms: float) -> None:
-        self.loader, self._step_s = loader, step_ms / 1000
+    def __init__(self, loader: Any, step: Callable[[], None]) -> None:
+        self.loader, self._step = loader, step
         self._batches = iter(loader)
 
     def rate(self, seconds: float) -> float:
@@ -123,24 +185,27 @@ class Training:
             except StopIteration:
                 self._batches = iter(self.loader)
                 continue
-            time.sleep(self._step_s)
+            self._step()
             steps += 1
         return steps / (time.perf_counter() - begun)
 
 
-def measured(name: str, build: Callable[[int], Any], step_ms: float) -> Row:
+def measured(
+    name: str, build: Callable[[int], Any], making: Callable[[], Callable[[], None]]
+) -> Row:
     """A training with each crew, and with those that adapt."""
+    step = making()
     fixed = {}
     for workers in _CREWS:
         with build(workers) as loader:
-            training = Training(loader, step_ms)
+            training = Training(loader, step)
             training.rate(_WARM_S)
             fixed[workers] = training.rate(_FIXED_S)
     best = max(fixed, key=lambda workers: fixed[workers])
     row = Row(name, best, fixed[best], fixed)
     for start in sorted({1, min(4 * best, 16)}):
         with build(start) as loader:
-            training = Training(loader, step_ms)
+            training = Training(loader, step)
             training.rate(_WARM_S)  # workers start; only then is there a training to adapt to
             loader.adapts = True
             begun, changed = time.perf_counter(), 0.0
@@ -155,11 +220,42 @@ def measured(name: str, build: Callable[[int], Any], step_ms: float) -> Row:
     return row
 
 
-def progressive(folder: Path, rounds: int = 3) -> dict[str, list[float]]:
-    """Seconds of a whole run of three sizes, by the crew: fixed ones and "auto"."""
-    took: dict[str, list[float]] = {}
+def settled_s(ends: Sequence[float]) -> float:
+    """After how many seconds the rate is within 5% of its steady value for good.
+
+    Args:
+        ends: when each step of a phase ended, in seconds from the phase's beginning.
+    """
+    seconds = int(ends[-1]) if ends else 0
+    rates = [sum(k <= end < k + 1 for end in ends) for k in range(seconds)]
+    if len(rates) < 4:
+        return float("nan")
+    steady = statistics.median(rates[len(rates) // 2 :])
+    # A second holds a whole number of steps, so one more or less is no difference.
+    away = [k for k, rate in enumerate(rates) if abs(rate - steady) > max(1, 0.05 * steady)]
+    within = len(rates) // 2
+    return float(max((k + 1 for k in away if k < within), default=0))
+
+
+@dataclass
+class Progressive:
+    """What was measured of whole runs.
+
+    Args:
+        took: seconds of each run, by the crew: fixed ones and "auto".
+        settled: of runs with "auto", seconds from a phase's beginning to its steady rate, by size.
+    """
+
+    took: dict[str, list[float]] = field(default_factory=dict)
+    settled: dict[int, list[float]] = field(default_factory=dict)
+
+
+def progressive(folder: Path, rounds: int = 3) -> Progressive:
+    """Whole runs of three sizes."""
+    found = Progressive()
     for _ in range(rounds):
         for workers in ("auto", *sorted({1, usable_cores(), 2 * usable_cores()})):
+            steps: list[tuple[int, float]] = []
             begun = time.perf_counter()
             with feedline.DataLoader(
                 feedline.ImageFolder(str(folder), transform=feedline.TrainCrop()),
@@ -170,9 +266,19 @@ def progressive(folder: Path, rounds: int = 3) -> dict[str, list[float]]:
             ) as loader:
                 for _ in range(45):
                     for batch in loader:
-                        time.sleep(0.012 * (batch[0].shape[-1] / 112) ** 2)
-            took.setdefault(str(workers), []).append(time.perf_counter() - begun)
-    return took
+                        size = batch[0].shape[-1]
+                        time.sleep(0.012 * (size / 112) ** 2)
+                        steps.append((size, time.perf_counter() - begun))
+            found.took.setdefault(str(workers), []).append(time.perf_counter() - begun)
+            if workers != "auto":
+                continue
+            since = 0.0
+            for size, of_size in groupby(steps, key=lambda step: step[0]):
+                ends = [end for _, end in of_size]
+                settled = settled_s([end - since for end in ends])
+                found.settled.setdefault(size, []).append(settled)
+                since = ends[-1]
+    return found
 
 
 def main() -> None:
@@ -183,13 +289,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for all figures")
     options = parser.parse_args()
     rows = []
-    for name, (build, step_ms) in trainings(options.folder).items():
+    for name, (build, making) in trainings(options.folder).items():
         if options.only in name:
-            rows.append(row := measured(name, build, step_ms))
+            rows.append(row := measured(name, build, making))
             print(f"{name}: best with {row.best} workers, {row.rate:.1f} steps/s", flush=True)
             for start, (changed, crew, share) in row.started.items():
                 print(f"    from {start:2}: {crew} workers after {changed:.1f} s, {share:.3f}")
-    took = progressive(options.folder) if options.only in "progressive" else {}
+    whole = progressive(options.folder) if options.only in "progressive" else Progressive()
+    took = whole.took
     if took:
         least = min(statistics.median(times) for name, times in took.items() if name != "auto")
         for name, times in took.items():
@@ -197,8 +304,17 @@ def main() -> None:
             print(
                 f"progressive, {name:4} workers: {median:.1f} s, {least / median:.3f} of the best"
             )
+    for size, seconds in whole.settled.items():
+        print(
+            f"progressive, {size} px: within 5% of its steady rate after "
+            f"{statistics.median(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f})"
+        )
     if options.json:
-        found = {"machine": machine(), "rows": [asdict(row) for row in rows], "progressive": took}
+        found = {
+            "machine": machine(),
+            "rows": [asdict(row) for row in rows],
+            "progressive": asdict(whole),
+        }
         options.json.write_text(json.dumps(found, indent=1))
 
 

@@ -1,11 +1,15 @@
 """`feedline.tune` against a full grid: is what it finds as fast, with how few workers, how soon?
 
-    python benchmarks/tuning.py FOLDER [--json FILE] [--only NAME]
+    python benchmarks/tuning.py FOLDER [--json FILE] [--only NAME] [--rounds 3]
 
-Each workload is a training whose step takes a given time on no core, as on a GPU, in a process of
-its own. First `feedline.tune` searches. Then every cell of a grid of workers and prefetch gets a
-loader of its own, built anew, and is counted for some seconds behind a warm-up. At last the tuned
-setting and the grid's best take turns, three times over, and the median of the ratios counts.
+Each workload is a training whose step takes a given time on no core, as on a GPU, or computes on a
+core of the CPU where its name says so, in a process of its own. First `feedline.tune` searches.
+Then every cell of a grid of workers and prefetch gets a loader of its own, built anew, and is
+counted for some seconds behind a warm-up. At last the tuned setting and the grid's best take turns,
+three times over, and the median of the ratios counts.
+
+With `--rounds` all of that is done so often, and a line for each workload has medians with their
+ranges: one run on a machine that does other things as well says little.
 
 Workers that were needed: the fewest in the grid whose rate is within 3% of the best.
 """
@@ -21,7 +25,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from adapting import Far, Training
+from adapting import Computed, Far, Slept, Training
 from report import machine
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -90,12 +94,14 @@ class Workload:
         step_ms: a step's time.
         prefetch: depths of the grid.
         cores: that the process may use; None for all.
+        computes: the step takes its time on a core.
     """
 
     build: _Build
     step_ms: float
     prefetch: tuple[int, ...]
     cores: int | None = None
+    computes: bool = False
 
 
 def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
@@ -155,6 +161,9 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
         "tiny samples": Workload(build=samples(Tiny(), 64), step_ms=2, prefetch=whole),
         "one core": Workload(build=photographs(folder, 112), step_ms=15, prefetch=rows, cores=1),
         "two cores": Workload(build=photographs(folder, 160), step_ms=22, prefetch=rows, cores=2),
+        "a step on a core": Workload(
+            build=photographs(folder, 112), step_ms=30, prefetch=rows, computes=True
+        ),
         "torch, a slow reader": Workload(build=torchs(Far(12), 8), step_ms=30, prefetch=whole),
         "torch, a transform": Workload(build=torchs(Heavy(), 16), step_ms=10, prefetch=whole),
     }
@@ -198,15 +207,16 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
     if work.cores is not None:
         os.sched_setaffinity(0, set(list(os.sched_getaffinity(0))[: work.cores]))
     torch.set_num_threads(1)
+    step = Computed(work.step_ms) if work.computes else Slept(work.step_ms)
 
     def rate(seconds: float, *setting: float | None) -> float:
         with _closing(work.build(*setting)) as loader:
-            training = Training(loader, work.step_ms)
+            training = Training(loader, step)
             training.rate(_WARM_S)
             return training.rate(seconds)
 
     with _closing(work.build(None, work.prefetch[0])) as loader:
-        found: Tuned = feedline.tune(loader, step_ms=work.step_ms)
+        found: Tuned = feedline.tune(loader, lambda batch: step())
     setting = found.setting
     assert setting is not None, "the budget is long enough"
     pieces = () if setting.piece_ms is None else (setting.piece_ms,)
@@ -275,22 +285,43 @@ def lines(rows: Iterable[Row]) -> list[str]:
     return said
 
 
+def medians(rows: Sequence[Row]) -> str:
+    """Rounds of one workload, in a line."""
+
+    def said(values: list[float], digits: int) -> str:
+        low, high = min(values), max(values)
+        return f"{median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+    crews = [float(row.tuned["workers"]) for row in rows]
+    return (
+        f"{rows[0].name:<22} workers {said(crews, 0)}, needed "
+        f"{said([float(row.needed) for row in rows], 0)}, tuned in "
+        f"{said([row.tuned_s for row in rows], 1)} s, share of the grid's time "
+        f"{said([row.tuned_s / row.grid_s for row in rows], 2)}, of the best "
+        f"{said([ratio for row in rows for ratio in row.ratios], 3)}"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
     parser.add_argument("--only", default="", help="workloads that have this in their names")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all is done")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     options = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="feedline-tuning-") as scratch:
         cache = Path(scratch) / "cache"
         feedline.build_cache(options.folder, cache, sizes=[128])
-        for name in workloads(options.folder, cache):
+        for _, name in itertools.product(range(options.rounds), workloads(options.folder, cache)):
             if options.only in name:
                 rows.append(apart(name, options.folder, cache))
                 print(lines(rows[-1:])[1], flush=True)
     print("\n".join(lines(rows)))
+    if options.rounds > 1:
+        for name in dict.fromkeys(row.name for row in rows):
+            print(medians([row for row in rows if row.name == name]))
     if options.json:
         found = {"machine": machine(), "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(found, indent=1))

@@ -44,9 +44,9 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of a tuning take a fraction of a second each: what is found is less sure, no more."""
-    from feedline.tuning import arguments, folder, tune  # loads torch
+    from feedline.tuning import arguments, other_way, tune  # loads torch
 
-    for module in (tune, folder):
+    for module in (tune, other_way):
         monkeypatch.setattr(module, "_LEAST_S", 0.2)
         monkeypatch.setattr(module, "_MOST_S", 0.4)
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)

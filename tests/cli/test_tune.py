@@ -17,6 +17,7 @@ from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.app import app
 from feedline.train.demo_set import DemoSet, write_demo_set
 from feedline.tuning import folder as tuning_folder
+from feedline.tuning import other_way
 from feedline.tuning.rehearsal import Rehearsal
 
 
@@ -168,7 +169,7 @@ class _Interrupted(Rehearsal):
 def test_ctrl_c_in_another_way_gives_what_is_known(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning_folder, "Rehearsal", _Interrupted)
+    monkeypatch.setattr(other_way, "Rehearsal", _Interrupted)
     asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1,32x1", batch_size=8)
     found = tuning_folder.tune_folder(asked, step_ms=0)
     assert [phase.ended for phase in found.phases] == ["interrupted", "interrupted"]

@@ -115,7 +115,7 @@ def test_a_quota_and_a_limit_are_seen_and_the_threads_warned_of(tmp_path: Path) 
     assert found["usable-cores"].details["quota_cores"] == 0.5
     assert found["usable-cores"].status == "warn"
     assert found["memory"].status == "fail"
-    assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 0
+    assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 1
 
 
 def test_one_look_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

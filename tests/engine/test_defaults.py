@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from feedline.engine import defaults
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.defaults import auto_workers
 
@@ -17,3 +18,36 @@ def test_cores_are_left_to_the_training_where_there_are_many(cores: int, workers
 
 def test_there_are_no_more_workers_than_seats() -> None:
     assert auto_workers(10 * MAX_SEATS) == MAX_SEATS
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("available", "batches", "workers"),
+    [
+        (None, 0, 14),
+        (64 << 30, 0, 14),
+        (1024 * MB, 0, 8),  # half of it, 64 MB each
+        (1024 * MB, 128 * MB, 6),
+        (1024 * MB, 154 * MB, 5),
+        (1024 * MB, 2048 * MB, 1),
+        (0, 0, 1),
+    ],
+)
+def test_workers_and_batches_have_half_of_the_memory(
+    available: int | None, batches: int, workers: int
+) -> None:
+    assert auto_workers(16, available_bytes=available, batches_bytes=batches) == workers
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 800)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert defaults.own_memory_bytes() == 200
+
+    def unknown() -> int:
+        raise OSError("this machine does not say")
+
+    monkeypatch.setattr(defaults, "available_memory_bytes", unknown)
+    assert defaults.own_memory_bytes() is None

@@ -131,8 +131,10 @@ def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.M
     monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
     rehearsal: Any = SimpleNamespace(batch_bytes=20)
     whole, rows = Setting(workers=1, prefetch=2), Setting(workers=1, prefetch=2, piece_ms=50.0)
-    assert tune_module._limits(whole, rehearsal).more == (1 << 29) // 100
-    assert tune_module._limits(rows, rehearsal).more == (1 << 29) // 60
+    room = tune_module._room(whole, rehearsal)
+    assert room.most_workers(2) == 1 + (1 << 29) // 100
+    assert room.most_workers(8) == (100 + (1 << 29)) // 220
+    assert tune_module._room(rows, rehearsal).most_workers(8) == 1 + (1 << 29) // 60
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,24 @@ def test_why_nothing_was_measured_is_said(ended: Any, said: str) -> None:
         needs_s=30.0,
     )
     assert phase.reason == said
+
+
+def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
+    def steps(fastest: float | None) -> int:
+        given = 0
+
+        def step(batch: Any) -> None:
+            nonlocal given
+            given += 1
+            now[0] += 0.045 + 0.01 * (given // 6 % 2)
+
+        loader: Any = Ready()
+        setting = Setting(workers=2, prefetch=2)
+        Rehearsal(loader, step).trial(setting, least_s=1.0, most_s=9.0, fastest=fastest)
+        return given
+
+    assert steps(fastest=40.0) < steps(fastest=None) / 2
+    assert steps(fastest=18.0) == steps(fastest=None)
 
 
 def test_kept_batches_are_of_the_kind_that_they_were() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import UsageError
+from feedline.loader import saved_settings
 from feedline.loader.saved_settings import SavedSettings
 
 
@@ -91,6 +92,38 @@ def test_another_machine_is_said(file: Path) -> None:
     with pytest.warns(UserWarning, match="an abacus.*cores 4096 there") as caught:
         DataLoader(images(), 8, image_size=16, settings=file).close()
     assert caught[0].filename == __file__
+
+
+def warnings_of(file: Path, **found_on: Any) -> list[str]:
+    said = json.loads(file.read_text())
+    said["found_on"] |= found_on
+    file.write_text(json.dumps(said))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SavedSettings.read(file)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(
+    ("times", "differs"), [(1.0, False), (1.05, False), (4.0, True), (0.3, True)]
+)
+def test_other_memory_is_said(file: Path, times: float, differs: bool) -> None:
+    here = json.loads(file.read_text())["found_on"]["memory_bytes"]
+    assert here > 0
+    said = warnings_of(file, memory_bytes=int(times * here))
+    assert [True for each in said if "memory" in each and "GiB there" in each] == [True] * differs
+
+
+def test_a_file_that_does_not_say_its_memory_is_taken(file: Path) -> None:
+    assert warnings_of(file, memory_bytes=None) == []
+
+
+def test_a_gpu_that_is_not_here_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_settings, "_has_gpu", lambda: False)
+    (said,) = warnings_of(file, gpu="an abacus with CUDA")
+    assert "GPU 'an abacus with CUDA' there, none that torch can use here" in said
+    monkeypatch.setattr(saved_settings, "_has_gpu", lambda: True)
+    assert warnings_of(file) == []  # which one it is, is not known yet
 
 
 def test_a_file_of_another_kind_of_loader_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from control.simulated import Simulated
 from feedline.control.limits import Limits
+from feedline.control.room import Room
 from feedline.tuning.search import Choices, Search
 from feedline.tuning.setting import Setting
 from feedline.tuning.trial import Trial
@@ -145,3 +146,19 @@ def test_batches_are_pinned_where_that_is_faster() -> None:
             training.own_ms = 40.0 if setting.pin and quicker else 50.0
             search.add(Trial(setting=setting, window=training.window(), error=0.01))
         assert search.best.setting.pin == quicker
+
+
+@pytest.mark.parametrize("batches", [0, 8, 16, 40])
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers: int) -> None:
+    """Of batches that are uneven, with room for so many more of them ahead."""
+    training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
+    room = Room(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
+    begin = Setting(workers=workers, prefetch=2)
+    search = Search(Limits(cores=16), begin, 1000 / 12.0, Choices(prefetch=(4, 8)), room)
+    while (setting := search.next()) is not None:
+        window = training.window(setting.workers, setting.prefetch)
+        search.add(Trial(setting=setting, window=window, error=0.01))
+    ahead = [each.workers * each.prefetch for each in search.trials]
+    assert max(ahead) <= 2 * workers + batches
+    assert len(search.trials) > 1 or not batches

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from feedline.doctor import batch
 from feedline.doctor.check import Check
 from feedline.doctor.copies import look_at_copies, no_copies
 from feedline.doctor.copy_rate import copy_rate
@@ -87,7 +88,9 @@ def examine(
     if folder is not None:
         within(partial(check_folder, folder))
     limits, memory, build = core_limits(root, environ), _memory(root), _build()
-    workers = auto_workers(limits.usable)
+    available = None if memory is None else memory.available // limits.processes
+    slots_bytes = batch.SLOTS * batch.slot_bytes()
+    workers = auto_workers(limits.usable, available_bytes=available, batches_bytes=slots_bytes)
     take(("usable-cores", "core-share"), lambda: look_at_cores(limits))
     take(("memory",), lambda: [look_at_memory(memory or memory_limits(root), workers)])
     take(("shared-memory",), lambda: [look_at_shared_memory(workers)])
@@ -108,7 +111,6 @@ def examine(
     usable = all(found[name].status in ("ok", "note", "unknown") for name in _NEEDED_TO_COPY)
     usable = usable and build is not None and gpus is not None and uses(build, gpus)
     take(_OF_COPIES, lambda: _look_at_copies(gpus, usable, measure, root), bounded=False)
-    available = None if memory is None else memory.available
     settings = starting_settings(limits, available, workers, gpu=usable)
     return Examined(checks=tuple(found.values()), settings=tuple(settings))
 

@@ -9,8 +9,8 @@ from rich.filesize import decimal
 
 from feedline.doctor import batch
 from feedline.doctor.cores import cores_line
-from feedline.engine.defaults import DEFAULT_PREFETCH
-from feedline.engine.start_method import WORKER_BYTES, crew_bytes, default_start_method
+from feedline.engine.defaults import DEFAULT_PREFETCH, WORKER_BYTES, auto_workers
+from feedline.engine.start_method import default_start_method
 from feedline.system import CoreLimits
 
 __all__ = ["Setting", "starting_settings"]
@@ -33,24 +33,21 @@ def starting_settings(
     Args:
         limits: of the cores.
         available_bytes: memory that can be had; None where that is not known.
-        workers: what `num_workers="auto"` means here.
+        workers: what `num_workers="auto"` means here, for the batch that memory is reckoned for.
         gpu: there is one that torch can use.
     """
     slots_bytes = batch.SLOTS * batch.slot_bytes()
-    fitting = workers
-    if available_bytes is not None:
-        left = available_bytes - crew_bytes(0, slots_bytes)
-        fitting = max(0, min(workers, left // WORKER_BYTES))
     left_free = {0: "one for each core", 1: "one core is left to the training loop"}.get(
         limits.usable - workers, "some cores are left to the training loop and its threads"
     )
     reason = f'what num_workers="auto" begins with: {left_free}: {cores_line(limits)}'
-    if fitting < workers:
+    if workers < auto_workers(limits.usable):
         reason = (
-            f"each takes up to {decimal(WORKER_BYTES)}, and {decimal(available_bytes or 0)} are "
-            f'available; num_workers="auto" begins with {workers}'
+            'what num_workers="auto" begins with for such batches: each takes up to '
+            f"{decimal(WORKER_BYTES)}, and with the batches they are to have half of the "
+            f"{decimal(available_bytes or 0)} that are available, at least one of them"
         )
-    yield Setting(name="num_workers", value=fitting, reason=reason)
+    yield Setting(name="num_workers", value=workers, reason=reason)
     yield Setting(
         name="prefetch",
         value=DEFAULT_PREFETCH,

@@ -12,6 +12,7 @@ from typing import cast
 
 from feedline.engine.board import BOARD_BYTES, MAX_SEATS
 from feedline.engine.crew import UNGUARDED, Crew
+from feedline.engine.defaults import WORKER_BYTES
 from feedline.engine.inline_crew import InlineCrew
 from feedline.engine.memory import require_memory
 from feedline.engine.pipe_crew import PipeCrew
@@ -32,8 +33,6 @@ __all__ = [
     "taking_arguments",
 ]
 
-# Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
-WORKER_BYTES = 64 << 20
 _METHODS = ("fork", "forkserver", "spawn")
 _taking = ContextVar("_taking", default=False)
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from feedline.control.controller import Controller
 from feedline.control.decision import Decision, What
 from feedline.control.limits import Limits
+from feedline.control.room import Room
 from feedline.control.window import Window, error_of
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
@@ -168,13 +169,18 @@ class Adapting:
 
 def _limits(backend: Backend, live: LiveSettings) -> Limits:
     """What there is now."""
-    memory = _MEMORY * available_memory_bytes()
-    each = backend.batch_bytes
     # Of whole batches, a worker more makes more of them ahead.
-    ahead = 0 if backend.shares_batches else live.prefetch_factor * each
+    ahead = 0 if backend.shares_batches else live.prefetch_factor
+    room = Room(
+        free=int(_MEMORY * available_memory_bytes()),
+        workers=backend.workers,
+        ahead=ahead,
+        worker_bytes=WORKER_BYTES,
+        batch_bytes=backend.batch_bytes,
+    )
     return Limits(
         cores=usable_cores(),
-        more=int(memory / (WORKER_BYTES + ahead)),
-        for_each=0 if backend.shares_batches or live.prefetch is not None else live.prefetch_factor,
-        batches=int(memory / each) if each else None,
+        more=room.most_workers(ahead) - backend.workers,
+        for_each=0 if backend.shares_batches or live.prefetch is not None else ahead,
+        batches=room.most_batches(),
     )

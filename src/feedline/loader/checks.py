@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from feedline.engine.board import MAX_SEATS
-from feedline.engine.defaults import auto_workers
+from feedline.engine.defaults import auto_workers, own_memory_bytes
 from feedline.errors import DatasetError, UsageError
 from feedline.loader.check_ahead import (
     check_no_factor,
@@ -200,14 +200,18 @@ def _check_counts(batch_size: object, num_workers: object, prefetch_factor: obje
     check_prefetch_factor(prefetch_factor, least=-math.inf)
 
 
-def worker_count(workers: int | str) -> int:
+def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
     """How many workers "auto" or a number means.
+
+    Args:
+        workers: "auto" or a number.
+        batches_bytes: memory that "auto" leaves to batches.
 
     Raises:
         UsageError: neither of these.
     """
     if workers == "auto":
-        return auto_workers()
+        return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
     if is_whole(workers) and 0 <= workers <= MAX_SEATS:
         return int(workers)
     raise UsageError(f"{_WORKERS}, got {workers!r}")

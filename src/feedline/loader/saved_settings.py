@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
+import torch
 
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
@@ -24,6 +25,8 @@ __all__ = ["SavedSettings", "naming_file", "warn_of_useless", "with_saved"]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
+_GB = 1 << 30
+_ALIKE = 0.9  # memory: what a machine keeps for itself differs a little from boot to boot
 
 _Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEATS)]
 _Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -88,6 +91,7 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cores: int
     gpu: str | None = None
+    memory_bytes: int | None = None  # files of before do not say it
 
 
 class _Version(msgspec.Struct):
@@ -203,7 +207,9 @@ def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
 
 def _here() -> _Machine:
     here = this_machine()
-    return _Machine(cpu=here.cpu, cores=here.usable_cores, gpu=here.gpu)
+    return _Machine(
+        cpu=here.cpu, cores=here.usable_cores, gpu=here.gpu, memory_bytes=here.memory_bytes
+    )
 
 
 def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
@@ -215,9 +221,20 @@ def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> N
         if None not in (getattr(there, name), getattr(here, name))
         and getattr(there, name) != getattr(here, name)
     ]
+    if there.gpu is not None and here.gpu is None and not _has_gpu():
+        different.append(f"GPU {there.gpu!r} there, none that torch can use here")
+    memory = there.memory_bytes, here.memory_bytes
+    if None not in memory and not _ALIKE <= (memory[1] or 0) / (memory[0] or 1) <= 1 / _ALIKE:
+        said, found = ((each or 0) / _GB for each in memory)
+        different.append(f"memory {said:.3g} GiB there, {found:.3g} GiB here")
     if different:
         warnings.warn(
             f"the settings in {os.fspath(file)!r} were found on another machine "
             f"({'; '.join(different)}); run feedline tune here, or give the arguments yourself",
             stacklevel=5,
         )
+
+
+def _has_gpu() -> bool:
+    """Whether torch sees a GPU. None is set up for this: torch asks the driver's library."""
+    return torch.cuda.device_count() > 0

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from feedline.device.normalise import Normalise
 from feedline.device.on_device import OnDevice
 from feedline.device.usable import usable_device
-from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
+from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
 from feedline.loader.check_ahead import piece_ns_of
@@ -95,11 +95,14 @@ class Asked:
             seed = 0
         if workers is None:
             workers = "auto" if training else 0
+        adapts = isinstance(workers, str)
         on_device = None
         if given["device"] is not None and native:
             names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
             normalise = Normalise(**{name: given[name] for name in names})
             on_device = OnDevice(normalise, given["pixel_transform"], given["batch_transform"])
+        if native or isinstance(workers, str):
+            workers = worker_count(workers, _batches_bytes(given, phases))
         return cls(
             native=native,
             iterable=iterable,
@@ -108,14 +111,26 @@ class Asked:
             phases=phases,
             shuffle=shuffle,
             seed=seed,
-            num_workers=worker_count(workers) if native or isinstance(workers, str) else workers,
-            adapts=isinstance(workers, str),
+            num_workers=workers,
+            adapts=adapts,
             prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
             max_image_size=given["max_image_size"],
             device=None if given["device"] is None else usable_device(given["device"]),
             on_device=on_device,
             cache=_cache(given["cache"]),
         )
+
+
+def _batches_bytes(given: Mapping[str, Any], phases: Schedule) -> int:
+    """Memory of batches of images as bytes, at the sizes that are asked for; 0 where none is."""
+    prefetch, larger = given["prefetch"], given["max_image_size"]
+    images = (
+        max(phase.size, larger or 0) ** 2 * (phase.batch_size or given["batch_size"] or 1)
+        for phase in phases.phases
+        if phase.size
+    )
+    slots = slots_for(DEFAULT_PREFETCH if prefetch is None else prefetch)
+    return 3 * max(images, default=0) * slots
 
 
 def _cache(given: Any) -> Any:

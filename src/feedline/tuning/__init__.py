@@ -9,13 +9,15 @@ tune.py           `feedline.tune`: all of it
   rehearsal.py      a training rehearsed: steps over a loader, timed
   trial.py          what one setting gave
   search.py         which setting is tried next, and when that is enough
+  finalists.py      what might be the answer, in turns
   tuned.py          what was found, and why the search ended
   table.py          the same as text,
   curve.py          and as a picture
   failure.py        what the step or the loader has raised meanwhile
   metered.py        a step that notes what it takes of the cores,
   rates_of.py       and what was measured, for `forecast` to predict from
-folder.py         a folder of images, made in several ways
+folder.py         a folder of images,
+  other_way.py      made in other ways
 user_code.py      a function of the user's, and the loader that it gives
 
 find_batch_size.py   `feedline.find_batch_size`: all of it

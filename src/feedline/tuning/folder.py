@@ -7,8 +7,9 @@ so that they come out of the page cache; workers end with it. Ctrl-C gives what 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,21 +22,17 @@ from feedline.loader import DataLoader
 from feedline.plan.schedule import Schedule
 from feedline.stores.cache_layout import is_cache
 from feedline.system import available_memory_bytes
-from feedline.tuning.failure import Failure
-from feedline.tuning.metered import Metered
-from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.rehearsal import Rehearsal, Step
-from feedline.tuning.tune import Told, paced, search_settings
+from feedline.tuning.other_way import OtherWay, with_other
+from feedline.tuning.rehearsal import Step
+from feedline.tuning.tune import Told, search_settings
 from feedline.tuning.tuned import Tuned
-from feedline.tuning.tuned_phase import Other, TunedPhase
 
 __all__ = ["FolderTuning", "tune_folder"]
 
 _DEEPEST = 8
 _MEMORY = 0.1  # of what is available, for batches made ahead
+_COMPARED = 16  # images, whose pixels are compared
 _BATCHES = 4  # at least, of the images that are drawn
-_LEAST_S, _MOST_S = 1.0, 3.0  # a trial of another way
-_START_S = 1.0  # of its workers, about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +94,13 @@ def tune_folder(
         found = search_settings(
             loader, step, step_ms=step_ms, budget_s=asked.budget_s, told=told, warm=warm
         )
-    found = replace(found, files=files)
-    for name, build in _other_ways(asked, images).items():
+    copies = {rates.size: rates.level_px for rates in found.rates}
+    phases = [replace(phase, copies_px=copies.get(phase.size)) for phase in found.phases]
+    found = replace(found, files=files, phases=tuple(phases))
+    for way in _other_ways(asked, images):
         if all(phase.ended == "done" for phase in found.phases):
             until = begun + asked.budget_s
-            found = _with_other(found, name, build, step, step_ms, warm, until)
+            found = with_other(found, way, step, step_ms, warm, until)
     return replace(found, seconds=time.monotonic() - begun)
 
 
@@ -116,7 +115,12 @@ def _images(asked: FolderTuning) -> tuple[ImageFolder, str, int]:
     return some, said, -(-len(some) // min(rows))
 
 
-def _loader(asked: FolderTuning, images: ImageFolder, *, cached: bool = True) -> DataLoader[Any]:
+def _loader(
+    asked: FolderTuning,
+    images: ImageFolder,
+    *,
+    cached: bool = True,
+) -> DataLoader[Any]:
     return DataLoader(
         images,
         asked.batch_size,
@@ -139,61 +143,26 @@ def _depth(asked: FolderTuning) -> int:
     return max(DEFAULT_PREFETCH, min(_DEEPEST, fitting))
 
 
-def _other_ways(
-    asked: FolderTuning, images: ImageFolder
-) -> dict[str, Callable[[], DataLoader[Any]]]:
-    """Other ways to make the same images, by what is different."""
-    ways: dict[str, Callable[[], DataLoader[Any]]] = {}
+def _few(asked: FolderTuning, images: ImageFolder, cached: bool, size: int) -> DataLoader[Any]:
+    """The first images at a size, made in this process: the same crops however they are made."""
+    return DataLoader(
+        images,
+        _COMPARED,
+        image_size=size,
+        seed=0,
+        num_workers=0,
+        cache=asked.cache if cached else None,
+    )
+
+
+def _other_ways(asked: FolderTuning, images: ImageFolder) -> Iterator[OtherWay]:
+    """Other ways to make the same images."""
+    few = partial(_few, asked, images)
     if asked.cache is not None:
-        ways["the originals"] = lambda: _loader(asked, images, cached=False)
-    other: Literal["exact", "scaled"] = "scaled" if asked.decode == "exact" else "exact"
-    if asked.cache is None and not is_cache(str(asked.root)):
-        changed = replace(asked, decode=other)
-        ways[f"decode={other!r}"] = lambda: _loader(changed, _images(changed)[0])
-    return ways
-
-
-def _with_other(
-    found: Tuned,
-    name: str,
-    build: Callable[[], DataLoader[Any]],
-    step: Step | None,
-    step_ms: float | None,
-    warm: int,
-    until: float,
-) -> Tuned:
-    """What was found, with one more way to make the images, at each size where the step waits."""
-    phases: list[TunedPhase] = []
-    failure: Failure | None = None
-    with build() as loader:
-        tried = OwnLoader(loader)
-        largest = max((phase.size or 0 for phase in found.phases), default=0)
-        for k, (planned, phase) in enumerate(zip(tried.phases, found.phases, strict=True)):
-            left_s = until - time.monotonic()
-            if phase.best is None or phase.reached or left_s < _LEAST_S + _START_S:
-                phases.append(phase)
-                continue
-            own_step = Metered(step or paced(step_ms or 0.0, phase.size, largest))
-            rehearsal = Rehearsal(tried, own_step, phase.size)
-            try:
-                tried.begin(planned)
-                rehearsal.warm(warm, until)
-                left_s = until - time.monotonic()
-                if left_s > 0:
-                    seconds = min(_MOST_S, left_s)
-                    trial = rehearsal.trial(phase.best.setting, least_s=_LEAST_S, most_s=seconds)
-                    other = Other(name=name, trial=trial)
-                    phase = replace(phase, others=(*phase.others, other))
-            except KeyboardInterrupt:
-                phases += [replace(each, ended="interrupted") for each in found.phases[k:]]
-                break
-            except UsageError:
-                raise
-            except Exception as error:
-                failure = Failure(error, own_step.raised(error))
-                phases.append(replace(phase, ended="error", raised=failure.said))
-                phases += found.phases[k + 1 :]
-                break
-            phases.append(phase)
-        tried.close()
-    return replace(found, phases=tuple(phases), failure=failure)
+        build = partial(_loader, asked, images, cached=False)
+        yield OtherWay("the originals", "no cache=", build, partial(few, True), partial(few, False))
+    elif not is_cache(str(asked.root)):
+        decode: Literal["exact", "scaled"] = "scaled" if asked.decode == "exact" else "exact"
+        others, said = _images(replace(asked, decode=decode))[0], f"decode={decode!r}"
+        how, other_few = f"feedline.ImageFolder(..., {said})", partial(_few, asked, others, True)
+        yield OtherWay(said, how, partial(_loader, asked, others), partial(few, True), other_few)

@@ -18,7 +18,6 @@ from feedline.loader.session import Session
 from feedline.plan.pieces import PIECE_NS
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import Phase, Schedule
-from feedline.system import available_memory_bytes
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
@@ -28,7 +27,6 @@ __all__ = ["OwnLoader"]
 
 _FINER = 4
 _DEEPER = (2, 4)
-_MEMORY = 0.25  # of what is available, for whole batches made ahead
 
 
 class OwnLoader:
@@ -92,10 +90,7 @@ class OwnLoader:
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
             return Choices(prefetch=tuple(sorted(depths)), pieces_ms=(start.piece_ms / _FINER,))
-        # Memory by now is for as many as are made ahead.
-        each = self._loader.memory_bytes / start.prefetch
-        room = _MEMORY * available_memory_bytes()
-        return Choices(prefetch=tuple(depth for depth in deeper if depth * each <= room))
+        return Choices(prefetch=tuple(deeper))
 
     @property
     def whole(self) -> bool:

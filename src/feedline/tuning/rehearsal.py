@@ -1,7 +1,7 @@
 """A training rehearsed: steps over a loader whose settings can be changed, timed one by one.
 
 Guarantees: a trial counts only steps for which all workers were at work and made all batches; it
-ends as soon as its error is small.
+ends as soon as its error is small, or it is clear that another setting is faster.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ Step = Callable[[Any], object]
 """One training step on a batch."""
 
 _SURE = 0.01  # an error that is small enough
+_SURE_LATER = 0.03  # and one that is, halfway from the least time to the most
+_SLOWER = 0.1  # than the fastest, beyond its error: how much slower does not matter
 _LEAST_STEPS = 16  # before an error is believed to be small
 _KEPT = 3
 _WARM_STEPS = 2
@@ -106,13 +108,17 @@ class Rehearsal:
                 break
         return steps / (time.perf_counter() - begun)
 
-    def trial(self, setting: Setting, *, least_s: float, most_s: float) -> Trial:
+    def trial(
+        self, setting: Setting, *, least_s: float, most_s: float, fastest: float | None = None
+    ) -> Trial:
         """Train with a setting for a while.
 
         Args:
             setting: of the loader.
             least_s: how long, at least,
             most_s: and at most, where figures vary.
+            fastest: steps per second of another setting, the fastest so far; None for none. What is
+                clearly slower ends early.
 
         Raises:
             UsageError: there is no memory for it.
@@ -130,7 +136,12 @@ class Rehearsal:
         while True:
             times.append(self._once())
             passed = time.perf_counter() - begun
-            enough = len(times) >= _LEAST_STEPS and passed >= least_s and _error(times) <= _SURE
+            enough = len(times) >= _LEAST_STEPS and passed >= least_s
+            if enough:
+                error = _error(times)
+                sure = _SURE if passed < (least_s + most_s) / 2 else _SURE_LATER
+                slower = len(times) / passed * (1 + error) < (1 - _SLOWER) * (fastest or 0.0)
+                enough = error <= sure or (slower and error < _SLOWER)
             if enough or (passed >= most_s and len(times) >= 2):
                 break
         window = Window.between(

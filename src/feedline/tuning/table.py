@@ -17,7 +17,8 @@ def table(
     """All lines of it; arguments are as those of `tuned.Tuned`."""
     lines: list[str] = []
     for name, phase in zip(phase_names(phases), phases, strict=True):
-        lines.append(name)
+        copies = f", from copies of {phase.copies_px} px" if phase.copies_px else ""
+        lines.append(name + copies)
         if phase.ceiling is not None:
             free = _rate(phase.ceiling, phase.batch_size)
             lines.append(f"  {'with data for free':<44}{free}")

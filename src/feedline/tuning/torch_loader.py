@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedline.dataset.torch_workers import TorchWorkers
-from feedline.engine.defaults import auto_workers
 from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
+from feedline.loader.checks import worker_count
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
 from feedline.tuning.search import Choices
@@ -64,7 +64,7 @@ class TorchLoader:
         """The workers that it has, or as many as `num_workers="auto"` begins with."""
         loader = self._loader
         factor = _FACTOR if loader.prefetch_factor is None else loader.prefetch_factor
-        workers = loader.num_workers or auto_workers()
+        workers = loader.num_workers or worker_count("auto")
         return Setting(workers=workers, prefetch=factor, pin=bool(loader.pin_memory))
 
     @property

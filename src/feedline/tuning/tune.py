@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.control.limits import Limits
+from feedline.control.room import Room
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.forecast.rates import Rates
@@ -22,6 +23,7 @@ from feedline.plan.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.tuning.arguments import check_budget, check_step_ms
 from feedline.tuning.failure import Failure
+from feedline.tuning.finalists import Finalists
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of, rates_of_torch
@@ -37,12 +39,13 @@ from feedline.tuning.tuned_phase import Ended, TunedPhase
 __all__ = ["Told", "paced", "search_settings", "tune"]
 
 Told = Callable[[int | None, Trial], object]
-"""Is called after each trial, with the image size."""
+"""Is called after the first trial of each setting, with the image size."""
 
 _CEILING_S = 1.0
-_LEAST_S, _MOST_S = 1.0, 4.0  # a trial
+_LEAST_S, _MOST_S = 1.0, 2.5  # a trial
 _LEAST_STEPS = 4  # a trial: two before it counts, and two that count
 _TRIALS = 5
+_TURNS = 4  # of settings that are tried again, for _LEAST_S each
 _STEPS = 8  # that a trial takes, those of the setting before included
 _MEMORY = 0.5  # of what is available
 
@@ -59,8 +62,9 @@ def tune(
     """Find the fewest workers with which a training is as fast as it can be, for each image size.
 
     Where batches come unevenly, it also tries to have more of them made ahead, within what a loader
-    of rows has allocated, and smaller pieces. Files should be in the page cache, as in later
-    epochs: see `warm`.
+    of rows has allocated, and smaller pieces. At last the answer, and what is hardly slower or may
+    be faster, take turns as far as there is time, so that no single trial decides. Files should be
+    in the page cache, as in later epochs: see `warm`.
 
     Args:
         loader: a feedline.DataLoader with workers; its batches are taken, as many as are needed,
@@ -73,7 +77,7 @@ def tune(
             as the images have fewer pixels. The process sleeps for so long.
         budget_s: how many seconds it may take; a step that is under way at the end is finished, and
             each size takes at least one.
-        told: is called after each trial with the image size.
+        told: is called after the first trial of each setting with the image size.
         warm: batches of each size that are taken before anything is measured, without a step.
 
     Raises:
@@ -162,7 +166,7 @@ def _phase(
     warm: int,
 ) -> tuple[TunedPhase, Failure | None]:
     """Search in one phase; and what has ended that, if it was an exception of the user's code."""
-    ceiling, search, failure = None, None, None
+    ceiling, search, final, failure = None, None, None, None
     ended: Ended = "done"
     rehearsal = Rehearsal(tried, step, phase.size)
     begun, ready_s = time.monotonic(), 0.0
@@ -172,16 +176,25 @@ def _phase(
         ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
         ceiling = rehearsal.ceiling(ceiling_s, until)
         ready_s = time.monotonic() - begun
-        search = Search(_limits(tried.start, rehearsal), tried.start, ceiling, tried.choices)
+        limits, room = Limits(cores=usable_cores()), _room(tried.start, rehearsal)
+        search = Search(limits, tried.start, ceiling, tried.choices, room)
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
             if left_s < max(_LEAST_S, _LEAST_STEPS / ceiling):
                 ended = "budget"
                 break
-            trial = rehearsal.trial(setting, least_s=_LEAST_S, most_s=min(_MOST_S, left_s))
+            trial = rehearsal.trial(
+                setting,
+                least_s=_LEAST_S,
+                most_s=min(_MOST_S, left_s),
+                fastest=max((each.steps_per_s for each in search.trials.values()), default=None),
+            )
             search.add(trial)
             if told is not None:
                 told(phase.size, trial)
+        if ended == "done":
+            final = Finalists(search.finalists)
+            _take_turns(final, rehearsal, 1 / ceiling, until)
     except KeyboardInterrupt:
         ended = "interrupted"
     except ResourceError:
@@ -193,12 +206,16 @@ def _phase(
     except Exception as error:
         ended, failure = "error", Failure(error, step.raised(error))
     known = search is not None and bool(search.trials)
+    best = search.best if search is not None and known else None
+    if search is not None and final is not None:
+        search.trials.update(final.trials)
+        best = final.best
     found = TunedPhase(
         size=phase.size,
         batch_size=tried.batch_size,
         ceiling=ceiling,
         trials=tuple(search.trials.values()) if search is not None else (),
-        best=search.best if search is not None and known else None,
+        best=best,
         reached=search is not None and known and search.reached,
         ended=ended,
         needs_s=_needs_s(ceiling, ready_s),
@@ -207,11 +224,25 @@ def _phase(
     return found, failure
 
 
-def _limits(start: Setting, rehearsal: Rehearsal) -> Limits:
-    """How far the crew may grow: a worker has memory of its own, and for the batches it makes."""
-    ahead = start.prefetch * rehearsal.batch_bytes if start.piece_ms is None else 0
-    room = int(_MEMORY * available_memory_bytes() / (WORKER_BYTES + ahead))
-    return Limits(cores=usable_cores(), more=room)
+def _take_turns(final: Finalists, rehearsal: Rehearsal, step_s: float, until: float) -> None:
+    """Let the finalists take turns, while there is time for all turns of a round."""
+    most_s = max(_LEAST_S, 2 * _STEPS * step_s)
+    while (setting := final.next()) is not None:
+        if until - time.monotonic() < final.turns * (most_s + _STEPS * step_s):
+            break
+        final.add(rehearsal.trial(setting, least_s=_LEAST_S / 2, most_s=most_s))
+
+
+def _room(start: Setting, rehearsal: Rehearsal) -> Room:
+    """How far crew and depth may grow: a worker has memory of its own, and for what it makes."""
+    whole = start.piece_ms is None
+    return Room(
+        free=int(_MEMORY * available_memory_bytes()),
+        workers=start.workers,
+        ahead=start.prefetch if whole else 0,
+        worker_bytes=WORKER_BYTES,
+        batch_bytes=rehearsal.batch_bytes if whole else 0,
+    )
 
 
 def _needs_s(ceiling: float | None, ready_s: float) -> float:
@@ -222,7 +253,8 @@ def _needs_s(ceiling: float | None, ready_s: float) -> float:
         ready_s: what it took until trials could begin.
     """
     step_s = 1.0 / ceiling if ceiling else 0.0
-    return max(ready_s, _CEILING_S) + _TRIALS * max(_MOST_S, _STEPS * step_s)
+    turns_s = _TURNS * max(_LEAST_S, 3 * _STEPS * step_s)
+    return max(ready_s, _CEILING_S) + _TRIALS * max(_MOST_S, _STEPS * step_s) + turns_s
 
 
 def _check(

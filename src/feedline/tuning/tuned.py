@@ -20,7 +20,11 @@ from feedline.tuning.setting import Setting
 from feedline.tuning.table import table
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict
 
-__all__ = ["Tuned"]
+__all__ = ["ONE_FOR_ALL", "Tuned"]
+
+ONE_FOR_ALL = (
+    "one setting for all phases, enough for the busiest; num_workers='auto' follows each phase"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +100,21 @@ class Tuned:
         """The call to paste; "" where nothing was measured."""
         said = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         name = "torch.utils.data.DataLoader" if self.loader == "torch" else "feedline.DataLoader"
-        return f"{name}(..., {said})" if said else ""
+        lines = [f"{name}(..., {said})"] if said else []
+        if said and len(self.phases) > 1:
+            lines.append(f"# {ONE_FOR_ALL}")
+        return "\n".join([*lines, *self._recommendations])
+
+    @property
+    def _recommendations(self) -> list[str]:
+        """Faster ways to make the images, as comments behind a snippet: they change pixels."""
+        said: dict[str, list[str]] = {}
+        for phase in self.phases:
+            other = phase.recommended
+            if other is not None and phase.best is not None:
+                at = f"at {phase.size} px " if phase.size else ""
+                said.setdefault(other.how or other.name, []).append(at + other.said(phase.best))
+        return [f"# or with {how}: {'; '.join(why)}" for how, why in said.items()]
 
     @property
     def saved(self) -> SavedSettings | None:
@@ -175,6 +193,8 @@ class Tuned:
         return {
             "num_workers": self.num_workers,
             "arguments": self.arguments,
+            "snippet": self.snippet,
+            "scope": "all phases",
             "loader": self.loader,
             "batch_size": self.batch_size,
             "files": self.files,

@@ -23,10 +23,21 @@ class Other:
     Args:
         name: which way, as "decode='scaled'".
         trial: what it gave.
+        how: what to write to have it so; "" where the name says it.
+        pixels_off: from those of the first way, in the mean, of 255 grey levels; None where that
+            was not measured.
     """
 
     name: str
     trial: Trial
+    how: str = ""
+    pixels_off: float | None = None
+
+    def said(self, best: Trial) -> str:
+        """What it gains over the best of the first way, and what it changes."""
+        times = self.trial.steps_per_s / best.steps_per_s
+        off = "" if self.pixels_off is None else f" ({self.pixels_off:.2g} of 255 levels off)"
+        return f"{self.name} is {times:.2f} times as fast, with other pixels{off}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +55,7 @@ class TunedPhase:
         needs_s: about how long a whole search takes with such steps.
         others: the same images, made in other ways.
         raised: what ended it with an exception, in a line; "" where nothing did.
+        copies_px: the side of the copies in a cache that it reads; None for the originals.
     """
 
     size: int | None
@@ -56,6 +68,7 @@ class TunedPhase:
     needs_s: float
     others: tuple[Other, ...] = ()
     raised: str = ""
+    copies_px: int | None = None
 
     @classmethod
     def of_trial(
@@ -72,6 +85,17 @@ class TunedPhase:
             ended="done",
             needs_s=0.0,
         )
+
+    @property
+    def recommended(self) -> Other | None:
+        """The fastest other way, where it is faster than the best setting beyond both intervals.
+
+        It changes pixels, so it is no part of the settings.
+        """
+        if self.best is None or (own := self.best.interval) is None:
+            return None
+        others = [each for each in self.others if (each.trial.interval or own)[0] > own[1]]
+        return max(others, key=lambda other: other.trial.steps_per_s, default=None)
 
     @property
     def reason(self) -> str:
@@ -92,7 +116,10 @@ class TunedPhase:
         else:
             share = self.best.steps_per_s / self.ceiling if self.ceiling else None
             of = "" if share is None else f", at {share:.0%} of what the step could do"
-            said = f"nothing is faster than {crew}{of}"
+            what = "no setting" if self.others else "nothing"
+            said = f"{what} is faster than {crew}{of}"
+            if self.recommended is not None:
+                said += f"; {self.recommended.said(self.best)}: yours to decide"
         return said if why is None else f"{said}, of what was tried ({why})"
 
 
@@ -116,8 +143,18 @@ def phase_dict(phase: TunedPhase) -> dict[str, Any]:
         "step_is_the_limit": phase.reached,
         "ended": phase.ended,
         "reason": phase.reason,
+        "copies_px": phase.copies_px,
+        "recommended": None if phase.recommended is None else phase.recommended.name,
         "trials": [_trial_dict(trial) for trial in phase.trials],
-        "others": [{"name": other.name, **_trial_dict(other.trial)} for other in phase.others],
+        "others": [
+            {
+                "name": other.name,
+                "how": other.how,
+                "pixels_off": other.pixels_off,
+                **_trial_dict(other.trial),
+            }
+            for other in phase.others
+        ],
     }
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from feedline.engine.defaults import auto_workers
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.checks import is_native
+from feedline.loader.checks import is_native, worker_count
 
 __all__ = ["function_named", "is_function_name", "loader_of"]
 
@@ -85,7 +84,7 @@ def loader_of(
         return given
     rows = 64 if batch_size is None else batch_size
     if isinstance(given, IterableDataset):
-        return TorchDataLoader(given, rows, num_workers=auto_workers())
+        return TorchDataLoader(given, rows, num_workers=worker_count("auto"))
     indexed = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not (indexed or is_native(given)):
         raise UsageError(

@@ -1,0 +1,140 @@
+"""Images made in another way: recommended where they are faster, and never taken by themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feedline import build_cache
+from feedline.control.window import Window
+from feedline.tuning.folder import FolderTuning, tune_folder
+from feedline.tuning.other_way import OtherWay, pixels_off
+from feedline.tuning.setting import Setting
+from feedline.tuning.trial import Trial
+from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuned_phase import Other, TunedPhase
+
+
+def trial(rate: float, error: float = 0.01, workers: int = 1) -> Trial:
+    window = Window(
+        phase=None,
+        steps=100,
+        seconds=100 / rate,
+        wait_s=1.0,
+        tasks_s=1.0,
+        on_core=1.0,
+        queued=0.0,
+        workers=workers,
+    )
+    setting = Setting(workers=workers, prefetch=3, piece_ms=50.0)
+    return Trial(setting=setting, window=window, error=error)
+
+
+def phase(*others: Other, size: int = 112) -> TunedPhase:
+    best = trial(603.1)
+    found = TunedPhase.of_trial(best, size=size, batch_size=1, ceiling=2000.0)
+    return replace(found, others=others)
+
+
+def tuned(*phases: TunedPhase) -> Tuned:
+    return Tuned(
+        phases=phases,
+        seconds=1.0,
+        batch_size=1,
+        start=Setting(workers=1, prefetch=3, piece_ms=50.0),
+    )
+
+
+def scaled(rate: float, error: float = 0.01) -> Other:
+    name = "decode='scaled'"
+    return Other(
+        name=name,
+        trial=trial(rate, error),
+        how=f"feedline.ImageFolder(..., {name})",
+        pixels_off=1.9,
+    )
+
+
+def test_what_is_faster_beyond_its_interval_is_recommended_and_not_taken() -> None:
+    found = tuned(phase(scaled(657.8)))
+    (only,) = found.phases
+    assert "no setting is faster than 1 worker" in only.reason
+    assert "decode='scaled' is 1.09 times as fast, with other pixels (1.9 of 255" in only.reason
+    lines = found.snippet.splitlines()
+    assert lines[0] == "feedline.DataLoader(..., num_workers=1)"
+    assert lines[1].startswith("# or with feedline.ImageFolder(..., decode='scaled'): at 112 px")
+    said = found.as_dict()
+    assert said["phases"][0]["recommended"] == "decode='scaled'"
+    assert said["phases"][0]["others"][0]["pixels_off"] == 1.9
+    assert said["snippet"] == found.snippet
+    assert found.saved is not None
+    assert "scaled" not in found.saved.as_text()
+    assert set(found.arguments) == {"num_workers"}
+
+
+@pytest.mark.parametrize(
+    "other", [scaled(500.0), scaled(610.0), scaled(657.8, 0.2), scaled(657.8, 1)]
+)
+def test_what_may_be_as_fast_is_not(other: Other) -> None:
+    found = tuned(phase(other))
+    assert found.phases[0].recommended is None
+    assert found.as_dict()["phases"][0]["recommended"] is None
+    assert "scaled" not in found.phases[0].reason + found.snippet
+
+
+def test_the_fastest_way_is_recommended() -> None:
+    slower = Other(name="the originals", trial=trial(640.0))
+    assert phase(slower, scaled(700.0)).recommended == scaled(700.0)
+
+
+def test_one_setting_is_for_all_phases_and_that_is_said() -> None:
+    found = tuned(phase(), phase(size=224))
+    assert "one setting for all phases" in found.snippet
+    assert "one setting for all phases" in str(found)
+    assert found.as_dict()["scope"] == "all phases"
+    assert "all phases" not in tuned(phase()).snippet
+
+
+def photographs(root: Path) -> Path:
+    random = np.random.default_rng(0)
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for k in range(12):
+            small = random.integers(0, 256, (40, 60, 3), np.uint8)
+            Image.fromarray(small).resize((600, 400)).save(root / name / f"{k}.jpg")
+    return root
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_ways_are_compared_on_the_same_crops(tmp_path: Path, monkeypatch: Any) -> None:
+    root, cache = photographs(tmp_path / "photographs"), tmp_path / "cache"
+    build_cache(root, cache, [48, 96])
+    from feedline.tuning import folder
+
+    ways: list[OtherWay] = []
+    noted = folder.with_other
+
+    def with_other(found: Tuned, way: OtherWay, *rest: Any) -> Tuned:
+        ways.append(way)
+        return noted(found, way, *rest)
+
+    monkeypatch.setattr(folder, "with_other", with_other)
+    for given in ({}, {"cache": cache}):
+        asked = FolderTuning(root=root, schedule="32x1,64x1", batch_size=8, budget_s=60, **given)
+        found = tune_folder(asked, step_ms=0)
+        if all(each.ended == "done" for each in found.phases):
+            assert json.dumps(found.as_dict())
+            (way,) = ways
+            ways.clear()
+            for size in (32, 64):
+                assert 0 < pixels_off(way, size) < 40
+                same = replace(way, few=way.few_as_asked)
+                assert pixels_off(same, size) == 0
+        levels = [each.copies_px for each in found.phases if each.best is not None]
+        assert levels == ([48, 96] if given else [None, None])[: len(levels)]
