@@ -40,14 +40,12 @@ class Recipe:
         theirs: the dataset for torch's DataLoader, from a folder of photographs.
         ours: the one for feedline's; None: the same object.
         collate: a `collate_fn` of so many classes, for both.
-        options: further arguments of feedline.DataLoader.
         changed: what a user changes for feedline, beside the loader, in words.
     """
 
     theirs: Make
     ours: Make | None = None
     collate: Callable[[int], Any] | None = None
-    options: tuple[tuple[str, Any], ...] = ()
     changed: str = "nothing"
 
 
@@ -241,10 +239,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "datasets of Hugging Face": Recipe(
         lambda folder: hugging_face(folder).with_transform(OfABatch(plain())),
-        lambda folder: feedline.ImageList.from_hf(
-            hugging_face(folder), transform=feedline.TrainCrop()
-        ),
-        options=(("image_size", 224), ("device", "cpu"), ("mean", MEAN), ("std", STD)),
+        lambda folder: feedline.ImageList.from_hf(hugging_face(folder), transform=plain()),
         changed="feedline.ImageList.from_hf",
     ),
     "segmentation, torchvision's preset": Recipe(

@@ -1,9 +1,9 @@
 """Recipes as other libraries have them: DALI on the CPU, albumentations, timm's own loader.
 
 Guarantees: the same files, crops of the same distributions, floats normalised alike, (batch, 3,
-224, 224), in batches of the same size with as many workers or threads; a peer that is not
-installed, or lacks a recipe, is left out. Their pixels differ a little: DALI and OpenCV have other
-filters of the same names; albumentations' colours have other formulas.
+224, 224) or a list of such for several views, in batches of the same size with as many workers or
+threads; a peer that is not installed, or lacks a recipe, is left out. Their pixels differ a little:
+DALI and OpenCV have other filters of the same names; albumentations' colours have other formulas.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_list import MEAN, RECIPES, STD
+from recipe_views import DINO, SIMCLR, View, albumentations_view, dali_view
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
@@ -82,12 +83,46 @@ def _dali(*, cubic: bool = False, central: bool = False, smallest: float = 0.08)
     return begun
 
 
-class _OpenCV(Dataset[Any]):
-    """A folder as albumentations' documentation reads it, by OpenCV."""
+def _dali_views(*views: View) -> Epochs:
+    """Views of an image that is decoded once, as a whole."""
 
-    def __init__(self, folder: Path, transform: Callable[..., Any]) -> None:
+    def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+        from nvidia.dali import fn, pipeline_def
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+
+        paths, labels = zip(*ImageFolder(str(folder)).samples, strict=True)
+
+        @pipeline_def(batch_size=batch, num_threads=workers, device_id=None)
+        def pipeline() -> tuple[Any, ...]:
+            files, numbers = fn.readers.file(
+                files=list(paths), labels=list(labels), random_shuffle=True, name="files"
+            )
+            images = fn.decoders.image(files, adjust_orientation=False)
+            return *(dali_view(images, view) for view in views), numbers
+
+        batches = DALIGenericIterator(
+            pipeline(),
+            [*(f"view {number}" for number in range(len(views))), "label"],
+            reader_name="files",
+            last_batch_policy=LastBatchPolicy.DROP,
+            auto_reset=True,
+        )
+
+        def epoch() -> Iterator[int]:
+            for (made,) in batches:
+                yield len(made["label"])
+
+        return epoch
+
+    return begun
+
+
+class _OpenCV(Dataset[Any]):
+    """A folder as albumentations' documentation reads it, by OpenCV: one view, or a list."""
+
+    def __init__(self, folder: Path, *transforms: Callable[..., Any]) -> None:
         self._samples = ImageFolder(str(folder)).samples
-        self._transform = transform
+        self._transforms = transforms
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -98,7 +133,8 @@ class _OpenCV(Dataset[Any]):
         cv2.setNumThreads(0)
         path, label = self._samples[index]
         image = cv2.imread(path, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-        return self._transform(image=image)["image"], label
+        made = [transform(image=image)["image"] for transform in self._transforms]
+        return made[0] if len(made) == 1 else made, label
 
 
 def _albumentations(steps: Callable[[Any, Any], list[Any]]) -> Epochs:
@@ -115,26 +151,35 @@ def _albumentations(steps: Callable[[Any, Any], list[Any]]) -> Epochs:
     return begun
 
 
+def _albumentations_views(*views: View) -> Epochs:
+    def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
+        data = _OpenCV(folder, *map(albumentations_view, views))
+        return _under_torch(data, batch, workers)
+
+    return begun
+
+
+def _albumentations_crop(smallest: float, *, cubic: bool) -> Epochs:
+    """A random crop of at least such a share of the area, and a flip."""
+
+    def steps(library: Any, cv2: Any) -> list[Any]:
+        by = cv2.INTER_CUBIC if cubic else cv2.INTER_LINEAR
+        crop = library.RandomResizedCrop((224, 224), (smallest, 1.0), interpolation=by)
+        return [crop, library.HorizontalFlip()]
+
+    return _albumentations(steps)
+
+
 def _under_torch(data: Any, batch: int, workers: int) -> Callable[[], Iterator[int]]:
     loader = DataLoader(
         data, batch, shuffle=True, num_workers=workers, persistent_workers=True, drop_last=True
     )
 
     def epoch() -> Iterator[int]:
-        for images, _ in loader:
-            yield len(images)
+        for _, labels in loader:
+            yield len(labels)
 
     return epoch
-
-
-def _albumentations_colours(library: Any, cv2: Any) -> list[Any]:
-    return [
-        library.RandomResizedCrop((224, 224), interpolation=cv2.INTER_LINEAR),
-        library.HorizontalFlip(),
-        library.ColorJitter((0.2, 1.8), (0.2, 1.8), (0.2, 1.8), (-0.2, 0.2), p=0.8),
-        library.ToGray(p=0.2),
-        library.GaussianBlur((23, 23), (0.1, 2.0), p=0.5),
-    ]
 
 
 def _timm(recipe: str) -> Epochs:
@@ -182,32 +227,27 @@ _PEERS: dict[str, tuple[str, dict[str, Epochs]]] = {
             "torchvision, training": _dali(),
             "MAE": _dali(cubic=True, smallest=0.2),
             "timm, evaluation": _dali(cubic=True, central=True),
+            "timm, training, bicubic": _dali(cubic=True),
+            "SimCLR, a single view": _dali_views(SIMCLR),
+            "SimCLR, two views": _dali_views(SIMCLR, SIMCLR),
+            "DINO, 2 + 8 views": _dali_views(*DINO),
         },
     ),
     "albumentations": (
         "albumentations",
         {
-            "torchvision, training": _albumentations(
-                lambda library, cv2: [
-                    library.RandomResizedCrop((224, 224), interpolation=cv2.INTER_LINEAR),
-                    library.HorizontalFlip(),
-                ]
-            ),
-            "MAE": _albumentations(
-                lambda library, cv2: [
-                    library.RandomResizedCrop(
-                        (224, 224), (0.2, 1.0), interpolation=cv2.INTER_CUBIC
-                    ),
-                    library.HorizontalFlip(),
-                ]
-            ),
+            "torchvision, training": _albumentations_crop(0.08, cubic=False),
+            "MAE": _albumentations_crop(0.2, cubic=True),
+            "timm, training, bicubic": _albumentations_crop(0.08, cubic=True),
             "timm, evaluation": _albumentations(
                 lambda library, cv2: [
                     library.SmallestMaxSize(256, interpolation=cv2.INTER_CUBIC),
                     library.CenterCrop(224, 224),
                 ]
             ),
-            "SimCLR, a single view": _albumentations(_albumentations_colours),
+            "SimCLR, a single view": _albumentations_views(SIMCLR),
+            "SimCLR, two views": _albumentations_views(SIMCLR, SIMCLR),
+            "DINO, 2 + 8 views": _albumentations_views(*DINO),
         },
     ),
     "timm's loader": ("timm", {recipe: _timm(recipe) for recipe in _OF_TIMM}),

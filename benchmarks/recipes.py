@@ -1,6 +1,7 @@
 """Published recipes under torch's DataLoader and under feedline's: images per second.
 
     python benchmarks/recipes.py FOLDER [--only NAME] [--rounds N] [--json FILE]
+    python benchmarks/recipes.py --write    from results/recipes.json into docs/RECIPES.md
 
 FOLDER/CLASS/*.jpg. `recipe_list.py` has the recipes: most are one dataset object with torchvision's
 or timm's own transforms, given to both loaders, 2 workers, batches of 32, shuffled; of the others
@@ -10,10 +11,8 @@ built, one epoch is read (workers start, files come into the page cache), then w
 timed for three seconds at least. Given are the median of the rounds, with their range, and what
 feedline says that it does in the place of the recipe's own code.
 
-The difference in pixels is that of the crops alone, in grey levels of 255 in the mean over 100
-images, against Pillow's crop and resize with the same corners: all that follows them is done by the
-recipe's own steps, or to the same bytes, but for a blur (within one level). It is measured where
-both loaders are given the same ImageFolder.
+The difference in pixels is that of the whole pipeline after the same draws (`recipe_pixels.py`), in
+grey levels of 255 in the mean over 100 images.
 
 Caveats: the training process only takes batches; other images have other ratios.
 """
@@ -21,7 +20,9 @@ Caveats: the training process only takes batches; other images have other ratios
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import re
 import statistics
 import time
 import warnings
@@ -30,28 +31,27 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from recipe_list import RECIPES, Recipe
 from recipe_peers import peers_of
+from recipe_pixels import difference
 from report import machine, save, table, versions
 from torch.utils.data import DataLoader
 
 import feedline
-from feedline.images.placement import Box
-from feedline.plan.row import Item
 from feedline.recognition.compiled import Compiled
 from feedline.recognition.pair import Pair
-from feedline.recognition.pipeline import ImagePipeline
-from feedline.recognition.recognise import recognise
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
-FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "RECIPES.md"
+RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
+BEGIN = "<!-- benchmarks/recipes.py --write -->"
+END = "<!-- end of recipes.py -->"
+HEADERS = ["recipe", "torch", "feedline", "ratio (range)", "fused", "runs as it is"]
+HEADERS += ["pixel difference", "others"]
+STEP = re.compile(r"(?:^|, |: )((?:target_transform|[A-Z]\w+)(?=\(| ))")
+"""A step's name in a line of `explain()`, also of one that stands in a RandomApply."""
 PACKAGES = [
     *("torch", "torchvision", "timm", "pillow", "datasets", "albumentations"),
     *("opencv-python-headless", "nvidia-dali-cuda130"),
@@ -69,15 +69,17 @@ class Row:
         recipe: its name.
         changed: what a user changes for feedline, beside the loader.
         rates: images per second of each turn, by the loader's name.
-        said: what feedline says of it.
-        difference: of the crops' pixels, in grey levels in the mean.
+        fused: the steps that feedline's code stands for.
+        as_is: what runs as it is.
+        difference: of the pipeline's pixels, in grey levels in the mean.
     """
 
     recipe: str
     changed: str
     rates: dict[str, list[float]]
-    said: list[str]
-    difference: float | None
+    fused: list[str]
+    as_is: list[str]
+    difference: float
     ratios: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Row:
         self.ratios = [ours / theirs for ours, theirs in pairs]
 
 
-def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any, **options: Any) -> Epoch:
+def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> Epoch:
     """The epochs of a loader that is built for this turn."""
     loader = make(
         dataset,
@@ -95,7 +97,6 @@ def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any, **options:
         persistent_workers=True,
         drop_last=True,
         collate_fn=collate_fn,
-        **options,
     )
 
     def epoch() -> Iterator[int]:
@@ -115,31 +116,6 @@ def rate(epoch: Epoch) -> float:
     return images / (time.perf_counter() - begun)
 
 
-def difference(dataset: Any) -> float | None:
-    """Of the crops' pixels from Pillow's with the same corners; None where none is taken over."""
-    pipeline = recognise(dataset).pipeline
-    if not isinstance(pipeline, ImagePipeline):
-        return None
-    apart = []
-    for sample in range(0, len(dataset), max(1, len(dataset) // 100)):
-        item = Item(sample, 224, sample, 1.0)
-        ours, _ = pipeline._pixels(item)
-        with Image.open(dataset.samples[sample][0]) as opened:
-            image = opened.convert("RGB")
-        placed = pipeline.recognised.crop.place(image.height, image.width, item)
-        by = FILTERS[placed.filter]
-        if isinstance(placed, Box):
-            part = (placed.left, placed.top, placed.left + placed.width, placed.top + placed.height)
-            theirs = image.crop(part).resize((224, 224), by)
-        else:
-            corner = placed.left, placed.top, placed.left + 224, placed.top + 224
-            theirs = image.resize((placed.width, placed.height), by).crop(corner)
-        if placed.flip:
-            theirs = theirs.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        apart.append(float(np.abs(ours.astype(int) - np.asarray(theirs)).mean()))
-    return statistics.mean(apart)
-
-
 def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
     """A recipe under all loaders, in turns."""
     theirs = recipe.theirs(folder)
@@ -147,7 +123,7 @@ def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
     collate_fn = recipe.collate and recipe.collate(len(theirs.classes))
     loaders: dict[str, Callable[[], Epoch]] = {
         "torch": lambda: epoch_of(DataLoader, theirs, collate_fn),
-        "feedline": lambda: epoch_of(feedline.DataLoader, ours, collate_fn, **dict(recipe.options)),
+        "feedline": lambda: epoch_of(feedline.DataLoader, ours, collate_fn),
     }
     for peer, epochs in peers_of(name).items():
         loaders[peer] = lambda epochs=epochs: epochs(folder, BATCH, WORKERS)
@@ -155,52 +131,81 @@ def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
     for _ in range(rounds):
         for loader, begin in loaders.items():
             rates[loader].append(rate(begin()))
-    apart = difference(ours) if recipe.ours is None else None
-    return Row(name, recipe.changed, rates, said_of(ours), apart)
+    fused, as_is = said_of(ours, collate_fn)
+    return Row(name, recipe.changed, rates, fused, as_is, difference(recipe, folder))
 
 
-def said_of(dataset: Any) -> list[str]:
-    """What feedline does in the place of a recipe's own code, and what runs as it is."""
+def said_of(dataset: Any, collate_fn: Any) -> tuple[list[str], list[str]]:
+    """The names of the steps that feedline fuses, and what runs as it is, as `explain()` says."""
     transform = getattr(dataset, "transform", None)
-    if isinstance(transform, (Compiled, Pair)):
-        return [f"compiled: {line}" for line in transform.explain().splitlines()]
-    if isinstance(dataset, feedline.ImageList):
-        return ["fast: all of it"]
-    found = recognise(dataset)
-    said = [*(f"fast: {step}" for step in found.fast), *(f"as it is: {s}" for s in found.as_is)]
-    return said or list(found.refused)
+    within = isinstance(transform, (Compiled, Pair))
+    if within:  # a Dataset of the user's, which calls it
+        said = transform.explain()
+    else:
+        with feedline.DataLoader(dataset, BATCH, collate_fn=collate_fn) as loader:
+            said = loader.explain()
+    facts: dict[str, list[str]] = {"recognised": [], "unchanged": []}
+    for line in said.splitlines():
+        name, _, fact = line.partition(" ")
+        if name in facts:
+            facts[name] += STEP.findall(fact.strip())
+    fused, as_is = (list(dict.fromkeys(names)) for names in facts.values())
+    as_is += ["the Dataset"] * within + ["the `collate_fn`"] * (collate_fn is not None)
+    return fused, as_is
 
 
 def in_words(row: Row) -> list[str]:
     """A line of the table."""
-    names = [
-        said.removeprefix("as it is: ").partition("(")[0]
-        for said in row.said
-        if said.startswith("as it is: ")
-    ]
     low, high = min(row.ratios), max(row.ratios)
     medians = {loader: statistics.median(rates) for loader, rates in row.rates.items()}
     peers = [f"{loader} {rate:.0f}" for loader, rate in list(medians.items())[2:]]
     return [
-        row.recipe,
+        row.recipe + ("" if row.changed == "nothing" else f" ({row.changed})"),
         f"{medians['torch']:.0f}",
         f"{medians['feedline']:.0f}",
         f"{statistics.median(row.ratios):.2f} ({low:.2f}-{high:.2f})",
-        "-" if row.difference is None else f"{row.difference:.2f}",
-        ", ".join(names) or "nothing",
-        row.changed,
+        ", ".join(row.fused),
+        ", ".join(row.as_is) or "nothing",
+        f"{row.difference:.3f}",
         ", ".join(peers) or "-",
     ]
+
+
+def in_markdown(rows: list[Row]) -> str:
+    """All lines of the table."""
+    return table([in_words(row) for row in rows], HEADERS, markdown=True)
+
+
+def write(found: dict[str, Any]) -> None:
+    """Put the table between its marks."""
+    rows = []
+    for saved in found["rows"]:
+        if "fused" not in saved:
+            raise SystemExit(f"{RESULTS} was written by an earlier recipes.py: measure anew")
+        rows.append(Row(**{name: value for name, value in saved.items() if name != "ratios"}))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{PAGE}: there is no {BEGIN} ... {END}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{in_markdown(rows)}\n\n{END}{after}")
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="of photographs, a folder for each class"
+    )
     parser.add_argument("--only", default="", help="recipes that have this in their names")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each loader")
     parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--write", action="store_true", help="the results into docs/RECIPES.md")
     options = parser.parse_args()
+    if options.write:
+        write(json.loads(RESULTS.read_text()))
+        return
+    if options.folder is None:
+        parser.error("FOLDER, or --write, is wanted")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     random.seed(0)
@@ -209,9 +214,7 @@ def main() -> None:
         if options.only in name:
             rows.append(measured(name, recipe, options.folder, options.rounds))
             print("  ".join(in_words(rows[-1])), flush=True)
-    headers = ["recipe", "torch", "feedline", "ratio", "difference", "runs as it is"]
-    headers += ["changed", "others"]
-    print("\n" + table([in_words(row) for row in rows], headers, markdown=True))
+    print("\n" + in_markdown(rows))
     found = {
         "machine": machine(),
         "versions": versions(PACKAGES),

@@ -5,14 +5,13 @@ Guarantees: those of `rows` and `array_store`.
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
 import numpy as np
 
-from feedline.images.crops import Transform, checked_transform
-from feedline.images.rows import RowPipeline
+from feedline.images.given_transform import GivenTransform, given_transform
+from feedline.images.image_source import ImageSource
 from feedline.images.stable_repr import without_addresses
 from feedline.stores.array_store import ArrayStore
 from feedline.stores.store import Pixels
@@ -20,7 +19,7 @@ from feedline.stores.store import Pixels
 __all__ = ["ImageArray"]
 
 
-class ImageArray(RowPipeline[ArrayStore]):
+class ImageArray(ImageSource[ArrayStore]):
     """Decoded images of one size in one array, e.g. a smaller copy of a whole set.
 
     A row is "image", uint8 (size, size, 3), and "label", of the labels' dtype and shape.
@@ -32,7 +31,7 @@ class ImageArray(RowPipeline[ArrayStore]):
             become int64, e.g. class numbers; all others keep their dtype and shape, e.g. float32
             (n, 4) for boxes or bool (n, classes) for several labels an image.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`. It does not change labels.
+            `EvalCrop()`, or another transform, as of `ImageFolder`. It does not change labels.
 
     Raises:
         DatasetError: a file is missing or is no .npy file.
@@ -43,9 +42,9 @@ class ImageArray(RowPipeline[ArrayStore]):
         self,
         images: Pixels | str | os.PathLike[str],
         labels: Any,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
     ) -> None:
-        super().__init__(ArrayStore(images, labels), checked_transform(transform))
+        super().__init__(ArrayStore(images, labels), given_transform(transform))
 
     @property
     def images(self) -> Pixels:
@@ -65,12 +64,6 @@ class ImageArray(RowPipeline[ArrayStore]):
     def transform_identity(self) -> str:
         """What decides how an image becomes a row, in words: the same in every process."""
         return without_addresses(repr(self.transform))
-
-    def with_transform(self, transform: Transform) -> ImageArray:
-        """The same images with another transform, e.g. for testing; the pixels are shared."""
-        other = copy.copy(self)
-        other.transform = checked_transform(transform)
-        return other
 
     def __repr__(self) -> str:
         count, height, width, _ = self.images.shape

@@ -8,7 +8,6 @@ Relies on: `index` for which files, `rows` and `file_store` for the rest.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import UsageError
-from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
-from feedline.images.rows import RowPipeline
+from feedline.images.given_transform import GivenTransform, given_transform
+from feedline.images.image_source import ImageSource
 from feedline.remote.error import NoCache
 from feedline.remote.image_files import RemoteImages, images_in, no_files_here
 from feedline.remote.open_location import location_of
@@ -33,7 +32,7 @@ from feedline.stores.index import FolderIndex, checked_endings, scan_folder
 __all__ = ["ImageFolder"]
 
 
-class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
+class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
     """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label", int64, or as the cache's labels are.
@@ -47,7 +46,9 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
             folder of class folders, may lie elsewhere: "s3://bucket/train", "https://host/train",
             or any other protocol of fsspec's; what is fetched is kept here.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`.
+            `EvalCrop()`. Or a pipeline of torchvision's or timm's, `feedline.compile(...)`,
+            `feedline.views(...)`, or any other function of an image, RGB, of Pillow's: what that
+            makes is then in the batches, on the fast path where it is recognised.
         decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
             1/2, 1/4 or 1/8 where the part wanted still has the row's size. On 500 ImageNet
             photographs of about 500 x 375 px its pixels differ from those of "exact" by 0.04 grey
@@ -79,7 +80,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
     def __init__(
         self,
         root: str | os.PathLike[str],
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         *,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
@@ -95,7 +96,7 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )
         self.root = str(location)
-        checked = checked_transform(transform)
+        checked = given_transform(transform)
         store: FileStore[FolderIndex] | ArchiveStore | CacheStore
         endings = checked_endings(extensions)
         if not isinstance(location, FolderLocation) or is_cache(self.root):
@@ -173,12 +174,6 @@ class ImageFolder(RowPipeline["FileStore[FolderIndex] | ArchiveStore | CacheStor
     def originals(self) -> FileStore[Any]:
         """The images' files, which may be at a URL; else raises as `files` does."""
         return self.store if isinstance(self.store, RemoteImages) else self.files
-
-    def with_transform(self, transform: Transform) -> ImageFolder:
-        """The same images with another transform, e.g. for testing; the index is shared."""
-        other = copy.copy(self)
-        other.transform = checked_transform(transform)
-        return other
 
     def __repr__(self) -> str:
         return (

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from feedline.errors import UsageError
-from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
+from feedline.images.given_transform import GivenTransform, given_transform
+from feedline.images.image_source import ImageSource
 from feedline.images.labels import Labels, labels_of, ordered
 from feedline.images.listed_entries import lmdb_entries
 from feedline.images.listed_shards import sharded_samples
@@ -33,7 +34,7 @@ __all__ = ["FromStores", "ListStore"]
 ListStore = FileStore[LabelledPaths] | RowStore | WebDatasetStore | LmdbStore
 
 
-class FromStores(RowPipeline[ListStore]):
+class FromStores(ImageSource[ListStore]):
     """Ways to make a list of images that are no files of their own."""
 
     classes: list[str]
@@ -48,7 +49,7 @@ class FromStores(RowPipeline[ListStore]):
         image: str = "image",
         label: str = "label",
         *,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = True,
@@ -73,7 +74,7 @@ class FromStores(RowPipeline[ListStore]):
                 `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
-        crop = checked_transform(transform)
+        crop = given_transform(transform)
         rows, listed, names = rows_of(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
             raise UsageError(
@@ -96,7 +97,7 @@ class FromStores(RowPipeline[ListStore]):
         label: str | None = "cls",
         *,
         incomplete: Literal["raise", "skip"] = "raise",
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
@@ -127,7 +128,7 @@ class FromStores(RowPipeline[ListStore]):
             UsageError: an argument cannot be used; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
-        crop = checked_transform(transform)
+        crop = given_transform(transform)
         store, found, left_out = sharded_samples(shards, image, label, incomplete, classes)
         made = cls._of_store(store, found, store.folder.rstrip(os.sep) or os.sep)
         made.left_out = tuple(left_out)
@@ -144,7 +145,7 @@ class FromStores(RowPipeline[ListStore]):
         labels: Any | str | Callable[[str], Any] = None,
         *,
         check: bool = False,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
@@ -172,7 +173,7 @@ class FromStores(RowPipeline[ListStore]):
             UsageError: an argument cannot be used; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
-        crop = checked_transform(transform)
+        crop = given_transform(transform)
         store, found = lmdb_entries(path, keys, labels, classes, check=check)
         made = cls._of_store(store, found, store.path)
         RowPipeline.__init__(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from feedline.errors import UsageError
-from feedline.images.crops import Transform
+from feedline.images.given_transform import GivenTransform
 from feedline.images.tables import Table, of_csv, of_frame, of_parquet
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class FromTables:
     """Ways to make a list, of a class whose constructor takes paths, labels and options."""
 
     def __init__(
-        self, paths: Any, labels: Any, transform: Transform | None = None, **options: Any
+        self, paths: Any, labels: Any, transform: GivenTransform | None = None, **options: Any
     ) -> None:
         raise NotImplementedError
 
@@ -36,7 +36,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         sep: str = ",",
         **options: Any,
@@ -71,7 +71,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
@@ -89,7 +89,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
@@ -104,7 +104,7 @@ class FromTables:
     def _of(
         cls,
         table: Table,
-        transform: Transform | None,
+        transform: GivenTransform | None,
         root: str | os.PathLike[str] | None,
         options: dict[str, Any],
     ) -> Self:

@@ -9,7 +9,6 @@ rest.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.from_stores import FromStores
 from feedline.images.from_tables import FromTables
+from feedline.images.given_transform import GivenTransform, given_transform
 from feedline.images.labels import check_repeats, labels_of
 from feedline.images.listed_files import checked_paths, listed_images
 from feedline.images.rows import RowPipeline
@@ -47,7 +46,7 @@ class ImageList(FromStores, FromTables):
             become float32, and rows of k numbers int64 (k,), or float32 (k,) where one is a
             fraction: for regression, or several labels an image.
         transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`. It does not change labels.
+            `EvalCrop()`, or another transform, as of `ImageFolder`. It does not change labels.
         root: the folder that relative paths are relative to, or its URL; None for the working
             directory.
         classes: the names of the classes by number; None: the texts that occur, sorted.
@@ -68,7 +67,7 @@ class ImageList(FromStores, FromTables):
         self,
         paths: Sequence[str | os.PathLike[str]],
         labels: Any,
-        transform: Transform | None = None,
+        transform: GivenTransform | None = None,
         *,
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -97,7 +96,7 @@ class ImageList(FromStores, FromTables):
             local_bytes=local_bytes,
             storage_options=storage_options,
         )
-        crop = checked_transform(transform)
+        crop = given_transform(transform)
         RowPipeline.__init__(
             self, store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels
         )
@@ -137,12 +136,6 @@ class ImageList(FromStores, FromTables):
     def targets(self) -> np.ndarray[Any, Any]:
         """All labels, (n) or (n, k); a new array."""
         return np.array(self.store.labels)
-
-    def with_transform(self, transform: Transform) -> ImageList:
-        """The same images with another transform, e.g. for testing; paths and labels are shared."""
-        other = copy.copy(self)
-        other.transform = checked_transform(transform)
-        return other
 
     def _check_files(self) -> None:
         if isinstance(self.store, RemoteImages):

@@ -31,7 +31,7 @@ from feedline.trace import laps
 
 Store = TypeVar("Store", bound=SampleStore)
 
-__all__ = ["RowPipeline"]
+__all__ = ["RowPipeline", "Store"]
 
 
 class RowPipeline(Generic[Store]):

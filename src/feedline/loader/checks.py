@@ -30,7 +30,9 @@ from feedline.plan.state import is_size
 __all__ = [
     "check_arguments",
     "check_size",
+    "check_still",
     "is_native",
+    "is_source",
     "worker_count",
 ]
 
@@ -38,9 +40,32 @@ _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 
 def is_native(dataset: object) -> bool:
-    """Whether a dataset is a source of feedline's own kind, as `feedline.ImageFolder` is."""
+    """Whether a dataset writes rows by itself, as `feedline.ImageFolder` does.
+
+    One whose transform is of another library's does not: it has to be recognised.
+    """
+    return is_source(dataset) and bool(getattr(dataset, "writes_rows", True))
+
+
+def is_source(dataset: object) -> bool:
+    """Whether a dataset is a source of feedline's own kind, whatever its transform."""
     named = all(hasattr(dataset, name) for name in ("fields", "load", "fingerprint"))
     return named and not hasattr(dataset, "has_any_attribute")  # as a mock has
+
+
+def check_still(dataset: object, *, native: bool) -> None:
+    """Check that a dataset is what it was when the loader was built: native or not.
+
+    Raises:
+        UsageError: its transform was exchanged for one of the other kind.
+    """
+    if native != is_native(dataset):
+        kinds = "a crop of feedline's", "a transform of another library's"
+        was, now = kinds if native else kinds[::-1]
+        raise UsageError(
+            f"the transform of {type(dataset).__name__} was {was} when the loader was built, and "
+            f"is {now}: batches would have another form. Build another loader"
+        )
 
 
 def check_arguments(
@@ -109,9 +134,9 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
     for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
         if given[name] is not None and not native:
             raise UsageError(
-                f"{name}={given[name]!r} is for feedline's own sources, as feedline.ImageFolder: "
-                "of any other Dataset its transform says what is made of images; do it there, or "
-                "on the batches"
+                f"{name}={given[name]!r} is for feedline's own sources, as feedline.ImageFolder, "
+                "with a TrainCrop or EvalCrop: of any other Dataset or transform the transform "
+                "says what is made of images; do it there, or on the batches"
             )
         if given[name] is not None and given["device"] is None:
             raise UsageError(

@@ -1,8 +1,8 @@
 """Whose code makes the batches of a loader: decided once, here, and nowhere else.
 
 Guarantees: pure, but for opening the cache that it is given; a decision says its reasons.
-Relies on: `recognition`, which says of a torchvision dataset and of a TensorDataset whether
-feedline's code means the same.
+Relies on: `recognition`, which says of datasets with torchvision's or timm's transforms, and of a
+TensorDataset, whether feedline's code means the same.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from feedline.device.on_device import OnDevice
 from feedline.device.value_table import ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
+from feedline.loader.checks import check_still, is_source
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
 from feedline.loader.to_fill import ToFill, to_fill
@@ -152,6 +153,7 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
     asked = settings.asked
     if asked.iterable:
         return Decision(kind="torch")
+    check_still(settings.dataset, native=asked.native)
     if asked.native:
         source, wanted = _cached(settings, settings.dataset, open_cache)
         return _rows(settings, "native", source, to_fill=wanted, on_device=asked.on_device)
@@ -171,7 +173,8 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
     asked = settings.asked
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
-    if "torchvision" in sys.modules:  # decoders need not be loaded for anything else
+    # Decoders need not be loaded for anything else.
+    if "torchvision" in sys.modules or is_source(settings.dataset):
         pipeline, fast, unchanged, reasons = _recognised(settings)
     if asked.cache and pipeline is None:
         raise UsageError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from feedline.errors import UsageError
 from feedline.images.crops import wanted_side
+from feedline.loader.checks import is_source
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
 from feedline.recognition.originals import Originals
@@ -71,7 +72,7 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
             "training runs: build it first with feedline.build_cache(dataset, ...), or leave "
             "`cache` out, as what is fetched is kept here in any case"
         )
-    if asked.native:
+    if is_source(settings.dataset):
         where, classes = settings.dataset.root, list(settings.dataset.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:

@@ -1,7 +1,7 @@
-"""A torchvision dataset's files and transform as a source of rows and of samples.
+"""The images of a recognised dataset and its transform as a source of rows and of samples.
 
 Guarantees: those of `rows`; what is made is what torchvision's transform makes of the image, for
-one of its random draws; a file that torchvision's loader reads is read.
+one of its random draws; of a torchvision dataset a file that its loader reads is read.
 
 Relies on: `transform_reader` for what the transform means, `recognised_transform` for its resize,
 `transform_tail` for what follows it.
@@ -17,17 +17,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from feedline.images.crops import Transform
+from feedline.images.image_source import sample_label
 from feedline.images.rows import RowPipeline
 from feedline.images.shape import shape_in_words
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
 from feedline.randomness import seeded
-from feedline.recognition.pillow_reading import PillowSettings, read_with_pillow
+from feedline.recognition.pillow_reading import read_with_pillow
+from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths
-from feedline.stores.store import Pixels
+from feedline.stores.store import Pixels, SampleStore
 from feedline.trace import laps
 
 __all__ = ["STEPS", "ImagePipeline", "SamplePipeline"]
@@ -37,13 +38,13 @@ STEPS, _TARGET = 1, 2
 apart from the crop's."""
 
 
-class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
-    """The files of a recognised dataset, and what makes samples of them.
+class SamplePipeline(RowPipeline[SampleStore]):
+    """The images of a recognised dataset, and what makes samples of them.
 
     Args:
-        store: the samples' files and labels.
+        store: the samples' images and labels.
         crop: which part of an image is shown.
-        settings: which files Pillow reads.
+        reading: how they are read.
         target_transform: is called on each label, as it is; None: nothing is.
     """
 
@@ -51,14 +52,16 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     def __init__(
         self,
-        store: FileStore[LabelledPaths],
+        store: SampleStore,
         crop: Transform,
-        settings: PillowSettings,
+        reading: Reading,
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
-        self._settings = settings
+        self._reading = reading
         self.target_transform = target_transform
-        super().__init__(store, crop, max_pixels=settings.max_pixels)
+        super().__init__(
+            store, crop, scaled=reading.scaled, exif=reading.exif, max_pixels=reading.max_pixels
+        )
 
     @property
     def image_size(self) -> int:
@@ -87,8 +90,8 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
             item: which sample, how large (None for the transform's own size), with which seed.
 
         Returns:
-            what the last step gives: a tensor, an image, anything; and the label, an int, or what
-            the target_transform makes of it.
+            what the last step gives: a tensor, an image, anything; and the label, an int, or an
+            array where it is no whole number, or what the target_transform makes of it.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
@@ -105,9 +108,9 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
     def _target(self, number: Any, item: Item) -> Any:
         """What a sample has for its label."""
         if self.target_transform is None:
-            return int(number)
+            return sample_label(number)
         with Request(item.image_size, item.strength), seeded(extend(item.seed, _TARGET)):
-            made = self.target_transform(int(number))
+            made = self.target_transform(sample_label(number))
         if laps.timed:
             laps.lap("target_transform")
         return made
@@ -122,15 +125,29 @@ class SamplePipeline(RowPipeline[FileStore[LabelledPaths]]):
 
     def _rescued(self, data: bytes) -> Pixels | None:
         # The decoder is stricter than Pillow, and so than torchvision, about files cut short.
+        if self._reading.pillow is None:
+            return None
         try:
-            return read_with_pillow(data, self._settings)
+            return read_with_pillow(data, self._reading.pillow)
         except Exception:
             return None
 
     @property
-    def targets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The label of every sample, int64 (n); a new array each time."""
-        return self.store.paths.labels.astype(np.int64)
+    def targets(self) -> np.ndarray[Any, Any]:
+        """The label of every sample, (n, ...), of the labels' dtype; a new array each time."""
+        store: Any = self.store
+        return np.array(store.labels, self.store.label_field.dtype)
+
+    def _form(self) -> str:
+        """What of the reading and of the store decides pixels, after a comma."""
+        form = self.store.form()
+        return self._reading.in_words() + (form and f", {form}")
+
+    def _where(self) -> str:
+        """Where the images lie, in words."""
+        if isinstance(self.store, FileStore):
+            return repr(os.fsdecode(self.store.folders[0]))
+        return repr(self.store)
 
 
 class ImagePipeline(SamplePipeline):
@@ -140,22 +157,22 @@ class ImagePipeline(SamplePipeline):
     `in_pixels` it is "image", uint8 (height, width, 3), and "label": `table` is applied elsewhere.
 
     Args:
-        store: the samples' files and labels.
+        store: the samples' images and labels.
         recognised: what is made of an image.
-        settings: which files Pillow reads.
+        reading: how they are read.
         target_transform: as of `SamplePipeline`.
     """
 
     def __init__(
         self,
-        store: FileStore[LabelledPaths],
+        store: SampleStore,
         recognised: RecognisedTransform,
-        settings: PillowSettings,
+        reading: Reading,
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self.recognised = recognised
         self._in_pixels = False
-        super().__init__(store, recognised.crop, settings, target_transform)
+        super().__init__(store, recognised.crop, reading, target_transform)
 
     @property
     def table(self) -> np.ndarray[Any, Any] | None:
@@ -232,12 +249,11 @@ class ImagePipeline(SamplePipeline):
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and a digest: the same in every process."""
-        form = self.store.form()
-        return self.recognised.identity() + (form and f", {form}")
+        return self.recognised.identity() + self._form()
 
     def __repr__(self) -> str:
-        made, where = self.recognised.tail.dtype or "samples", os.fsdecode(self.store.folders[0])
+        made = self.recognised.tail.dtype or "samples"
         return (
-            f"ImagePipeline({where!r}, {self.recognised}): "
+            f"ImagePipeline({self._where()}, {self.recognised}): "
             f"{len(self)} images to {made}, {shape_in_words(self.recognised.shape)}"
         )

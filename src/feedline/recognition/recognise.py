@@ -1,4 +1,4 @@
-"""A torchvision dataset as a pipeline of feedline's own, where it surely means the same.
+"""A dataset as a pipeline of feedline's own, where it surely means the same.
 
 Guarantees: never raises and changes nothing, whatever the object; torchvision is not imported (an
 object of it can only come from where it was); what is not surely understood is not recognised, and
@@ -6,7 +6,8 @@ why is said. Only code of torchvision's own is run, on small made-up images; no 
 
 Relies on: torchvision's ImageFolder and DatasetFolder, and what derives from them, being no more
 than a list of (path, label), a loader and two transforms, as long as the methods that give a sample
-are the original ones, which is looked at.
+are the original ones, which is looked at. Of a source of feedline's own, that it gives the images
+of its store.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled, calls_of
 from feedline.recognition.folders import folders_of
 from feedline.recognition.originals import Originals
-from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
+from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, said, words
@@ -31,8 +33,7 @@ from feedline.recognition.view_form import Wrapped
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
 from feedline.recognition.wrappers import wrapped_in
-from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths
+from feedline.stores.store import SampleStore
 
 __all__ = ["Recognition", "recognise"]
 
@@ -64,22 +65,30 @@ class Recognition:
 
 
 def recognise(dataset: object) -> Recognition:
-    """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such."""
+    """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such.
+
+    Or a source of feedline's own that has a transform of another library's.
+    """
     try:
         originals = Originals()
-        chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
-        _check_parts(chosen.folders, originals)
-        store, settings = store_of(chosen), PillowSettings.now()
-        transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
+        if isinstance(dataset, ImageSource):
+            _check_source(dataset)
+            store: SampleStore = dataset.store
+            reading, transform, target = Reading.of(dataset), dataset.transform, None
+        else:
+            chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
+            _check_parts(chosen.folders, originals)
+            store, reading = store_of(chosen), Reading.as_torchvision()
+            transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
         calls = _calls_of(transform)
         if calls.form != 0:
-            found = _of_views(calls, store, settings, originals, target)
+            found = _of_views(calls, store, reading, originals, target)
         else:
             recognised = read(calls.transforms[0], originals)
             notes = recognised.notes
             if recognised.no_rows:
                 notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
-            pipeline = ImagePipeline(store, recognised, settings, target)
+            pipeline = ImagePipeline(store, recognised, reading, target)
             found = Recognition(pipeline, recognised.fast, recognised.as_is, notes)
         if target is None:
             return found
@@ -93,8 +102,8 @@ def recognise(dataset: object) -> Recognition:
 
 def _of_views(
     views: Wrapped,
-    store: FileStore[LabelledPaths],
-    settings: PillowSettings,
+    store: SampleStore,
+    reading: Reading,
     originals: Originals,
     target_transform: Any,
 ) -> Recognition:
@@ -114,8 +123,20 @@ def _of_views(
         as_is += found.as_is
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
-    pipeline = ViewsPipeline(store, recognised, views.form, settings, target_transform)
+    pipeline = ViewsPipeline(store, recognised, views.form, reading, target_transform)
     return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
+
+
+def _check_source(source: ImageSource[Any]) -> None:
+    """Raise NotRecognised where a source of feedline's own may give something else."""
+    kind = type(source)
+    own = [
+        name
+        for name in (*_LOOKED_UP, "label", "load")
+        if getattr(kind, name, None) is not getattr(ImageSource, name, None) or name in vars(source)
+    ]
+    if own:
+        raise NotRecognised(f"{kind.__name__} has a {own[0]} of its own, which may do anything.")
 
 
 def _check(dataset: Any, originals: Originals) -> None:

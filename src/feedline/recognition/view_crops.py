@@ -25,6 +25,13 @@ class PlacedViews(NamedTuple):
     """Where each view goes: to `RowPipeline` one placement, whose part holds those of all."""
 
     placements: tuple[Placement, ...]
+    sides: tuple[int, ...] = ()
+    """Of the views, in pixels, where they may be decoded smaller."""
+
+    def shrink(self, height: int, width: int, size: int) -> int:
+        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller for all."""
+        views = zip(self.placements, self.sides, strict=True)
+        return min(placement.shrink(height, width, side) for placement, side in views)
 
     @property
     def part(self) -> Part | None:
@@ -41,7 +48,8 @@ class PlacedViews(NamedTuple):
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> PlacedViews:
         """Find the views of an image `of` (height, width) on a copy of (height, width)."""
-        return PlacedViews(tuple(each.on(height, width, of=of) for each in self.placements))
+        placements = tuple(each.on(height, width, of=of) for each in self.placements)
+        return PlacedViews(placements, self.sides)
 
     def cut(self, image: Pixels) -> Iterator[tuple[Pixels, Placement]]:
         """Each view's part, where it lies, and its placement.
@@ -94,7 +102,8 @@ class ViewCrops:
     def place(self, height: int, width: int, item: Item) -> PlacedViews:
         """Draw each view of an image of (height, width) pixels."""
         views = range(len(self.crops))
-        return PlacedViews(tuple(self.placed(view, height, width, item) for view in views))
+        placements = tuple(self.placed(view, height, width, item) for view in views)
+        return PlacedViews(placements, self.sides_at(item.side))
 
     def placed(self, view: int, height: int, width: int, item: Item) -> Placement:
         """Draw one view of an image of (height, width) pixels, from a seed of its own."""

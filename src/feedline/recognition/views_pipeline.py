@@ -1,4 +1,4 @@
-"""A torchvision dataset whose transform gives several views of an image, as a source of samples.
+"""A dataset whose transform gives several views of an image, as a source of samples.
 
 Guarantees: those of `rows`; each view is what its pipeline makes of the image, for one of its
 random draws; an image is read and decoded once for all of them.
@@ -8,21 +8,19 @@ Relies on: `view_crops` for the parts that are shown; `pipeline` for the files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from feedline.images.crops import Transform
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend
-from feedline.recognition.pillow_reading import PillowSettings
 from feedline.recognition.pipeline import STEPS, SamplePipeline
+from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.view_crops import PlacedViews, crops_of
 from feedline.recognition.view_form import Form, arranged, in_words
 from feedline.request import Request
-from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths
+from feedline.stores.store import SampleStore
 
 __all__ = ["ViewsPipeline"]
 
@@ -31,10 +29,10 @@ class ViewsPipeline(SamplePipeline):
     """Several views of each image of a recognised dataset; `recognise` makes it.
 
     Args:
-        store: the samples' files and labels.
+        store: the samples' images and labels.
         recognised: what is made of an image, for each view.
         form: how the views of an image are handed out.
-        settings: which files Pillow reads.
+        reading: how they are read.
         target_transform: as of `SamplePipeline`.
     """
 
@@ -42,16 +40,16 @@ class ViewsPipeline(SamplePipeline):
 
     def __init__(
         self,
-        store: FileStore[LabelledPaths],
+        store: SampleStore,
         recognised: tuple[RecognisedTransform, ...],
         form: Form,
-        settings: PillowSettings,
+        reading: Reading,
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
         self.recognised, self.form = recognised, form
         self._crops = crops_of(recognised)
         # What it places is read as one part, and never resized as one.
-        super().__init__(store, cast(Transform, self._crops), settings, target_transform)
+        super().__init__(store, cast(Transform, self._crops), reading, target_transform)
 
     @property
     def image_size(self) -> int:
@@ -83,10 +81,9 @@ class ViewsPipeline(SamplePipeline):
 
     def transform_identity(self) -> str:
         """What decides the pixels, in words and digests: the same in every process."""
-        form = self.store.form()
         views = "; ".join(view.identity() for view in self.recognised)
-        return f"views in {in_words(self.form)}: {views}" + (form and f", {form}")
+        return f"views in {in_words(self.form)}: {views}{self._form()}"
 
     def __repr__(self) -> str:
         views = "; ".join(map(str, self.recognised))
-        return f"ViewsPipeline({os.fsdecode(self.store.folders[0])!r}, {views}): {len(self)} images"
+        return f"ViewsPipeline({self._where()}, {views}): {len(self)} images"

@@ -1,0 +1,135 @@
+"""How far feedline's pixels are from those of a recipe's own steps after the same draws.
+
+Guarantees: the whole pipeline counts, colours, blur and steps that run as they are included, in
+grey levels of 255, before the values are normalised. Where feedline places the crop by a seed of
+its own, Pillow cuts and resizes the same part, mirrors it alike, and the recipe's steps behind it
+run from the same state of torch's generator; a pair's own draws are those of its pipeline.
+
+Relies on: `feedline.compile` making the pixels that feedline.DataLoader makes of the same pipeline,
+and on a pipeline being a `Compose` that begins with its crop and flip, as those of `recipe_list`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from recipe_list import STD, Recipe
+from torchvision.datasets import ImageFolder
+
+import feedline
+from feedline.images.placement import Box, Placement
+from feedline.recognition.compiled import Compiled
+from feedline.recognition.pair import Pair
+from feedline.recognition.view_form import arranged
+from feedline.recognition.views import Views
+
+__all__ = ["difference"]
+
+SAMPLES = 100
+SCALE = 255 * torch.tensor(STD)[:, None, None]
+PLACED = {
+    *("RandomResizedCrop", "RandomResizedCropAndInterpolation", "RandomHorizontalFlip"),
+    *("Resize", "CenterCrop"),
+}
+FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def difference(recipe: Recipe, folder: Path) -> float:
+    """The mean over some images of a folder, and over the views of each."""
+    ours = (recipe.ours or recipe.theirs)(folder)
+    if isinstance(ours.transform, Pair):
+        return _mean(_of_pairs(recipe.theirs(folder), ours))
+    transform = ours.transform
+    if not isinstance(transform, (Compiled, Views)):
+        transform = feedline.compile(transform)
+    views = transform if isinstance(transform, Views) else transform._views
+    if any(each.recognised is None for each in views.fused):
+        raise ValueError(f"not recognised: {transform.explain()}")
+    paths = [path for path, _ in ImageFolder(str(folder)).samples]
+    return _mean(_of_views(views, paths))
+
+
+def _mean(apart: Iterator[torch.Tensor]) -> float:
+    return statistics.mean(float((each.abs() * SCALE).mean()) for each in apart)
+
+
+def _spread(count: int) -> range:
+    return range(0, count, max(1, count // SAMPLES))
+
+
+def _of_pairs(theirs: Any, ours: Any) -> Iterator[torch.Tensor]:
+    """Of images with masks, which must be equal."""
+    for sample in _spread(len(theirs)):
+        _seed(sample)
+        image, mask = theirs[sample]
+        _seed(sample)
+        made, other = ours[sample]
+        if not torch.equal(mask, other):
+            raise ValueError(f"the masks of sample {sample} differ")
+        yield made - image
+
+
+def _of_views(views: Views, paths: list[str]) -> Iterator[torch.Tensor]:
+    for sample in _spread(len(paths)):
+        _seed(sample)
+        made = _flat(views(paths[sample]))
+        _seed(sample)
+        wanted = _flat(arranged(views.calls.form, _wanted(views, paths[sample])))
+        for one, other in zip(made, wanted, strict=True):
+            yield one - other
+
+
+def _wanted(views: Views, path: str) -> list[torch.Tensor]:
+    """What the recipe's own steps make of the parts that feedline shows after the same seed."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    item, crops = views._item(), views._crops
+    sides = crops.sides_at(item.side)
+    parts = [
+        _shown(image, crops.placed(view, image.height, image.width, item), sides[view])
+        for view in range(len(views.fused))
+    ]
+    made = []
+    for each, value in zip(views.fused, parts, strict=True):
+        pipeline: Any = each.transform
+        for step in pipeline.transforms:
+            if type(step).__name__ not in PLACED:
+                value = step(value)
+        made.append(value)
+    return made
+
+
+def _shown(image: Image.Image, placed: Placement, side: int) -> Any:
+    """A part of an image, cut, resized and mirrored by Pillow."""
+    by = FILTERS[placed.filter]
+    if isinstance(placed, Box):
+        corners = placed.left, placed.top, placed.left + placed.width, placed.top + placed.height
+        shown = image.crop(corners).resize((side, side), by)
+    else:
+        corners = placed.left, placed.top, placed.left + side, placed.top + side
+        shown = image.resize((placed.width, placed.height), by).crop(corners)
+    return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if placed.flip else shown
+
+
+def _flat(made: Any) -> list[torch.Tensor]:
+    if isinstance(made, torch.Tensor):
+        return [made]
+    return [view for part in made for view in _flat(part)]
+
+
+def _seed(sample: int) -> None:
+    """Of all generators that a step may draw from."""
+    torch.manual_seed(sample)
+    random.seed(sample)
+    np.random.seed(sample)

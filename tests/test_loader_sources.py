@@ -1,0 +1,380 @@
+"""Sources of feedline's own with transforms of torchvision's, under both libraries' loaders."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder as Torchvisions
+from torchvision.transforms import v2
+
+import feedline
+from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, ImageList, TrainCrop
+from feedline.errors import ImageError, UsageError
+
+CLASSES = ["cats", "dogs"]
+
+
+def colours(size: int = 24) -> v1.Compose:
+    return v1.Compose(
+        [
+            v1.RandomResizedCrop(size),
+            v1.RandomHorizontalFlip(),
+            v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+            v1.RandomGrayscale(0.2),
+            v1.GaussianBlur(5),
+            v1.ToTensor(),
+            v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+        ]
+    )
+
+
+def policy() -> v2.Compose:
+    """A step that runs as it is."""
+    return v2.Compose(
+        [v2.RandomResizedCrop(24), v2.RandAugment(), v2.ToImage(), v2.ToDtype(torch.float32, True)]
+    )
+
+
+def views() -> Any:
+    return feedline.views(colours(), colours(), colours(12))
+
+
+class Two:
+    """A user's wrapper."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [self.transform(image), self.transform(image)]
+
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "colours": colours,
+    "policy": policy,
+    "evaluation": lambda: v1.Compose([v1.Resize(28), v1.CenterCrop(24), v1.PILToTensor()]),
+    "compiled": lambda: feedline.compile(colours()),
+    "views": views,
+    "wrapper": lambda: Two(colours()),
+}
+
+
+def csv(folder: Path, tmp: Path, transform: Any) -> Any:
+    lines = [f"{path.relative_to(folder)},{path.parent.name}" for path in files(folder)]
+    (tmp / "list.csv").write_text("\n".join(["path,label", *lines]))
+    return ImageList.from_csv(tmp / "list.csv", root=folder, transform=transform)
+
+
+def paths(folder: Path, tmp: Path, transform: Any) -> Any:
+    return ImageList(files(folder), [path.parent.name for path in files(folder)], transform)
+
+
+def zipped(folder: Path, tmp: Path, transform: Any) -> Any:
+    return ImageFolder(shutil.make_archive(str(tmp / "all"), "zip", folder), transform)
+
+
+def tarred(folder: Path, tmp: Path, transform: Any) -> Any:
+    return ImageFolder(shutil.make_archive(str(tmp / "all"), "tar", folder), transform)
+
+
+def a_folder(folder: Path, tmp: Path, transform: Any) -> Any:
+    return ImageFolder(folder, transform)
+
+
+def shards(folder: Path, tmp: Path, transform: Any) -> Any:
+    with tarfile.open(tmp / "0.tar", "w") as shard:
+        for number, path in enumerate(files(folder)):
+            for ending, data in (("jpg", path.read_bytes()), ("cls", path.parent.name.encode())):
+                member = tarfile.TarInfo(f"{number:04}.{ending}")
+                member.size = len(data)
+                shard.addfile(member, io.BytesIO(data))
+    return ImageList.from_webdataset(str(tmp / "0.tar"), transform=transform)
+
+
+def lmdb(folder: Path, tmp: Path, transform: Any) -> Any:
+    library = pytest.importorskip("lmdb")
+    environment = library.open(str(tmp / "lmdb"), map_size=1 << 24)
+    with environment.begin(write=True) as writing:
+        for path in files(folder):
+            writing.put(str(path.relative_to(folder)).encode(), path.read_bytes())
+    environment.close()
+    return ImageList.from_lmdb(
+        tmp / "lmdb", labels=lambda key: key.partition("/")[0], transform=transform
+    )
+
+
+def hugging_face(folder: Path, tmp: Path, transform: Any) -> Any:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
+    )
+    columns = {
+        "image": [str(path) for path in files(folder)],
+        "label": [CLASSES.index(path.parent.name) for path in files(folder)],
+    }
+    split = datasets.Dataset.from_dict(columns, features=features)
+    return ImageList.from_hf(split, transform=transform)
+
+
+def array(folder: Path, tmp: Path, transform: Any) -> Any:
+    pixels = [np.asarray(Image.open(path).resize((48, 40))) for path in files(folder)]
+    return ImageArray(np.stack(pixels), [CLASSES.index(p.parent.name) for p in files(folder)])
+
+
+SOURCES = [a_folder, csv, paths, zipped, tarred, shards, lmdb, hugging_face]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.jpg"))
+
+
+def epochs(dataset: Any, **options: Any) -> list[Any]:
+    with DataLoader(dataset, 5, **{"seed": 3, "shuffle": True, **options}) as loader:
+        return [batch for _ in range(2) for batch in loader]
+
+
+def flat(batches: Any) -> Iterator[torch.Tensor]:
+    for part in batches:
+        if isinstance(part, torch.Tensor):
+            yield part
+        else:
+            yield from flat(part)
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    for one, other in zip(flat(ours), flat(theirs), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("pipeline", ["colours", "views"])
+def test_batches_are_those_of_torchvisions_folder(
+    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    transform = PIPELINES[pipeline]()
+    ours = source(jpeg_folder, tmp_path, transform)
+    assert ours.transform is transform
+    assert_same(epochs(ours), epochs(Torchvisions(jpeg_folder, transform)))
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_batches_of_each_pipeline_come_from_workers_too(
+    pipeline: str, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    transform = PIPELINES[pipeline]()
+    ours, theirs = csv(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
+    with DataLoader(ours, 5, num_workers=2) as loader, DataLoader(theirs, 5) as other:
+        said, expected = loader.explain().splitlines(), other.explain().splitlines()
+    about = ("recognised", "unchanged", "because", "engine")
+    assert [s for s in said if s.startswith(about)] == [s for s in expected if s.startswith(about)]
+    assert_same(epochs(ours, num_workers=2), epochs(theirs, num_workers=2))
+    assert_same(
+        epochs(ours, num_workers=1, start_method="forkserver"), epochs(theirs, num_workers=0)
+    )
+
+
+@pytest.mark.parametrize("pipeline", ["colours", "policy", "views"])
+def test_sizes_are_followed(pipeline: str, jpeg_folder: Path, tmp_path: Path) -> None:
+    transform = PIPELINES[pipeline]()
+    ours, theirs = zipped(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
+    made = [epochs(data, schedule="16x1,32x1", seed=2) for data in (ours, theirs)]
+    assert_same(*made)
+    with DataLoader(ours, 4, max_image_size=32, image_size=24) as loader:
+        loader.set_image_size(16)
+        images = next(iter(loader))[0]
+        assert next(flat([images])).shape == (4, 3, 16, 16)
+
+
+def test_it_goes_on_from_a_state(jpeg_folder: Path, tmp_path: Path) -> None:
+    data = shards(jpeg_folder, tmp_path, policy())
+    with DataLoader(data, 4, seed=0, shuffle=True) as first:
+        iterator = iter(first)
+        next(iterator)
+        state = first.state_dict()
+        rest = list(iterator)
+    with DataLoader(data, 4, seed=0, shuffle=True, num_workers=2) as second:
+        second.load_state_dict(state)
+        assert_same(list(second), rest)
+
+
+@pytest.mark.parametrize("pipeline", ["colours", "views"])
+def test_what_cannot_be_decoded_is_named_or_left_out(
+    pipeline: str, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(jpeg_folder, tmp_path / "images")
+    (tmp_path / "images/cats/2.jpg").write_bytes(b"no image")
+    data = paths(tmp_path / "images", tmp_path, PIPELINES[pipeline]())
+    with (
+        DataLoader(data, 12) as loader,
+        pytest.raises(ImageError, match=r"cats/2\.jpg"),
+    ):
+        list(loader)
+    with DataLoader(data, 12, on_error="skip") as loader:
+        ((_, labels),) = loader
+        assert labels.tolist() == [0] * 5 + [1] * 6
+
+
+def test_copies_of_a_cache_are_read(jpeg_folder: Path, tmp_path: Path) -> None:
+    feedline.build_cache(jpeg_folder, tmp_path / "cache", sizes=[32])
+    transform = PIPELINES["evaluation"]()
+    wanted = {"schedule": "16x1,24x1", "shuffle": False}
+    theirs = epochs(Torchvisions(jpeg_folder, transform), cache=tmp_path / "cache", **wanted)
+    listed = csv(jpeg_folder, tmp_path, transform)
+    assert_same(epochs(listed, cache=tmp_path / "cache", **wanted), theirs)
+    of_cache = ImageFolder(tmp_path / "cache", transform)
+    assert_same(epochs(of_cache, **wanted), theirs)
+    with DataLoader(of_cache, 4) as loader:
+        assert "copies" in loader.explain()
+
+
+def test_a_cache_is_filled_meanwhile(jpeg_folder: Path, tmp_path: Path) -> None:
+    data = csv(jpeg_folder, tmp_path, colours())
+    with DataLoader(data, 4, schedule="24x3", cache=tmp_path / "filled") as loader:
+        assert "is filled with copies of" in loader.explain()
+
+
+def test_labels_are_the_sources_own(jpeg_folder: Path) -> None:
+    names = files(jpeg_folder)
+    rows = np.arange(len(names) * 2, dtype=np.float32).reshape(-1, 2) + 0.5
+    for transform in (colours(), views()):
+        batches = epochs(ImageList(names, rows, transform), shuffle=False)
+        labels = torch.cat([labels for _, labels in batches[: len(batches) // 2]])
+        assert labels.dtype == torch.float32
+        assert torch.equal(labels, torch.from_numpy(rows))
+
+
+def test_arrays_take_pipelines_too(jpeg_folder: Path, tmp_path: Path) -> None:
+    data = array(jpeg_folder, tmp_path, None).with_transform(PIPELINES["evaluation"]())
+    for (image, _), pixels in zip(data, data.images, strict=True):
+        assert torch.equal(image, data.transform(Image.fromarray(pixels)))
+    images = torch.cat([images for images, _ in epochs(data, shuffle=False)])
+    apart = [
+        abs(ours.float() - theirs.float()).mean()
+        for ours, (theirs, _) in zip(images, [*data, *data], strict=True)
+    ]
+    assert max(apart) < 0.01
+
+
+def test_decoding_is_as_the_source_says(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
+    large = Image.fromarray(pixels).resize((400, 300), Image.Resampling.BICUBIC)
+    large.save(tmp_path / "a/1.jpg", exif=exif)
+    whole = v1.Compose([v1.Resize(24), v1.CenterCrop(24), v1.PILToTensor()])
+    for transform in (whole, feedline.views(whole, whole)):
+        made = {}
+        for decode in ("exact", "scaled"):
+            for turned in (False, True):
+                data = ImageFolder(tmp_path, transform, decode=decode, exif=turned)
+                ((images, _),) = epochs(data)[:1]
+                made[decode, turned] = next(flat([images]))[0].float()
+        assert abs(made["exact", True] - made["exact", False].rot90(-1, (1, 2))).mean() < 1
+        assert 0 < abs(made["exact", False] - made["scaled", False]).mean() < 4
+    with pytest.raises(ImageError, match="400 x 300"):
+        epochs(ImageFolder(tmp_path, whole, max_pixels=1000))
+
+
+def steps_before() -> v1.Compose:
+    """Not recognised."""
+    return v1.Compose([v1.ColorJitter(0.4), v1.RandomCrop(24), v1.ToTensor()])
+
+
+@pytest.mark.parametrize("source", [a_folder, zipped, shards, lmdb])
+def test_what_is_not_recognised_runs_as_it_is(
+    source: Any, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    data = source(jpeg_folder, tmp_path, steps_before())
+    with DataLoader(data, 4, num_workers=1) as loader:
+        assert "ColorJitter" in loader.explain().partition("because")[2]
+    theirs = epochs(Torchvisions(jpeg_folder, steps_before()), num_workers=1)
+    assert_same(epochs(data, num_workers=1), theirs)
+    with (
+        DataLoader(data, 4, image_size=16) as loader,
+        pytest.raises(UsageError, match="asked for the size"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("pipeline", ["colours", "views"])
+@pytest.mark.parametrize("source", [csv, zipped, lmdb])
+def test_torchs_loader_has_samples_too(
+    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    transform = PIPELINES[pipeline]()
+    made = []
+    for data in (source(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)):
+        torch.manual_seed(5)
+        made.append(list(torch.utils.data.DataLoader(data, 4, shuffle=True, num_workers=1)))
+    assert_same(*made)
+
+
+def test_samples_are_counted_as_in_a_list(jpeg_folder: Path) -> None:
+    data = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
+    image, label = data[-1]
+    assert label == 1
+    assert torch.equal(image, data[11][0])
+    with pytest.raises(IndexError):
+        data[12]
+    with pytest.raises(TypeError, match="rows are made for"):
+        data.with_transform(TrainCrop())[0]
+
+
+def test_an_error_of_the_transform_names_the_image(jpeg_folder: Path) -> None:
+    def broken(image: Any) -> Any:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError) as caught:
+        ImageFolder(jpeg_folder, broken)[3]
+    assert "3.jpg" in caught.value.__notes__[0]
+
+
+def test_a_source_with_its_own_items_runs_as_it_is(jpeg_folder: Path) -> None:
+    class Doubled(ImageFolder):
+        def __getitem__(self, sample: int) -> tuple[Any, Any]:
+            image, label = super().__getitem__(sample)
+            return image, 2 * label
+
+    with DataLoader(Doubled(jpeg_folder, colours()), 12) as loader:
+        assert "__getitem__ of its own" in loader.explain()
+        ((_, labels),) = loader
+        assert labels.tolist() == [0] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("transform", [7, "crop", TrainCrop, v1.Compose])
+def test_what_is_no_transform_is_refused(transform: Any, jpeg_folder: Path) -> None:
+    with pytest.raises(UsageError, match="transform must be TrainCrop"):
+        ImageFolder(jpeg_folder, transform)
+
+
+def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder: Path) -> None:
+    data = ImageFolder(jpeg_folder, colours())
+    with DataLoader(data, 4) as loader:
+        list(loader)
+        data.transform = colours(16)
+        assert next(iter(loader))[0].shape == (4, 3, 16, 16)
+        data.transform = EvalCrop()
+        with pytest.raises(UsageError, match="Build another loader"):
+            iter(loader)
+    with DataLoader(data, 4, image_size=16) as loader:
+        data.transform = colours()
+        with pytest.raises(UsageError, match="Build another loader"):
+            iter(loader)
+
+
+def test_normalisation_of_the_loader_is_for_crops(jpeg_folder: Path) -> None:
+    with pytest.raises(UsageError, match="TrainCrop or EvalCrop"):
+        DataLoader(ImageFolder(jpeg_folder, colours()), 4, device="cpu", mean=(0.5, 0.5, 0.5))
