@@ -3,9 +3,10 @@
     python benchmarks/tuning.py FOLDER [--json FILE] [--only NAME] [--rounds 3]
 
 Each workload is a training whose step takes a given time on no core, as on a GPU, or computes on a
-core of the CPU where its name says so, in a process of its own. First `feedline.tune` searches. Then every cell of a grid of workers and prefetch gets a
-loader of its own, built anew, and is counted for some seconds behind a warm-up. At last the tuned
-setting and the grid's best take turns, three times over, and the median of the ratios counts.
+core of the CPU where its name says so, in a process of its own. First `feedline.tune` searches.
+Then every cell of a grid of workers and prefetch gets a loader of its own, built anew, and is
+counted for some seconds behind a warm-up. At last the tuned setting and the grid's best take turns,
+three times over, and the median of the ratios counts.
 
 With `--rounds` all of that is done so often, and a line for each workload has medians with their
 ranges: one run on a machine that does other things as well says little.
