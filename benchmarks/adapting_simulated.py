@@ -33,6 +33,7 @@ from control.simulated import HAND_OVER_MS, Stepped, Work, now_and_then, varied
 from feedline.control.decision import Decision
 
 _CORES, _ROWS, _STEPS = 16, 64, 4000
+_MESSAGES = 1024
 _WHOLE = {"now and then": (100.0, 45.0), "all vary": (100.0, 30.0)}
 """Work of a usual batch, and a step of its own, in ms."""
 
@@ -115,7 +116,7 @@ def pieces() -> Iterable[str]:
         "all vary": lambda ms: varied(ms, _ROWS),
         "now and then": lambda ms: now_and_then(ms / 1.45, 1 / 20, 10.0, _ROWS),
     }
-    for finer in (12.5, 5.0, 2.0):
+    for finer in (12.5, 5.0):
         for workers in (4, 8, 16):
             for name, work in kinds.items():
                 gains = [gain(work, workers, own_ms, finer) for own_ms in (12.0, 25.0, 50.0, 100.0)]
@@ -127,7 +128,7 @@ class Nothing:
     """Rows without any work: pieces cost what handing them over costs."""
 
     def __init__(self) -> None:
-        pixels, labels = np.zeros((4096, 1, 1, 3), np.uint8), np.zeros(4096, np.int64)
+        pixels, labels = np.zeros((_MESSAGES, 1, 1, 3), np.uint8), np.zeros(_MESSAGES, np.int64)
         self.images = feedline.ImageArray(pixels, labels, transform=feedline.EvalCrop())
 
     def seconds(self, piece_ms: float, rows: int, epochs: int) -> float:
@@ -146,12 +147,12 @@ class Nothing:
 
 def message(rounds: int = 3) -> Iterable[str]:
     """The last table."""
-    nothing, rows, epochs = Nothing(), 256, 1
+    nothing, rows, epochs = Nothing(), 256, 2
     costs = []
     for _ in range(rounds):
         fine = nothing.seconds(1e-3, rows, epochs)
         coarse = nothing.seconds(1e3, rows, epochs)
-        costs.append((fine - coarse) * 1e3 / (epochs * (4096 - 4096 // rows)))
+        costs.append((fine - coarse) * 1e3 / (epochs * (_MESSAGES - _MESSAGES // rows)))
     yield (
         f"a piece of one row costs {statistics.median(costs):.3f} ms more than none "
         f"({min(costs):.3f} to {max(costs):.3f}); simulated: {HAND_OVER_MS} ms"

@@ -39,7 +39,7 @@ _PATIENCE = 3  # windows that must agree before something is changed that is not
 _MANY = 8  # windows that tell of batches that come unevenly,
 _MOST = 32  # and as many as are looked at together
 _ANOTHER = 1.5  # times: work, or a step, that differs by so much is another
-_SHORTER = 4  # times: beyond a quarter there is 1.05 at most to be had, by simulation
+_SHORTER = 4  # times: beyond a quarter there is 1.1 at most to be had, by simulation
 _LEAST_PIECE_MS = 2.0  # of which the 0.2 ms for its message are a tenth
 
 
