@@ -48,6 +48,7 @@ _COLOURS = frozenset(
     (
         *("ColorJitter", "GaussianBlur", "RandomGrayscale"),
         *("RandomInvert", "RandomPosterize", "RandomSolarize"),
+        *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize"),
     )
 )
 _OF_COLOURS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")

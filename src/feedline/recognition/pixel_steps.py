@@ -1,13 +1,14 @@
-"""Steps that change colours, blur or mirror, done on pixels in the place of torchvision's.
+"""Steps that change colours, blur, mirror or map, done on pixels in the place of the libraries'.
 
 Guarantees: random numbers are drawn as the step itself draws them, from the same generator in the
-same order; colours are Pillow's, to the byte; a blur's pixels are torchvision's within a level.
+same order; pixels are Pillow's, to the byte; but for those of a blur, torchvision's within a level.
 Relies on: `images._photometric`, compiled: without it no step is taken over. On PIL images being
 what the steps would get: those of tensors have another arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,11 @@ import torch
 from PIL import Image
 
 from feedline.recognition import pixel_changes as changes
+from feedline.recognition.array_image import ArrayImage, maps_as_pillow, pixels_of
 from feedline.recognition.originals import Originals
 from feedline.recognition.own_code import StandIn, own_call
-from feedline.recognition.steps import flattened, origin
+from feedline.recognition.pixel_policies import TimmPolicy, TorchvisionPolicy
+from feedline.recognition.steps import flattened, is_librarys, origin
 from feedline.stores.store import Pixels
 
 try:
@@ -34,8 +37,9 @@ PixelStep: TypeAlias = Callable[[Pixels], Pixels]
 """Pixels (height, width, 3), RGB, C-contiguous, which may be written over: what a step leaves."""
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
-_GREY = 4
 _MOST_TAPS = 127
+_POLICIES = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
+_MAPPING = (*_POLICIES, "RandomAffine", "RandomRotation", "timm.AutoAugment", "timm.RandAugment")
 _OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
@@ -53,6 +57,8 @@ def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
             return _Jitter(step, second)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
             return _Blur(step, second)
+        case str(name) if name in _MAPPING:
+            return _mapping(name, step, originals) if maps_as_pillow() else None
         case "Identity":
             return _InTurn(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
@@ -64,6 +70,15 @@ def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
             exact = not second and name not in _OLDEST
             return None if change is None else _Perhaps(step, exact, change)
     return None
+
+
+def _mapping(name: str, step: Any, originals: Originals) -> PixelStep | None:
+    """What a step does that may call Pillow's affine map."""
+    if name.startswith("timm."):
+        return TimmPolicy.of(step) if is_librarys(step, originals) else None
+    if name in _POLICIES:
+        return TorchvisionPolicy(step, ".v2" in type(step).__module__)
+    return None if getattr(step, "expand", False) else _OnImage(step)
 
 
 def _all(steps: Iterable[Any], originals: Originals) -> tuple[PixelStep, ...] | None:
@@ -85,13 +100,20 @@ def _change(name: str, step: Any) -> PixelStep | None:
         case "RandomVerticalFlip":
             return changes.flipped
         case "RandomGrayscale":
-            return partial(_adjusted, kind=_GREY, factor=1.0)
+            return partial(changes.adjusted, kind=changes.GREY, factor=1.0)
         case "RandomInvert":
             return changes.inverted
         case "RandomPosterize" if type(step.bits) is int and 1 <= step.bits <= 8:
             return partial(changes.posterized, bits=step.bits)
         case "RandomSolarize" if isinstance(step.threshold, (int, float)):
             return partial(changes.solarized, threshold=float(step.threshold))
+        case "RandomEqualize":
+            return changes.equalized
+        case "RandomAutocontrast":
+            return changes.autocontrasted
+        case "RandomAdjustSharpness" if isinstance(step.sharpness_factor, (int, float)):
+            if math.isfinite(step.sharpness_factor):
+                return partial(changes.sharpened, factor=float(step.sharpness_factor))
     return None
 
 
@@ -100,12 +122,6 @@ def _params(step: Any) -> dict[str, Any]:
     draw = getattr(step, "make_params", None) or step._get_params
     drawn: dict[str, Any] = draw([])
     return drawn
-
-
-def _adjusted(pixels: Pixels, kind: int, factor: float) -> Pixels:
-    target = changes.target_of(pixels)
-    compiled.adjust(pixels, target, kind, factor)
-    return target
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +138,7 @@ class _Jitter:
             order, *factors = step.get_params(*(getattr(step, kind) for kind in _KINDS))
         for kind in order.tolist():
             if factors[kind] is not None:
-                pixels = _adjusted(pixels, kind, factors[kind])
+                pixels = changes.adjusted(pixels, kind, factors[kind])
         return pixels
 
 
@@ -165,6 +181,16 @@ class _Perhaps:
         drawn = torch.rand(1)
         applied = (drawn.item() if self.exact else drawn) < self.step.p
         return self.change(pixels) if applied else pixels
+
+
+@dataclass(frozen=True, slots=True)
+class _OnImage:
+    """A step that runs itself, on an image that is an array."""
+
+    step: Any
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        return pixels_of(self.step(ArrayImage(pixels)))
 
 
 @dataclass(frozen=True, slots=True)
