@@ -288,6 +288,11 @@ static int64_t fixed(double value)
     return (int64_t)floor(value * 65536.0 + 0.5);
 }
 
+static inline int is_in(const Image *image, int64_t at_x, int64_t at_y)
+{
+    return at_x >= 0 && at_x >> 16 < image->width && at_y >= 0 && at_y >> 16 < image->height;
+}
+
 /* Pillow's nearest: places are whole numbers of a 65536th of a pixel. */
 static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
 {
@@ -296,56 +301,99 @@ static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
     int64_t first_x = fixed(a[2] + a[0] * 0.5 + a[1] * 0.5);
     int64_t first_y = fixed(a[5] + a[3] * 0.5 + a[4] * 0.5);
     for (Py_ssize_t y = 0; y < height; y++, first_x += down_x, first_y += down_y) {
-        int64_t at_x = first_x, at_y = first_y;
-        for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS, at_x += across_x, at_y += across_y) {
-            const int64_t from_x = at_x >> 16, from_y = at_y >> 16;
-            if (from_x >= 0 && from_x < image->width && from_y >= 0 && from_y < image->height)
-                put(to, pixel_at(image, from_y, from_x));
-        }
+        /* Both run evenly, so what lies within the image is in one piece. */
+        Py_ssize_t begin = 0, end = width;
+        while (begin < end && !is_in(image, first_x + begin * across_x, first_y + begin * across_y))
+            begin++;
+        while (begin < end
+               && !is_in(image, first_x + (end - 1) * across_x, first_y + (end - 1) * across_y))
+            end--;
+        int64_t at_x = first_x + begin * across_x, at_y = first_y + begin * across_y;
+        uint8_t *out = to + CHANNELS * (y * width + begin);
+        for (Py_ssize_t x = begin; x < end; x++, out += CHANNELS, at_x += across_x, at_y += across_y)
+            put(out, pixel_at(image, at_y >> 16, at_x >> 16));
     }
 }
 
-static double cubic(double v1, double v2, double v3, double v4, double d)
+/* Where a place of the target lies in the image, half a pixel less; 0 where that is outside. */
+static inline int place_of(
+    const Image *image, const double *a, Py_ssize_t x, Py_ssize_t y, double *at_x, double *at_y)
+{
+    const double mid_x = (double)x + 0.5, mid_y = (double)y + 0.5;
+    *at_x = a[0] * mid_x + a[1] * mid_y + a[2];
+    *at_y = a[3] * mid_x + a[4] * mid_y + a[5];
+    if (!(*at_x >= 0.0 && *at_x < (double)image->width && *at_y >= 0.0
+            && *at_y < (double)image->height))
+        return 0;
+    *at_x -= 0.5;
+    *at_y -= 0.5;
+    return 1;
+}
+
+/* The whole part of a number from -0.5 on. */
+static inline Py_ssize_t whole(double at)
+{
+    return at < 0.0 ? -1 : (Py_ssize_t)at;
+}
+
+/* Pillow's bilinear: of 2 x 2 pixels, of which the outer ones go on beyond the edges. */
+static void bilinear(
+    const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
+{
+    for (Py_ssize_t y = 0; y < height; y++)
+        for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS) {
+            double dx, dy;
+            if (!place_of(image, a, x, y, &dx, &dy))
+                continue;
+            const Py_ssize_t left = whole(dx), top = whole(dy);
+            dx -= (double)left;
+            dy -= (double)top;
+            const uint8_t *from = pixel_at(image, within(top, image->height),
+                                           within(left, image->width));
+            const Py_ssize_t right = left >= 0 && left + 1 < image->width ? CHANNELS : 0;
+            const Py_ssize_t down
+                = top >= 0 && top + 1 < image->height ? CHANNELS * image->width : 0;
+            for (int c = 0; c < CHANNELS; c++, from++) {
+                const double upper = from[0] + (from[right] - from[0]) * dx;
+                const double lower = from[down] + (from[down + right] - from[down]) * dx;
+                to[c] = (uint8_t)(int)(upper + (lower - upper) * dy);
+            }
+        }
+}
+
+static inline double cubic(double v1, double v2, double v3, double v4, double d)
 {
     const double p2 = -v1 + v3, p3 = 2 * (v1 - v2) + v3 - v4, p4 = -v1 + v2 - v3 + v4;
     return v2 + d * (p2 + d * (p3 + d * p4));
 }
 
-/* Pillow's bilinear (2 x 2 pixels) and bicubic (4 x 4). */
-static void interpolate(
-    const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a, int taps)
+/* Pillow's bicubic: of 4 x 4 pixels. */
+static void bicubic(
+    const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
 {
     for (Py_ssize_t y = 0; y < height; y++)
         for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS) {
-            const double mid_x = (double)x + 0.5, mid_y = (double)y + 0.5;
-            double at_x = a[0] * mid_x + a[1] * mid_y + a[2];
-            double at_y = a[3] * mid_x + a[4] * mid_y + a[5];
-            if (!(at_x >= 0.0 && at_x < (double)image->width && at_y >= 0.0
-                    && at_y < (double)image->height))
+            double dx, dy;
+            if (!place_of(image, a, x, y, &dx, &dy))
                 continue;
-            at_x -= 0.5;
-            at_y -= 0.5;
-            const Py_ssize_t left = (Py_ssize_t)floor(at_x), top = (Py_ssize_t)floor(at_y);
-            const double dx = at_x - (double)left, dy = at_y - (double)top;
-            const Py_ssize_t before = taps / 2 - 1;
-            Py_ssize_t columns[4], rows[4];
-            for (int k = 0; k < taps; k++) {
-                columns[k] = CHANNELS * within(left - before + k, image->width);
-                rows[k] = CHANNELS * image->width * within(top - before + k, image->height);
+            const Py_ssize_t left = whole(dx), top = whole(dy);
+            dx -= (double)left;
+            dy -= (double)top;
+            Py_ssize_t columns[4];
+            const uint8_t *rows[4];
+            for (int k = 0; k < 4; k++) {
+                columns[k] = CHANNELS * within(left - 1 + k, image->width);
+                rows[k] = pixel_at(image, within(top - 1 + k, image->height), 0);
             }
             for (int c = 0; c < CHANNELS; c++) {
-                const uint8_t *from = image->from + c;
                 double v[4];
-                for (int k = 0; k < taps; k++) {
-                    const uint8_t *row = from + rows[k];
-                    v[k] = taps == 2
-                        ? row[columns[0]] + (row[columns[1]] - row[columns[0]]) * dx
-                        : cubic(row[columns[0]], row[columns[1]], row[columns[2]], row[columns[3]],
-                                dx);
+                for (int k = 0; k < 4; k++) {
+                    const uint8_t *row = rows[k] + c;
+                    v[k] = cubic(row[columns[0]], row[columns[1]], row[columns[2]], row[columns[3]],
+                                 dx);
                 }
-                const double made
-                    = taps == 2 ? v[0] + (v[1] - v[0]) * dy : cubic(v[0], v[1], v[2], v[3], dy);
-                to[c] = made <= 0.0 ? 0 : made >= 255.0 ? 255 : (uint8_t)made;
+                const double made = cubic(v[0], v[1], v[2], v[3], dy);
+                to[c] = made <= 0.0 ? 0 : made >= 255.0 ? 255 : (uint8_t)(int)made;
             }
         }
 }
@@ -570,9 +618,9 @@ static PyObject *py_warp(PyObject *module, PyObject *args)
         const Py_ssize_t height = target.shape[0], width = target.shape[1];
         Py_BEGIN_ALLOW_THREADS
         if (taps == 2)
-            interpolate(&from, target.buf, height, width, a, 2);
+            bilinear(&from, target.buf, height, width, a);
         else if (taps == 4)
-            interpolate(&from, target.buf, height, width, a, 4);
+            bicubic(&from, target.buf, height, width, a);
         else if (a[1] == 0.0 && a[3] == 0.0)
             done = scale(&from, target.buf, height, width, a);
         else
