@@ -361,43 +361,6 @@ static void bilinear(
         }
 }
 
-static inline double cubic(double v1, double v2, double v3, double v4, double d)
-{
-    const double p2 = -v1 + v3, p3 = 2 * (v1 - v2) + v3 - v4, p4 = -v1 + v2 - v3 + v4;
-    return v2 + d * (p2 + d * (p3 + d * p4));
-}
-
-/* Pillow's bicubic: of 4 x 4 pixels. */
-static void bicubic(
-    const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
-{
-    for (Py_ssize_t y = 0; y < height; y++)
-        for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS) {
-            double dx, dy;
-            if (!place_of(image, a, x, y, &dx, &dy))
-                continue;
-            const Py_ssize_t left = whole(dx), top = whole(dy);
-            dx -= (double)left;
-            dy -= (double)top;
-            Py_ssize_t columns[4];
-            const uint8_t *rows[4];
-            for (int k = 0; k < 4; k++) {
-                columns[k] = CHANNELS * within(left - 1 + k, image->width);
-                rows[k] = pixel_at(image, within(top - 1 + k, image->height), 0);
-            }
-            for (int c = 0; c < CHANNELS; c++) {
-                double v[4];
-                for (int k = 0; k < 4; k++) {
-                    const uint8_t *row = rows[k] + c;
-                    v[k] = cubic(row[columns[0]], row[columns[1]], row[columns[2]], row[columns[3]],
-                                 dx);
-                }
-                const double made = cubic(v[0], v[1], v[2], v[3], dy);
-                to[c] = made <= 0.0 ? 0 : made >= 255.0 ? 255 : (uint8_t)(int)made;
-            }
-        }
-}
-
 enum { LAYOUT = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT };
 
 static int is_image(const Py_buffer *view)
@@ -604,7 +567,7 @@ static PyObject *py_warp(PyObject *module, PyObject *args)
         return NULL;
     if (PyObject_GetBuffer(written, &target, LAYOUT | PyBUF_WRITABLE) < 0)
         goto with_image;
-    int fits = is_image(&image) && is_image(&target) && (taps == 1 || taps == 2 || taps == 4);
+    int fits = is_image(&image) && is_image(&target) && (taps == 1 || taps == 2);
     if (fits) {
         /* Within what a 65536th of a pixel can be counted in, corners and all. */
         const double height = (double)target.shape[0], width = (double)target.shape[1];
@@ -619,8 +582,6 @@ static PyObject *py_warp(PyObject *module, PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         if (taps == 2)
             bilinear(&from, target.buf, height, width, a);
-        else if (taps == 4)
-            bicubic(&from, target.buf, height, width, a);
         else if (a[1] == 0.0 && a[3] == 0.0)
             done = scale(&from, target.buf, height, width, a);
         else

@@ -86,7 +86,7 @@ def warp(
         image: uint8 (height, width, 3), C-contiguous.
         target: of any height and width, apart from the image; written to where the image is shown.
         matrix: where in the image a place of the target lies: x and y of three numbers each.
-        taps: 1 for the nearest pixel, 2 bilinear, 4 bicubic.
+        taps: 1 for the nearest pixel, 2 bilinear.
 
     Raises:
         ValueError: one of them is of another shape, dtype or layout, they overlap, or the matrix

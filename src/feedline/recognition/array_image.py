@@ -24,11 +24,7 @@ except ImportError:
 
 __all__ = ["ArrayImage", "maps_as_pillow", "pixels_of"]
 
-_TAPS: dict[int, int] = {
-    Image.Resampling.NEAREST: 1,
-    Image.Resampling.BILINEAR: 2,
-    Image.Resampling.BICUBIC: 4,
-}
+_TAPS: dict[int, int] = {Image.Resampling.NEAREST: 1, Image.Resampling.BILINEAR: 2}
 
 
 class ArrayImage(Image.Image):
@@ -72,7 +68,7 @@ class ArrayImage(Image.Image):
     ) -> Image.Image:
         """As Pillow's."""
         taps = _TAPS.get(resample)
-        if method is Image.Transform.AFFINE and taps is not None and fill == 1:
+        if method == Image.Transform.AFFINE and taps is not None and fill == 1:
             made = np.zeros((size[1], size[0], 3), np.uint8)
             if fillcolor is not None:
                 made[:] = np.asarray(Image.new("RGB", (1, 1), fillcolor))
