@@ -102,3 +102,67 @@ def test_what_does_not_fit_is_refused_and_nothing_written():
     with pytest.raises((ValueError, BufferError)):
         photometric.adjust(image[:, ::-1], target, 0, 1.0)
     assert (target == 7).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 9), (9, 2), (3, 3), (37, 41)])
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7, 4.0])
+def test_sharpness_is_pillows_to_the_byte(shape, factor):
+    image = noise(*shape)
+    target = np.empty_like(image)
+    photometric.sharpen(image, target, factor)
+    theirs = functional.adjust_sharpness(Image.fromarray(image), factor)
+    assert np.array_equal(target, np.asarray(theirs))
+
+
+def test_levels_are_counted_and_looked_up_as_pillow_does():
+    image = noise(37, 41)
+    counts = np.empty((3, 256), np.uint32)
+    photometric.count(image, counts)
+    assert counts.ravel().tolist() == Image.fromarray(image).histogram()
+    levels = np.random.default_rng(1).permutation(768).astype(np.uint8)
+    theirs = np.asarray(Image.fromarray(image).point(levels.tolist()))
+    photometric.look_up(image, image, levels.tobytes())
+    assert np.array_equal(image, theirs)
+
+
+@pytest.mark.parametrize("taps", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (37, 41)])
+def test_maps_are_pillows_to_the_byte(shape, taps):
+    image, random = noise(*shape), np.random.default_rng(0)
+    filters = {1: Image.NEAREST, 2: Image.BILINEAR}
+    for case in range(60):
+        matrix = random.uniform(-1.5, 1.5, 6)
+        matrix[[2, 5]] *= 20
+        if case % 3 == 0:
+            matrix[[1, 3]] = 0
+        if case % 5 == 0:
+            matrix = np.round(matrix)
+        target = np.zeros((29, 33, 3), np.uint8)
+        photometric.warp(image, target, tuple(matrix), taps)
+        theirs = Image.fromarray(image).transform(
+            (33, 29), Image.AFFINE, tuple(matrix), filters[taps]
+        )
+        assert np.array_equal(target, np.asarray(theirs))
+
+
+def test_what_does_not_fit_is_refused():
+    image, other = noise(9, 9), noise(9, 8)
+    turned, same = (1, 0.1, 0, -0.1, 1, 0), (1, 0, 0, 0, 1, 0)
+    nan, far = (float("nan"), *same[1:]), (1, 0, 4e4, 0, 1, 0)
+    for call in (
+        lambda: photometric.sharpen(image, other, 1.0),
+        lambda: photometric.sharpen(image, image, 1.0),
+        lambda: photometric.sharpen(image, image.copy(), float("inf")),
+        lambda: photometric.look_up(image, other, bytes(768)),
+        lambda: photometric.look_up(image, image, bytes(767)),
+        lambda: photometric.count(image, np.empty((3, 255), np.uint32)),
+        lambda: photometric.count(image, np.empty((3, 256), np.int64)),
+        lambda: photometric.count(image[..., :2].copy(), np.empty((3, 256), np.uint32)),
+        lambda: photometric.warp(image, image, turned, 1),
+        lambda: photometric.warp(image, other, turned, 3),
+        lambda: photometric.warp(image, other, nan, 1),
+        lambda: photometric.warp(image, other, far, 2),
+        lambda: photometric.warp(image, other[..., :2].copy(), turned, 1),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            call()

@@ -179,7 +179,10 @@ def test_images_of_one_row_or_column_are_mirrored(size):
 
 
 def test_colours_are_changed_of_the_image_alone(pairs):
-    colours = v2.ColorJitter(0.4, 0.4, 0.4), v2.RandomApply([v2.GaussianBlur(5)])
+    colours = (
+        *(v2.ColorJitter(0.4, 0.4, 0.4), v2.RandomApply([v2.GaussianBlur(5)])),
+        v2.RandomChoice([v2.RandomSolarize(128), v2.Compose([v2.RandomInvert()])]),
+    )
     pipeline = preset(48, *colours, v2.RandomGrayscale(0.3))
     assert "unchanged" not in feedline.pair(pipeline).explain()
     deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import auto_augment as timm
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from feedline.plan.row import Item
+from feedline.randomness import fingerprint, seed_all
 from feedline.recognition import pixel_steps
 from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_steps import pixel_step
@@ -23,6 +25,7 @@ from torchvision_folder import write_images
 
 pytestmark = pytest.mark.skipif(pixel_steps.compiled is None, reason="not compiled")
 
+BILINEAR, BICUBIC = v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC
 FLOATS = [v1.ToTensor(), v1.Normalize([0.5], [0.2])]
 
 STEPS = {
@@ -38,12 +41,59 @@ STEPS = {
         "uneven blur": lambda v: v.GaussianBlur((3, 11), 1.5),
         "a kernel without room": lambda v: v.GaussianBlur(49),
         "flip": lambda v: v.RandomHorizontalFlip(0.5),
+        "flip down": lambda v: v.RandomVerticalFlip(0.5),
+        "perhaps solarize": lambda v: v.RandomSolarize(128, 0.5),
+        "perhaps solarize at a fraction": lambda v: v.RandomSolarize(99.5, 0.5),
+        "solarize nothing": lambda v: v.RandomSolarize(255.5, 1.0),
+        "solarize all": lambda v: v.RandomSolarize(-1, 1.0),
+        "perhaps posterize": lambda v: v.RandomPosterize(3, 0.5),
+        "posterize": lambda v: v.RandomPosterize(1, 1.0),
+        "posterize to none": lambda v: v.RandomPosterize(8, 1.0),
+        "perhaps invert": lambda v: v.RandomInvert(0.5),
+        "perhaps a Compose": lambda v: v.RandomApply(
+            [v.Compose([v.RandomInvert(0.5), v.ColorJitter(0.4), v.Compose([v.RandomGrayscale()])])]
+        ),
+        "perhaps this or that": lambda v: v.RandomApply(
+            [v.RandomChoice([v.RandomSolarize(99), v.RandomInvert()], p=[0.2, 0.8])]
+        ),
+        "choice": lambda v: v.RandomChoice([v.RandomSolarize(99, 1.0), v.ColorJitter(0.4)]),
+        "choice of blurs": lambda v: v.RandomChoice(
+            [v.GaussianBlur(3), v.Compose([v.RandomInvert(), v.GaussianBlur(5)])], p=[0.3, 0.7]
+        ),
+        "perhaps equalize": lambda v: v.RandomEqualize(0.5),
+        "perhaps autocontrast": lambda v: v.RandomAutocontrast(0.5),
+        "perhaps sharpen": lambda v: v.RandomAdjustSharpness(2.3, 0.5),
+        "smooth": lambda v: v.RandomAdjustSharpness(0, 1.0),
+        "affine": lambda v: v.RandomAffine(30, (0.2, 0.1), (0.7, 1.4), 10),
+        "affine, filled": lambda v: v.RandomAffine(
+            30, shear=(3, 9, 0, 9), interpolation=BILINEAR, fill=(1, 20, 255)
+        ),
+        "rotation": lambda v: v.RandomRotation(170, fill=7),
+        "rotation, bicubic": lambda v: v.RandomRotation(60, BICUBIC, center=(3, 4)),
+        "rotation by quarters": lambda v: v.RandomRotation((90, 90)),
+        "no rotation": lambda v: v.RandomRotation((0, 0)),
+        "two maps": lambda v: v.Compose([v.RandomAffine(30), v.RandomRotation(40)]),
+        "rand": lambda v: v.RandAugment(3, 12),
+        "rand, filled": lambda v: v.RandAugment(interpolation=BILINEAR, fill=[1, 2, 3]),
+        "trivial": lambda v: v.TrivialAugmentWide(),
+        **{
+            f"auto, {policy.value}": lambda v, policy=policy: v.AutoAugment(policy)
+            for policy in v1.AutoAugmentPolicy
+        },
+        "order": lambda v: v.RandomOrder(
+            [v.RandomSolarize(99, 1.0), v.ColorJitter(0.4), v.RandomPosterize(2, 0.3)]
+        ),
         "never": lambda v: v.RandomHorizontalFlip(0.0),
         "perhaps": lambda v: v.RandomApply([v.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.6),
         "perhaps two": lambda v: v.RandomApply(
             nn.ModuleList([v.RandomGrayscale(0.5), v.GaussianBlur(5)]), 0.5
         ),
     }.items()
+} | {
+    f"timm, {config}": timm.auto_augment_transform(config, {})
+    if config.startswith(("v0", "original"))
+    else timm.rand_augment_transform(config, {"img_mean": (9, 99, 199)})
+    for config in ("rand-m9-mstd0.5-inc1", "rand-m6-n4-p0.7-t1", "v0r", "originalr-mstd0.5")
 }
 
 
@@ -77,23 +127,23 @@ def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
             with pytest.raises(RuntimeError):
                 fast(image)
             continue
-        torch.manual_seed(seed)
+        seed_all(seed)
         theirs = np.asarray(step(Image.fromarray(image)))
-        drawn = torch.rand(1)
+        drawn = fingerprint()
         for writable in (True, False):
             given = image.copy()
             given.flags.writeable = writable
-            torch.manual_seed(seed)
+            seed_all(seed)
             ours = fast(given)
-            assert torch.equal(torch.rand(1), drawn)
+            assert fingerprint() == drawn
             assert ours.flags.c_contiguous
             difference = np.abs(ours.astype(int) - theirs)
             assert difference.max() <= ("blur" in case or "two" in case)
             assert writable or np.array_equal(given, image)
         changed += not np.array_equal(theirs, image)
-    if any(word in case for word in ("never", "none", "room")):
+    if any(word in case for word in ("never", "none", "nothing", "room", "no rot")):
         assert changed == 0
-    elif any(word in case for word in ("grey", "flip", "perhaps")):
+    elif any(word in case for word in ("grey", "flip", "perhaps", "auto", "trivial")):
         assert 0 < changed < 30
     else:
         assert changed > 20  # a narrow blur may change nothing
@@ -111,9 +161,15 @@ def replaced(step: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "step",
     [
-        *(Own(0.4), replaced(v1.ColorJitter(0.4)), v1.RandomAffine(9), v1.GaussianBlur(129)),
-        *(v1.RandomApply([Own(0.4)]), v1.RandomApply([v1.RandomAffine(9)]), v1.ToTensor()),
-        *(v1.RandomChoice([v1.ColorJitter(0.4)]), lambda image: image),
+        *(Own(0.4), replaced(v1.ColorJitter(0.4)), v1.RandomPerspective(), v1.GaussianBlur(129)),
+        *(v1.RandomApply([Own(0.4)]), v1.RandomApply([v1.RandomPerspective()]), v1.ToTensor()),
+        *(v1.RandomChoice([v1.ColorJitter(0.4), v1.RandomPerspective()]), lambda image: image),
+        *(v1.RandomOrder([Own(0.4)]), v1.RandomApply([v1.Compose([Own(0.4)])])),
+        *(
+            v1.Compose([v1.RandomInvert(), Own(0.4)]),
+            v2.RandomChoice([replaced(v2.RandomInvert())]),
+        ),
+        *(replaced(v1.RandomSolarize(9)), replaced(v2.RandomVerticalFlip())),
     ],
 )
 def test_what_is_not_known_runs_itself(step: object) -> None:
@@ -125,7 +181,7 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
     root: Path, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [
-        *(v1.RandomResizedCrop(32), v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomAffine(10)),
+        *(v1.RandomResizedCrop(32), v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomPerspective()),
         *(v1.RandomGrayscale(0.5), v1.RandomHorizontalFlip(), *FLOATS, v1.RandomErasing(0.5)),
     ]
     dataset = ImageFolder(str(root), v1.Compose(steps))
@@ -136,17 +192,54 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
     assert plain.pipeline is not None
     assert recognition.pipeline is not None
     assert [step.partition("(")[0] for step in recognition.as_is] == [
-        *("RandomAffine", "RandomErasing")
+        *("RandomPerspective", "RandomErasing")
     ]
     assert [step.partition("(")[0] for step in plain.as_is] == [
-        *("ColorJitter", "RandomAffine", "RandomGrayscale", "RandomHorizontalFlip", "RandomErasing")
+        *(
+            "ColorJitter",
+            "RandomPerspective",
+            "RandomGrayscale",
+            "RandomHorizontalFlip",
+            "RandomErasing",
+        )
     ]
     assert recognition.pipeline.writes_rows
-    assert "RandomAffine" in recognition.refused[0]
+    assert "RandomPerspective" in recognition.refused[0]
     for seed in range(20):
         item = Item(seed % 4, None, seed, 1.0)
         assert torch.equal(recognition.pipeline.sample(item)[0], plain.pipeline.sample(item)[0])
     assert recognition.pipeline.transform_identity() != ""
+
+
+def doubled(image: Image.Image) -> Image.Image:
+    return image
+
+
+def test_timms_policies_with_other_functions_run_themselves() -> None:
+    policy = timm.rand_augment_transform("rand-m9-inc1", {})
+    assert pixel_step(policy, Originals()) is not None
+    policy.ops[0].aug_fn = doubled
+    assert pixel_step(policy, Originals()) is None
+
+
+def test_maps_run_themselves_where_pillows_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def transform(image: Image.Image, *args: object, **others: object) -> Image.Image:
+        return image
+
+    monkeypatch.setattr(Image.Image, "transform", transform)
+    for step in (v1.RandomAffine(9), v2.RandomRotation(9), v1.RandAugment(), v2.AutoAugment()):
+        assert pixel_step(step, Originals()) is None
+
+
+def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
+    jitter = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
+    colours = v1.Compose([v1.RandomHorizontalFlip(), jitter, v1.RandomGrayscale(0.2)])
+    blur = v1.RandomApply([v1.Compose([v1.GaussianBlur(9, (0.1, 2.0))])], p=0.1)
+    steps = [v1.RandomResizedCrop(32), colours, blur, v1.RandomSolarize(128, 0.2), *FLOATS]
+    recognition = recognise(ImageFolder(str(root), v1.Compose(steps)))
+    assert recognition.as_is == ()
+    assert recognition.pipeline is not None
+    assert recognition.pipeline.writes_rows
 
 
 def test_steps_on_tensors_run_themselves(root: Path) -> None:

@@ -14,7 +14,7 @@ _PARTS = {
     "_jpeg": "simplejpeg decodes all of an image for a crop of it",
     "_resample": "torch crops and resizes, in about twice the time",
     "_lut": "numpy makes floats of pixels",
-    "_photometric": "torchvision changes colours and blurs",
+    "_photometric": "torchvision changes colours, blurs and maps",
 }
 """The compiled parts, and what is done without them: the pixels are the same."""
 

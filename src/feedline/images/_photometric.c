@@ -1,7 +1,8 @@
-/* Colours and sharpness of an image, changed as Pillow and torchvision change them.
+/* Colours, sharpness and place of an image's pixels, changed as Pillow and torchvision change them.
 
 Guarantees: brightness, contrast, saturation, hue and grey are Pillow's bytes (ImageEnhance, its conversions
-to "L" and "HSV"), hue shifted as torchvision shifts it; a blur is torchvision's, whose sums are floats,
+to "L" and "HSV"), hue shifted as torchvision shifts it; so are sharpness, levels that are looked up or
+counted, and affine maps (Image.point, histogram, transform); a blur is torchvision's, whose sums are floats,
 within a rounding. All sizes and layouts are checked; nothing outside the target is written, which
 may be the image itself. Python's lock is not held meanwhile.
 
@@ -211,6 +212,155 @@ static int blur(
     return 0;
 }
 
+/* With a share of the way from Pillow's SMOOTH, 5 in the middle of 1, to the image; not in place. */
+static void sharpen(
+    const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, float factor)
+{
+    const Py_ssize_t bytes = CHANNELS * width;
+    for (Py_ssize_t y = 0; y < height; y++) {
+        const uint8_t *here = from + y * bytes;
+        uint8_t *out = to + y * bytes;
+        if (y == 0 || y == height - 1 || width < 3) {
+            memcpy(out, here, (size_t)bytes);
+            continue;
+        }
+        memcpy(out, here, CHANNELS);
+        memcpy(out + bytes - CHANNELS, here + bytes - CHANNELS, CHANNELS);
+        const uint8_t *up = here - bytes, *down = here + bytes;
+        for (Py_ssize_t i = CHANNELS; i < bytes - CHANNELS; i++) {
+            const int sum = up[i - 3] + up[i] + up[i + 3] + here[i - 3] + 5 * here[i] + here[i + 3]
+                + down[i - 3] + down[i] + down[i + 3];
+            /* Never halfway between two levels: 13 is odd. */
+            const int smooth = (2 * sum + 13) / 26;
+            const float made = (float)smooth + factor * (float)(here[i] - smooth);
+            out[i] = (uint8_t)(made <= 0.0f ? 0.0f : made >= 255.0f ? 255.0f : made);
+        }
+    }
+}
+
+typedef struct {
+    const uint8_t *from;
+    Py_ssize_t height, width;
+} Image;
+
+static Py_ssize_t within(Py_ssize_t at, Py_ssize_t length)
+{
+    return at < 0 ? 0 : at < length ? at : length - 1;
+}
+
+static const uint8_t *pixel_at(const Image *image, Py_ssize_t y, Py_ssize_t x)
+{
+    return image->from + CHANNELS * (y * image->width + x);
+}
+
+static void put(uint8_t *out, const uint8_t *pixel)
+{
+    out[0] = pixel[0];
+    out[1] = pixel[1];
+    out[2] = pixel[2];
+}
+
+/* Pillow's nearest where nothing turns: places add up as doubles. 0 where memory is missing. */
+static int scale(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
+{
+    Py_ssize_t *places = PyMem_RawMalloc(sizeof(Py_ssize_t) * (size_t)width);
+    if (!places)
+        return 0;
+    double at = a[2] + a[0] * 0.5;
+    for (Py_ssize_t x = 0; x < width; x++, at += a[0])
+        places[x] = at < 0.0 || at >= (double)image->width ? -1 : (Py_ssize_t)at;
+    at = a[5] + a[4] * 0.5;
+    for (Py_ssize_t y = 0; y < height; y++, at += a[4]) {
+        if (at < 0.0 || at >= (double)image->height) {
+            to += CHANNELS * width;
+            continue;
+        }
+        for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS)
+            if (places[x] >= 0)
+                put(to, pixel_at(image, (Py_ssize_t)at, places[x]));
+    }
+    PyMem_RawFree(places);
+    return 1;
+}
+
+static int64_t fixed(double value)
+{
+    return (int64_t)floor(value * 65536.0 + 0.5);
+}
+
+static inline int is_in(const Image *image, int64_t at_x, int64_t at_y)
+{
+    return at_x >= 0 && at_x >> 16 < image->width && at_y >= 0 && at_y >> 16 < image->height;
+}
+
+/* Pillow's nearest: places are whole numbers of a 65536th of a pixel. */
+static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
+{
+    const int64_t across_x = fixed(a[0]), across_y = fixed(a[3]);
+    const int64_t down_x = fixed(a[1]), down_y = fixed(a[4]);
+    int64_t first_x = fixed(a[2] + a[0] * 0.5 + a[1] * 0.5);
+    int64_t first_y = fixed(a[5] + a[3] * 0.5 + a[4] * 0.5);
+    for (Py_ssize_t y = 0; y < height; y++, first_x += down_x, first_y += down_y) {
+        /* Both run evenly, so what lies within the image is in one piece. */
+        Py_ssize_t begin = 0, end = width;
+        while (begin < end && !is_in(image, first_x + begin * across_x, first_y + begin * across_y))
+            begin++;
+        while (begin < end
+               && !is_in(image, first_x + (end - 1) * across_x, first_y + (end - 1) * across_y))
+            end--;
+        int64_t at_x = first_x + begin * across_x, at_y = first_y + begin * across_y;
+        uint8_t *out = to + CHANNELS * (y * width + begin);
+        for (Py_ssize_t x = begin; x < end; x++, out += CHANNELS, at_x += across_x, at_y += across_y)
+            put(out, pixel_at(image, at_y >> 16, at_x >> 16));
+    }
+}
+
+/* Where a place of the target lies in the image, half a pixel less; 0 where that is outside. */
+static inline int place_of(
+    const Image *image, const double *a, Py_ssize_t x, Py_ssize_t y, double *at_x, double *at_y)
+{
+    const double mid_x = (double)x + 0.5, mid_y = (double)y + 0.5;
+    *at_x = a[0] * mid_x + a[1] * mid_y + a[2];
+    *at_y = a[3] * mid_x + a[4] * mid_y + a[5];
+    if (!(*at_x >= 0.0 && *at_x < (double)image->width && *at_y >= 0.0
+            && *at_y < (double)image->height))
+        return 0;
+    *at_x -= 0.5;
+    *at_y -= 0.5;
+    return 1;
+}
+
+/* The whole part of a number from -0.5 on. */
+static inline Py_ssize_t whole(double at)
+{
+    return at < 0.0 ? -1 : (Py_ssize_t)at;
+}
+
+/* Pillow's bilinear: of 2 x 2 pixels, of which the outer ones go on beyond the edges. */
+static void bilinear(
+    const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
+{
+    for (Py_ssize_t y = 0; y < height; y++)
+        for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS) {
+            double dx, dy;
+            if (!place_of(image, a, x, y, &dx, &dy))
+                continue;
+            const Py_ssize_t left = whole(dx), top = whole(dy);
+            dx -= (double)left;
+            dy -= (double)top;
+            const uint8_t *from = pixel_at(image, within(top, image->height),
+                                           within(left, image->width));
+            const Py_ssize_t right = left >= 0 && left + 1 < image->width ? CHANNELS : 0;
+            const Py_ssize_t down
+                = top >= 0 && top + 1 < image->height ? CHANNELS * image->width : 0;
+            for (int c = 0; c < CHANNELS; c++, from++) {
+                const double upper = from[0] + (from[right] - from[0]) * dx;
+                const double lower = from[down] + (from[down + right] - from[down]) * dx;
+                to[c] = (uint8_t)(int)(upper + (lower - upper) * dy);
+            }
+        }
+}
+
 enum { LAYOUT = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT };
 
 static int is_image(const Py_buffer *view)
@@ -301,7 +451,155 @@ with_images:
     return answer;
 }
 
+/* A buffer of this many items of a format. */
+static int is_table(const Py_buffer *view, const char *format, Py_ssize_t items)
+{
+    return strcmp(view->format, format) == 0 && view->len == items * view->itemsize;
+}
+
+static PyObject *py_look_up(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written;
+    Py_buffer image, target, levels;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOy*:look_up", &given, &written, &levels))
+        return NULL;
+    if (levels.len != CHANNELS * GREYS) {
+        PyErr_SetString(PyExc_ValueError, "levels must be 3 x 256 bytes");
+        goto failed;
+    }
+    if (!both(given, written, &image, &target))
+        goto failed;
+    const uint8_t *from = image.buf, *red = levels.buf, *green = red + GREYS, *blue = green + GREYS;
+    uint8_t *to = target.buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < image.len; i += CHANNELS) {
+        to[i] = red[from[i]];
+        to[i + 1] = green[from[i + 1]];
+        to[i + 2] = blue[from[i + 2]];
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&image);
+    PyBuffer_Release(&levels);
+    Py_RETURN_NONE;
+failed:
+    PyBuffer_Release(&levels);
+    return NULL;
+}
+
+static PyObject *py_count(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written, *answer = NULL;
+    Py_buffer image, counts;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:count", &given, &written))
+        return NULL;
+    if (PyObject_GetBuffer(given, &image, LAYOUT) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(written, &counts, LAYOUT | PyBUF_WRITABLE) < 0)
+        goto with_image;
+    if (!is_image(&image) || !is_table(&counts, "I", CHANNELS * GREYS)) {
+        PyErr_SetString(PyExc_ValueError, "image must be uint8 (h, w, 3), counts uint32 (3, 256)");
+    } else {
+        const uint8_t *from = image.buf;
+        uint32_t *red = counts.buf, *green = red + GREYS, *blue = green + GREYS;
+        Py_BEGIN_ALLOW_THREADS
+        memset(red, 0, (size_t)counts.len);
+        for (Py_ssize_t i = 0; i < image.len; i += CHANNELS) {
+            red[from[i]]++;
+            green[from[i + 1]]++;
+            blue[from[i + 2]]++;
+        }
+        Py_END_ALLOW_THREADS
+        answer = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&counts);
+with_image:
+    PyBuffer_Release(&image);
+    return answer;
+}
+
+/* Whether two images of one thread's overlap: what is read must not have been written. */
+static int apart(const Py_buffer *image, const Py_buffer *target)
+{
+    const char *from = image->buf, *to = target->buf;
+    if (from + image->len <= to || to + target->len <= from)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "image and target must lie apart");
+    return 0;
+}
+
+static PyObject *py_sharpen(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written, *answer = NULL;
+    Py_buffer image, target;
+    double factor;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOd:sharpen", &given, &written, &factor))
+        return NULL;
+    if (!isfinite(factor))
+        return PyErr_Format(PyExc_ValueError, "no such factor");
+    if (!both(given, written, &image, &target))
+        return NULL;
+    if (apart(&image, &target)) {
+        Py_BEGIN_ALLOW_THREADS
+        sharpen(image.buf, target.buf, image.shape[0], image.shape[1], (float)factor);
+        Py_END_ALLOW_THREADS
+        answer = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&image);
+    return answer;
+}
+
+static PyObject *py_warp(PyObject *module, PyObject *args)
+{
+    PyObject *given, *written, *answer = NULL;
+    Py_buffer image, target;
+    double a[6];
+    int taps, done = 1;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO(dddddd)i:warp", &given, &written, a, a + 1, a + 2, a + 3, a + 4,
+                          a + 5, &taps))
+        return NULL;
+    if (PyObject_GetBuffer(given, &image, LAYOUT) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(written, &target, LAYOUT | PyBUF_WRITABLE) < 0)
+        goto with_image;
+    int fits = is_image(&image) && is_image(&target) && (taps == 1 || taps == 2);
+    if (fits) {
+        /* Within what a 65536th of a pixel can be counted in, corners and all. */
+        const double height = (double)target.shape[0], width = (double)target.shape[1];
+        for (int row = 0; row < 6; row += 3)
+            fits &= fabs(a[row]) * width + fabs(a[row + 1]) * height + fabs(a[row + 2]) < 32768.0;
+    }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "images must be uint8 (h, w, 3), a map within 32768 pixels");
+    } else if (apart(&image, &target)) {
+        const Image from = {image.buf, image.shape[0], image.shape[1]};
+        const Py_ssize_t height = target.shape[0], width = target.shape[1];
+        Py_BEGIN_ALLOW_THREADS
+        if (taps == 2)
+            bilinear(&from, target.buf, height, width, a);
+        else if (a[1] == 0.0 && a[3] == 0.0)
+            done = scale(&from, target.buf, height, width, a);
+        else
+            turn(&from, target.buf, height, width, a);
+        Py_END_ALLOW_THREADS
+        answer = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    }
+    PyBuffer_Release(&target);
+with_image:
+    PyBuffer_Release(&image);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
+    {"look_up", py_look_up, METH_VARARGS, "Give each level of an image another; see _photometric.pyi."},
+    {"count", py_count, METH_VARARGS, "Count the levels of an image; see _photometric.pyi."},
+    {"sharpen", py_sharpen, METH_VARARGS, "Sharpen or smooth an image; see _photometric.pyi."},
+    {"warp", py_warp, METH_VARARGS, "Map an image affinely; see _photometric.pyi."},
     {"adjust", py_adjust, METH_VARARGS, "Change the colours of an image; see _photometric.pyi."},
     {"blur", py_blur, METH_VARARGS, "Blur an image; see _photometric.pyi."},
     {NULL, NULL, 0, NULL},

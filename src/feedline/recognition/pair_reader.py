@@ -44,7 +44,14 @@ _VALUES = (
     *("ToPureTensor", "ToTensor"),
 )
 _FORMS = ("Identity", "PILToTensor", "ToImage", "ToTensor")
-_COLOURS = ("ColorJitter", "GaussianBlur", "RandomGrayscale")
+_COLOURS = frozenset(
+    (
+        *("ColorJitter", "GaussianBlur", "RandomGrayscale"),
+        *("RandomInvert", "RandomPosterize", "RandomSolarize"),
+        *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize"),
+    )
+)
+_OF_COLOURS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +227,7 @@ class _Reader:
 def _is_of_colour(step: Any, originals: Originals) -> bool:
     """Whether a step changes colours alone, and so nothing but the image."""
     name = _name(step, originals)
-    if name == "RandomApply":
+    if name in _OF_COLOURS:
         return all(_is_of_colour(each, originals) for each in step.transforms)
     return name in _COLOURS
 

@@ -1,23 +1,29 @@
-"""Steps that change colours, blur or mirror, done on pixels in the place of torchvision's.
+"""Steps that change colours, blur, mirror or map, done on pixels in the place of the libraries'.
 
 Guarantees: random numbers are drawn as the step itself draws them, from the same generator in the
-same order; colours are Pillow's, to the byte; a blur's pixels are torchvision's within a level.
+same order; pixels are Pillow's, to the byte; but for those of a blur, torchvision's within a level.
 Relies on: `images._photometric`, compiled: without it no step is taken over. On PIL images being
 what the steps would get: those of tensors have another arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 
+from feedline.recognition import pixel_changes as changes
+from feedline.recognition.array_image import ArrayImage, maps_as_pillow, pixels_of
 from feedline.recognition.originals import Originals
-from feedline.recognition.steps import origin
+from feedline.recognition.own_code import StandIn, own_call
+from feedline.recognition.pixel_policies import TimmPolicy, TorchvisionPolicy
+from feedline.recognition.steps import flattened, is_librarys, origin
 from feedline.stores.store import Pixels
 
 try:
@@ -31,34 +37,84 @@ PixelStep: TypeAlias = Callable[[Pixels], Pixels]
 """Pixels (height, width, 3), RGB, C-contiguous, which may be written over: what a step leaves."""
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
-_GREY = 4
 _MOST_TAPS = 127
+_POLICIES = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
+_MAPPING = (*_POLICIES, "RandomAffine", "RandomRotation", "timm.AutoAugment", "timm.RandAugment")
+_OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
 def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
     """What a step does to a PIL image, done to its pixels; None where it has to run itself."""
     if compiled is None:
         return None
+    parts = list(flattened(step, originals))
+    if parts != [step]:  # a Compose or the like
+        held = _all(parts, originals)
+        return None if held is None else _InTurn(held)
     second = ".v2" in type(step).__module__
     match origin(step, originals):
         case "ColorJitter":
             return _Jitter(step, second)
-        case "RandomGrayscale":
-            return _Grey(step)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
             return _Blur(step, second)
-        case "RandomHorizontalFlip":
-            return _Flip(step)
-        case "RandomApply":
-            held = [pixel_step(each, originals) for each in step.transforms]
-            fused = tuple(each for each in held if each is not None)
-            return _Perhaps(step, second, fused) if len(fused) == len(held) else None
+        case str(name) if name in _MAPPING:
+            return _mapping(name, step, originals) if maps_as_pillow() else None
+        case "Identity":
+            return _InTurn(())
+        case "RandomApply" | "RandomChoice" | "RandomOrder":
+            held = _all(step.transforms, originals)
+            return None if held is None else _Holder(step, held)
+        case str(name):
+            change = _change(name, step)
+            # Version 1 compares floats of Python's, but for the oldest three of its steps.
+            exact = not second and name not in _OLDEST
+            return None if change is None else _Perhaps(step, exact, change)
     return None
 
 
-def _applied(step: Any) -> bool:
-    """Whether a step with a probability is done now; both versions compare in this way."""
-    return bool(torch.rand(1) < step.p)
+def _mapping(name: str, step: Any, originals: Originals) -> PixelStep | None:
+    """What a step does that may call Pillow's affine map."""
+    if name.startswith("timm."):
+        return TimmPolicy.of(step) if is_librarys(step, originals) else None
+    if name in _POLICIES:
+        return TorchvisionPolicy(step, ".v2" in type(step).__module__)
+    return None if getattr(step, "expand", False) else _OnImage(step)
+
+
+def _all(steps: Iterable[Any], originals: Originals) -> tuple[PixelStep, ...] | None:
+    """What steps do; None where one of them has to run itself."""
+    made = []
+    for step in steps:
+        fast = pixel_step(step, originals)
+        if fast is None:
+            return None
+        made.append(fast)
+    return tuple(made)
+
+
+def _change(name: str, step: Any) -> PixelStep | None:
+    """What a step does to all pixels with its probability; None where it is none of these."""
+    match name:
+        case "RandomHorizontalFlip":
+            return changes.mirrored
+        case "RandomVerticalFlip":
+            return changes.flipped
+        case "RandomGrayscale":
+            return partial(changes.adjusted, kind=changes.GREY, factor=1.0)
+        case "RandomInvert":
+            return changes.inverted
+        case "RandomPosterize" if type(step.bits) is int and 1 <= step.bits <= 8:
+            return partial(changes.posterized, bits=step.bits)
+        case "RandomSolarize" if isinstance(step.threshold, (int, float)):
+            return partial(changes.solarized, threshold=float(step.threshold))
+        case "RandomEqualize":
+            return changes.equalized
+        case "RandomAutocontrast":
+            return changes.autocontrasted
+        case "RandomAdjustSharpness" if isinstance(step.sharpness_factor, (int, float)):
+            if math.isfinite(step.sharpness_factor):
+                return partial(changes.sharpened, factor=float(step.sharpness_factor))
+    return None
 
 
 def _params(step: Any) -> dict[str, Any]:
@@ -66,17 +122,6 @@ def _params(step: Any) -> dict[str, Any]:
     draw = getattr(step, "make_params", None) or step._get_params
     drawn: dict[str, Any] = draw([])
     return drawn
-
-
-def _target(pixels: Pixels) -> Pixels:
-    """Where changed pixels go: in their own place where that may be written."""
-    return pixels if pixels.flags.writeable else np.empty_like(pixels)
-
-
-def _adjusted(pixels: Pixels, kind: int, factor: float) -> Pixels:
-    target = _target(pixels)
-    compiled.adjust(pixels, target, kind, factor)
-    return target
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +138,8 @@ class _Jitter:
             order, *factors = step.get_params(*(getattr(step, kind) for kind in _KINDS))
         for kind in order.tolist():
             if factors[kind] is not None:
-                pixels = _adjusted(pixels, kind, factors[kind])
+                pixels = changes.adjusted(pixels, kind, factors[kind])
         return pixels
-
-
-@dataclass(frozen=True, slots=True)
-class _Grey:
-    step: Any
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        return _adjusted(pixels, _GREY, 1.0) if _applied(self.step) else pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +156,7 @@ class _Blur:
             sigmas = _params(self.step)["sigma"]
         else:
             sigmas = [self.step.get_params(*self.step.sigma)] * 2
-        target = _target(pixels)
+        target = changes.target_of(pixels)
         compiled.blur(pixels, target, _gaussian(wide, sigmas[0]), _gaussian(tall, sigmas[1]))
         return target
 
@@ -133,28 +170,47 @@ def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flip:
+class _Perhaps:
+    """A change that is made with a step's probability, compared as the step compares."""
+
     step: Any
+    exact: bool
+    change: PixelStep
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        if not _applied(self.step):
-            return pixels
-        # Of one column np.ascontiguousarray would keep the stride, which torch does not take.
-        mirrored: Pixels = pixels[:, ::-1].copy()
-        return mirrored
+        drawn = torch.rand(1)
+        applied = (drawn.item() if self.exact else drawn) < self.step.p
+        return self.change(pixels) if applied else pixels
 
 
 @dataclass(frozen=True, slots=True)
-class _Perhaps:
+class _OnImage:
+    """A step that runs itself, on an image that is an array."""
+
     step: Any
-    second: bool
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        return pixels_of(self.step(ArrayImage(pixels)))
+
+
+@dataclass(frozen=True, slots=True)
+class _InTurn:
     held: tuple[PixelStep, ...]
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        # Version 1 compares the other way round: p = 0 may still apply, where 0 is drawn.
-        drawn = torch.rand(1)
-        if not (drawn < self.step.p if self.second else drawn <= self.step.p):
-            return pixels
         for each in self.held:
             pixels = each(pixels)
         return pixels
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A step that draws which of its steps are done, and in which order: its own code does that."""
+
+    step: Any
+    held: tuple[PixelStep, ...]
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        stand_in = StandIn(self.step, {"transforms": self.held})
+        left: Pixels = own_call(type(self.step))(stand_in, pixels)
+        return left

@@ -10,7 +10,7 @@ Relies on the names and modules of torchvision's transforms, both versions of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -99,16 +99,20 @@ def no_fast_step(step: object, originals: Originals) -> str:
     return f"{words(step)} is no step of the fast path{': ' * bool(why)}{why}."
 
 
-def well_behaved(steps: Sequence[Callable[[Any], Any]], originals: Originals) -> bool:
+def well_behaved(steps: Iterable[Callable[[Any], Any]], originals: Originals) -> bool:
     """Whether these steps surely draw from torch's global generator only, and keep no input.
 
     torchvision's own transforms do, but for RandomOrder and RandomChoice, which draw from Python's.
     """
-    names = [origin(step, originals) for step in steps]
-    return all(
-        name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
-        for name in names
-    )
+    return all(_behaves(step, originals) for step in steps)
+
+
+def _behaves(step: Callable[[Any], Any], originals: Originals) -> bool:
+    name = origin(step, originals)
+    if name in ("Compose", "RandomApply"):
+        held: Any = getattr(step, "transforms", None)
+        return type(held) in _HOLDING and well_behaved(held, originals)
+    return name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
 
 
 def is_librarys(step: object, originals: Originals) -> bool:

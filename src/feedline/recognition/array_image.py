@@ -1,0 +1,92 @@
+"""An image of Pillow's whose pixels are an array, until something needs them elsewhere.
+
+Guarantees: functions that take RGB images of Pillow's make of it what they make of any other, to
+the byte. They do not write to its pixels.
+
+Relies on: `images._photometric` for affine maps, as to go to Pillow and back takes as long as
+such a map; on torchvision's and timm's functions changing no image in place; on the attributes that
+Pillow's images are made of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from feedline.stores.store import Pixels
+
+try:
+    from feedline.images import _photometric as compiled
+except ImportError:
+    compiled = None  # type: ignore[assignment]
+
+__all__ = ["ArrayImage", "maps_as_pillow", "pixels_of"]
+
+_TAPS: dict[int, int] = {Image.Resampling.NEAREST: 1, Image.Resampling.BILINEAR: 2}
+
+
+class ArrayImage(Image.Image):
+    """An RGB image.
+
+    Args:
+        pixels: uint8 (height, width, 3), C-contiguous.
+    """
+
+    def __init__(self, pixels: Pixels) -> None:
+        super().__init__()
+        self.pixels = pixels
+        self._mode = "RGB"
+        self._size = pixels.shape[1], pixels.shape[0]
+
+    @property
+    def im(self) -> Any:
+        """What Pillow's own functions work on."""
+        if self._core is None:
+            self._core = Image.fromarray(self.pixels).im
+        return self._core
+
+    @im.setter
+    def im(self, core: Any) -> None:  # Pillow's __init__ sets it in versions before 11
+        self._core = core
+
+    _core: Any = None
+
+    def copy(self) -> Image.Image:
+        """Another one."""
+        return ArrayImage(self.pixels)
+
+    def transform(
+        self,
+        size: tuple[int, int],
+        method: Any,
+        data: Any = None,
+        resample: int = Image.Resampling.NEAREST,
+        fill: int = 1,
+        fillcolor: Any = None,
+    ) -> Image.Image:
+        """As Pillow's."""
+        taps = _TAPS.get(resample)
+        if method == Image.Transform.AFFINE and taps is not None and fill == 1:
+            made = np.zeros((size[1], size[0], 3), np.uint8)
+            if fillcolor is not None:
+                made[:] = np.asarray(Image.new("RGB", (1, 1), fillcolor))
+            try:
+                compiled.warp(self.pixels, made, tuple(data), taps)
+                return ArrayImage(made)
+            except (TypeError, ValueError):  # which Pillow may take, or refuse in its own words
+                pass
+        return super().transform(size, method, data, resample, fill, fillcolor)
+
+
+def pixels_of(image: Image.Image) -> Pixels:
+    """The pixels of an RGB image of either kind, C-contiguous."""
+    return image.pixels if isinstance(image, ArrayImage) else np.asarray(image)
+
+
+def maps_as_pillow() -> bool:
+    """Whether an image of Pillow's still has the map that an ArrayImage's stands for."""
+    method: Any = vars(Image.Image)["transform"]
+    code = getattr(method, "__code__", None)
+    return code is not None and (code.co_filename, code.co_name) == (Image.__file__, "transform")
