@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled, calls_of
@@ -71,10 +71,11 @@ def recognise(dataset: object) -> Recognition:
     """
     try:
         originals = Originals()
-        if isinstance(dataset, ImageSource):
-            _check_source(dataset)
-            store: SampleStore = dataset.store
-            reading, transform, target = Reading.of(dataset), dataset.transform, None
+        if ImageSource in type(dataset).__mro__:  # isinstance may run code of the user's
+            source = cast("ImageSource[Any]", dataset)
+            _check_source(source)
+            store: SampleStore = source.store
+            reading, transform, target = Reading.of(source), source.transform, None
         else:
             chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
             _check_parts(chosen.folders, originals)
