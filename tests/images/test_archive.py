@@ -425,3 +425,9 @@ def test_what_wants_files_refuses_an_archive(pets: Path, tmp_path: Path) -> None
         DataLoader(data, 2, image_size=16, cache=tmp_path / "cache") as loader,
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.zip", "s3://bucket/a.tar"])
+def test_an_archive_at_a_url_is_refused_with_the_next_step(url: str) -> None:
+    with pytest.raises(UsageError, match=r"archives of this machine are read.*download it"):
+        ImageFolder(url)

@@ -496,3 +496,27 @@ def test_with_anything_but_an_image_the_wrapper_itself_is_called():
     for wrong in ((), (image, image)):
         with pytest.raises(TypeError, match=r"__call__\(\)"):
             compiled(*wrong)
+
+
+class Unpacked:
+    def __init__(self, transform):
+        self.t = transform
+
+    def __call__(self, x):
+        q, k = self.t(x), self.t(x)
+        return [q, k]
+
+
+class UnpackedWrong(Unpacked):
+    def __call__(self, x):
+        q, *k = self.t(x), self.t(x)
+        return [q, k]
+
+
+def test_views_that_are_unpacked_are_read():
+    def augment(image):
+        return image
+
+    found = wrapped_in(Unpacked(augment))
+    assert found == Wrapped((augment, augment), (list, (0, 1)))
+    assert "q, *k" in str(wrapped_in(UnpackedWrong(augment)))

@@ -22,7 +22,7 @@ from feedline.remote.error import NoCache
 from feedline.remote.image_files import RemoteImages, images_in, no_files_here
 from feedline.remote.open_location import location_of
 from feedline.stores.archive_index import archive_index
-from feedline.stores.archive_store import ArchiveStore, in_archive
+from feedline.stores.archive_store import ArchiveStore, check_no_archive, in_archive
 from feedline.stores.cache_layout import is_cache
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
@@ -99,6 +99,8 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         checked = given_transform(transform)
         store: FileStore[FolderIndex] | ArchiveStore | CacheStore
         endings = checked_endings(extensions)
+        if not isinstance(location, FolderLocation):
+            check_no_archive(self.root)
         if not isinstance(location, FolderLocation) or is_cache(self.root):
             try:
                 store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)

@@ -83,7 +83,12 @@ def of_csv(
                     )
                 for column, place in zip(columns, places, strict=True):
                     column.append(cells[place])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        raise DatasetError(
+            f"{where} cannot be read: {error}. Is a quotation mark left open before line "
+            f"{lines.line_num}? It must be separated by {sep!r}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise DatasetError(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with a line for each image"

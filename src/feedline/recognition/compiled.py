@@ -76,12 +76,14 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     is loaded is fused from its pixels. With any other image, any other thing (a tensor, an array),
     several or named arguments the pipeline itself is called with what was given.
 
-    Of a pipeline the steps are taken, from the first one on, that feedline surely understands:
-    torchvision's (both versions) and timm's crops, resizes, flips and conversions. The others run
-    as they are behind them; a pipeline that does not begin with such steps runs as it is, on an
-    opened file or on the image that was given. `explain()` says which and why. What a user has
-    changed of these libraries (a replaced method, a hook, a subclass) is seen when this is called:
-    after a change of the pipeline, of Pillow or of torch's default dtype call it again.
+    Of a pipeline that begins with a crop or resize of torchvision's (both versions) or timm's the
+    steps are fused that feedline surely understands: crops, resizes and flips, conversions to
+    tensors, types and values, and on Pillow's images ColorJitter, RandomGrayscale, GaussianBlur and
+    RandomApply of these, also behind a step that runs as it is; docs/RECIPES.md says more. The
+    others run as they are, in their places; any other pipeline runs as it is, on an opened file or
+    on the image that was given. `explain()` says which and why. What a user has changed of these
+    libraries (a replaced function or method, a hook, a subclass) is seen when this is called: after
+    a change of the pipeline, of Pillow or of torch's default dtype call it again.
 
     A class of yours that does nothing but call transforms with the image, as MoCo's and DINO's, is
     read as the views that it gives, in its own form; `explain()` shows the line of one that does

@@ -1,44 +1,93 @@
 """Whether code of torchvision's or timm's is the code that they came with, or was replaced.
 
-Guarantees: a function counts as a library's own only if its code is that of a file of it,
-under the name that it has there, and nothing is wrapped around it; what it calls by a global name
-is looked at as well, down to Pillow's functions. Nothing is called. Nothing is kept from one
-`Originals` to the next, so a replacement is seen whenever it is made.
+Guarantees: all that the code reaches is looked at: functions and classes by the names in it, down
+through Pillow, and methods by their names, in every class that it may have an object of. Which
+functions these are is nowhere listed. Nothing is called. Nothing is kept from one `Originals` to
+the next, so a replacement is seen whenever it is made.
 
-Relies on: Python's own record of where code was compiled (`co_filename`, `__globals__`), which
-`functools.wraps` and a false `__module__` leave as it is.
+Relies on: `library_code` for what is a library's own, `callees` for what code reaches. torch's own
+functions are looked at, not what they call in turn: that is torch's C++.
 """
 
 from __future__ import annotations
 
 import sys
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any, TypeAlias
 
-from PIL import Image, ImageFile
+import torch
+from PIL import Image, ImageFile, JpegImagePlugin
+
+from feedline.recognition.callees import Callees, callees_of
+from feedline.recognition.library_code import (
+    can_change,
+    functions_of,
+    is_method,
+    is_own,
+    may_stand_for,
+    named,
+    uncached,
+)
 
 __all__ = ["Originals", "named"]
 
 _OWN = ("torchvision", "timm")
-_FOLLOWED = (*_OWN, "PIL.Image")  # modules whose attributes are looked at
-_PLAIN = frozenset((bool, dict, float, int, list, str, tuple, type(None)))
-_PLAIN_OR_MODULE = _PLAIN | {ModuleType}
-_TYPING = ("typing", "types", "collections.abc")
-_KERNELS = "torchvision.transforms.v2.functional._utils"
-_IMAGE_METHODS = (
-    *((Image.Image, name) for name in ("convert", "crop", "resize", "transpose")),
-    (ImageFile.ImageFile, "load"),
-)
+_FOLLOWED = (*_OWN, "PIL")  # whose functions' own calls are looked at
+_OBJECTS = (Image.Image, ImageFile.ImageFile, torch.Tensor)
+"""What code has objects of without a name for their classes."""
+_SPECIAL = frozenset(
+    name
+    for kind in (object, float, list, dict, torch._C.TensorBase)
+    for name in dir(kind)
+    if name.startswith("__") and name not in ("__repr__", "__str__", "__format__")
+) | {"__getattr__", "__call__", "__enter__", "__exit__", "__array_interface__"}
+"""Methods that run without being named."""
 
-# Functions that torchvision itself has under another name than they were defined with.
-_ALIASES = frozenset(
-    (
-        *(("hflip", "horizontal_flip"), ("vflip", "vertical_flip"), ("torch_pad", "pad")),
-        *(("to_grayscale", "rgb_to_grayscale"), ("_pad_image_pil", "pad")),
-        *(("_crop_image_pil", "crop"), ("wrap", "_fn")),
-        ("__compute_resized_output_size", "_compute_resized_output_size"),
-    )
-)
+Members: TypeAlias = dict[str, tuple[type, Any]]
+"""What a class and its bases have that may be replaced: by its name the base, and it."""
+
+
+class _Reach:
+    """What was found so far of all that some functions run.
+
+    Args:
+        functions: these.
+    """
+
+    def __init__(self, functions: Iterable[FunctionType]) -> None:
+        self.waiting: list[FunctionType] = list(functions)
+        """Functions that were not looked into."""
+        self._met: set[FunctionType] = set(self.waiting)
+        self._names = set(_SPECIAL)
+        self._kinds: dict[type, set[str]] = {kind: set() for kind in _OBJECTS}
+
+    def add(self, callees: Callees) -> None:
+        """What one of them reaches."""
+        self._names |= callees.names
+        self._meet(*callees.kernels, *(value for _, _, value in callees.found))
+
+    def methods(
+        self, members_of: Callable[[type], Members]
+    ) -> Iterator[tuple[type, str, FunctionType]]:
+        """Methods that may be called: of which class, under which name; each is given once."""
+        for kind, given in list(self._kinds.items()):
+            members = members_of(kind)
+            for name in (self._names & members.keys()) - given:
+                given.add(name)
+                base, member = members[name]
+                for method in functions_of(member):
+                    yield base, name, method
+                    self._meet(method)
+
+    def _meet(self, *values: Any) -> None:
+        for value in map(uncached, values):
+            if type(value) is FunctionType:
+                if _top(value) in _FOLLOWED and value not in self._met:
+                    self._met.add(value)
+                    self.waiting.append(value)
+            elif isinstance(value, type) and value.__module__.partition(".")[0] in _FOLLOWED:
+                self._kinds.setdefault(value, set())
 
 
 class Originals:
@@ -46,6 +95,9 @@ class Originals:
 
     def __init__(self) -> None:
         self._own: set[object] = set()
+        self._callees: dict[FunctionType, Callees] = {}
+        self._members: dict[type, Members] = {}
+        self._pillow: str | None = None
 
     def replaced_in(self, kind: type, called: tuple[str, ...] | None = None) -> str:
         """What a class of torch's or torchvision's no longer has or calls as it came.
@@ -69,18 +121,12 @@ class Originals:
             for name, member in vars(base).items():
                 if not theirs and called is not None and name not in called:
                     continue
-                function = getattr(member, "__func__", member)
-                if type(function) is property:
-                    function = function.fget
-                function = _untimed(function)
                 where = f"{base.__qualname__}.{name}"
-                if type(function) is FunctionType:
-                    if not _is_own(function) or (theirs and function.__qualname__ != where):
+                for function in map(_untimed, functions_of(member)):
+                    if not is_own(function) or (theirs and function.__qualname__ != where):
                         return _replaced(f"{base.__module__}.{where}", function)
                     if theirs and (called is None or name in called):
                         methods.append(function)
-                elif callable(function) and not isinstance(function, type):
-                    return _replaced(f"{base.__module__}.{where}", function)
         why = self.replaced_below(methods)
         if not why:
             self._own.update(kind.__mro__)
@@ -88,35 +134,42 @@ class Originals:
 
     def is_own(self, function: object) -> bool:
         """Whether this is a function of torchvision's or timm's, with all that it calls."""
-        if not _is_own(function) or type(function) is not FunctionType:
+        if not is_own(function) or type(function) is not FunctionType:
             return False
-        theirs = function.__globals__["__name__"].partition(".")[0] in _OWN
-        return theirs and not self.replaced_below([function])
+        return _top(function) in _OWN and not self.replaced_below([function])
 
     def replaced_below(self, functions: list[FunctionType]) -> str:
-        """What functions of torchvision's no longer call as it came; said as above."""
-        seen = set(self._own)
-        waiting = list(functions)
-        while waiting:
-            function = waiting.pop()
-            if function in seen:
-                continue
-            seen.add(function)
-            module = function.__globals__
-            for owner, name, value in _called(function, module):
-                if (name, id(value)) in seen:
-                    continue
-                if not _is_original(name, value):
-                    return _replaced(f"{owner}.{name}", value)
-                seen.add((name, id(value)))
-                if type(value) is FunctionType and value.__globals__["__name__"].startswith(_OWN):
-                    waiting.append(value)
-            for kernel in _kernels(function):
-                if not _is_own(kernel):
-                    return _replaced(f"The kernel of {named(function)}", kernel)
-                waiting.append(kernel)
-        self._own = seen
+        """What functions of a library's no longer call as it came; said as above."""
+        reach = _Reach(functions)
+        while reach.waiting:
+            function = reach.waiting.pop()
+            callees = self._callees.get(function)
+            if callees is None:
+                callees = callees_of(function)
+                for owner, name, value in callees.found:
+                    if not may_stand_for(owner, name, value):
+                        return _replaced(f"{owner}.{name}", value)
+                for kernel in callees.kernels:
+                    if not is_own(kernel):
+                        return _replaced(f"The kernel of {named(function)}", kernel)
+                self._callees[function] = callees
+            reach.add(callees)
+            if not reach.waiting:
+                for base, name, method in reach.methods(self._members_of):
+                    if not is_method(base, name, method):
+                        return _replaced(f"{base.__module__}.{base.__qualname__}.{name}", method)
         return ""
+
+    def _members_of(self, kind: type) -> Members:
+        found = self._members.get(kind)
+        if found is None:
+            found = self._members[kind] = {
+                name: (base, member)
+                for base in reversed(kind.__mro__)
+                if base is torch.Tensor or base.__module__.partition(".")[0] in _FOLLOWED
+                for name, member in (vars(base).items() if can_change(base) else ())
+            }
+        return found
 
     def replaced_in_loader(self, loader: Any) -> str | None:
         """What torchvision's loader of images no longer calls as it came; said as above.
@@ -126,38 +179,39 @@ class Originals:
         """
         folder: Any = sys.modules.get("torchvision.datasets.folder")
         for name in ("default_loader", "pil_loader"):
-            if getattr(folder, name, None) is loader and not _is_own(loader, name):
+            if getattr(folder, name, None) is loader and not is_own(loader, name):
                 return _replaced(f"{folder.__name__}.{name}", loader)
         if type(loader) is not FunctionType or loader.__globals__ is not vars(folder):
             return None
-        if not any(_is_own(loader, name) for name in ("default_loader", "pil_loader")):
+        if not any(is_own(loader, name) for name in ("default_loader", "pil_loader")):
             return None
         backend = vars(sys.modules["torchvision"]).get("get_image_backend")
-        if not _is_own(backend, "get_image_backend"):
+        if not is_own(backend, "get_image_backend"):
             return _replaced("torchvision.get_image_backend", backend)
         return self.replaced_in_pillow() or self.replaced_below([loader])
 
     def replaced_in_pillow(self) -> str:
-        """What an image of Pillow's is no longer opened or changed by; said as above."""
-        if not _is_own(Image.open, "open"):
-            return _replaced("PIL.Image.open", Image.open)
-        for kind, name in _IMAGE_METHODS:
-            method = vars(kind).get(name)
-            if not _is_own(method, name):
-                return _replaced(f"{kind.__module__}.{kind.__name__}.{name}", method)
-        return ""
+        """What an image of Pillow's is no longer opened or decoded by; said as above."""
+        if self._pillow is None:
+            self._pillow = self._looked_into_pillow()
+        return self._pillow
+
+    def _looked_into_pillow(self) -> str:
+        roots: list[Any] = []
+        for owner, name, value in _ways_to_open():
+            if not is_own(value, name):
+                return _replaced(f"{owner}.{name}", value)
+            roots.append(value)
+        return self.replaced_below(roots)
 
 
-def named(thing: object) -> str:
-    """A function or class by its module and name, anything else by its type."""
-    name = getattr(thing, "__qualname__", None)
-    if type(thing) is FunctionType:
-        # Its code says where it is from; __module__ and __qualname__ may have been copied.
-        code = thing.__code__
-        return f"{thing.__globals__.get('__name__')}.{getattr(code, 'co_qualname', code.co_name)}"
-    if isinstance(name, str):
-        return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"
-    return f"an object of {named(type(thing))}"
+def _ways_to_open() -> Iterator[tuple[str, str, Any]]:
+    """The functions that make an image of a file: of which module or class, under which name."""
+    yield "PIL.Image", "open", vars(Image).get("open")
+    yield "PIL.Image.Image", "convert", vars(Image.Image).get("convert")
+    yield "PIL.ImageFile.ImageFile", "load", vars(ImageFile.ImageFile).get("load")
+    opener = Image.OPEN.get("JPEG", (vars(JpegImagePlugin).get("jpeg_factory"), None))[0]
+    yield "PIL.JpegImagePlugin", "jpeg_factory", opener
 
 
 def _untimed(function: Any) -> Any:
@@ -168,84 +222,9 @@ def _untimed(function: Any) -> Any:
     return function
 
 
+def _top(function: FunctionType) -> str:
+    return str(function.__globals__["__name__"]).partition(".")[0]
+
+
 def _replaced(what: str, by: object) -> str:
     return f"{what} was replaced by {named(by)}"
-
-
-def _is_own(function: Any, name: str | None = None) -> bool:
-    """Whether a function is the code of the file of the module that it belongs to, unwrapped.
-
-    Args:
-        function: anything.
-        name: what it must have been defined as.
-    """
-    if type(function) is not FunctionType:
-        return False
-    own = function.__globals__
-    module = sys.modules.get(own.get("__name__", ""))
-    if module is None or vars(module) is not own:
-        return False
-    code = function.__code__
-    if name is not None and code.co_name != name and (name, code.co_name) not in _ALIASES:
-        return False
-    if code.co_filename != own.get("__file__"):
-        return False
-    if "__wrapped__" in vars(function):
-        # torchvision.tv_tensors.wrap is one that torch.compile is told to leave alone.
-        inner = vars(function)["__wrapped__"]
-        return name == "wrap" and type(inner) is FunctionType and _is_own(inner, name)
-    top = own["__name__"].partition(".")[0]
-    return top in (*_OWN, "torch", "PIL", "numpy") or top in sys.stdlib_module_names
-
-
-def _called(function: FunctionType, module: dict[str, Any]) -> list[tuple[str, str, Any]]:
-    """What a function reaches by global names: owner, name and value of each that matters."""
-    names = function.__code__.co_names
-    for constant in function.__code__.co_consts:
-        if type(constant) is CodeType:
-            names += constant.co_names
-    found = []
-    for name in names:
-        if name not in module:
-            continue
-        value = module[name]
-        if type(value) is not ModuleType:
-            if type(value) not in _PLAIN:
-                found.append((module["__name__"], name, value))
-        elif value.__name__.startswith(_FOLLOWED):
-            within = vars(value)
-            for inner in names:
-                if inner in within and type(within[inner]) not in _PLAIN_OR_MODULE:
-                    found.append((value.__name__, inner, within[inner]))
-        elif sys.modules.get(value.__name__) is not value:
-            found.append((module["__name__"], name, value))
-    return found
-
-
-def _is_original(name: str, value: Any) -> bool:
-    """Whether what a name stands for may be what torchvision calls by it."""
-    kind = type(value)
-    if kind is FunctionType:
-        return _is_own(value, name)
-    if isinstance(value, type):
-        module = sys.modules.get(value.__module__)
-        return getattr(module, value.__name__, None) is value or value is FunctionType
-    if kind is BuiltinFunctionType:
-        return bool(value.__name__ == name)
-    return kind is not ModuleType and (not callable(value) or kind.__module__ in _TYPING)
-
-
-def _kernels(function: FunctionType) -> list[Any]:
-    """The functions that version 2 calls for an image in place of this one."""
-    utilities: Any = sys.modules.get(_KERNELS)
-    kernels = getattr(utilities, "_KERNEL_REGISTRY", {}).get(function, {})
-    found: list[Any] = []
-    for kind, kernel in kernels.items():
-        if kind.__module__.startswith(("torchvision.", "torch", "PIL.")):
-            if getattr(kernel, "__globals__", None) is vars(utilities) and kernel.__closure__:
-                # torchvision's own wrapper for its tensors.
-                cells = (cell.cell_contents for cell in kernel.__closure__)
-                found.extend(content for content in cells if callable(content))
-            else:
-                found.append(kernel)
-    return found

@@ -118,6 +118,14 @@ class _Call:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self.names[name] = self._of(value)
+            case ast.Assign(targets=[ast.Tuple(elts=names) | ast.List(elts=names)], value=value):
+                held = self._of(value)
+                if type(held) not in _LISTS or len(held) != len(names):
+                    raise self._not(statement)
+                for target, each in zip(names, list(held), strict=True):
+                    if not isinstance(target, ast.Name):
+                        raise self._not(statement)
+                    self.names[target.id] = each
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self.names[name] = self._of(value)
             case ast.For(target=ast.Name(id=name), iter=over, body=body, orelse=[]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from feedline.errors import ImageError
+from feedline.errors import ImageError, UsageError
 from feedline.plan.row import Field
 from feedline.stores.archive_index import TAR, ArchiveIndex
 from feedline.stores.open_files import OpenFiles
@@ -19,7 +19,7 @@ from feedline.stores.path_table import printable
 from feedline.stores.read_file import check_size
 from feedline.stores.zip_members import unpacked
 
-__all__ = ["ArchiveStore", "in_archive"]
+__all__ = ["ArchiveStore", "check_no_archive", "in_archive"]
 
 _ENDINGS = (".zip", ".tar")
 
@@ -37,6 +37,19 @@ def in_archive(root: str) -> tuple[str, str] | None:
         path, name = os.path.split(path)
         inside = f"{name}/{inside}" if inside else name
     return None
+
+
+def check_no_archive(url: str) -> None:
+    """See whether a URL names no archive.
+
+    Raises:
+        UsageError: it does.
+    """
+    if url.partition("?")[0].lower().endswith(_ENDINGS):
+        raise UsageError(
+            f"archives of this machine are read, and {url!r} is elsewhere: download it, or unpack "
+            "it there and give the URL of the folder"
+        )
 
 
 class ArchiveStore(NamedOriginals[ArchiveIndex]):

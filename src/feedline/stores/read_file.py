@@ -62,7 +62,7 @@ def read_file(path: bytes) -> bytes:
     except OSError as error:
         raise ImageError(
             f"it cannot be read: {error.strerror or error}"
-            + (" (removed since the folder was listed?)" if error.errno == 2 else "")
+            + (" (removed, or a name that was never there?)" if error.errno == 2 else "")
         ) from error
     except ValueError as error:  # of a zero byte
         raise ImageError(f"no file can have its name: {error}") from error
