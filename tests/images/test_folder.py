@@ -166,7 +166,7 @@ def broken(kind, path, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("missing", r"No such file.*removed since"),
+        ("missing", r"No such file.*removed, or"),
         ("folder", "a folder, not a file"),
         ("pipe", "a named pipe, not a file"),
         ("device", "a device, not a file"),
