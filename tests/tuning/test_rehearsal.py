@@ -15,7 +15,8 @@ from feedline.plan.schedule import Phase
 from feedline.trace.stage_page import Spent
 from feedline.tuning import rehearsal as rehearsal_module
 from feedline.tuning import tune as tune_module
-from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.metered import Metered
+from feedline.tuning.rehearsal import Rehearsal, Step
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
 from feedline.tuning.tuned_phase import TunedPhase
@@ -63,7 +64,8 @@ class Ready:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which passes where a test says so."""
     clock = [1000.0]
-    time = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
+    clocks = ("monotonic", "perf_counter", "thread_time")
+    time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
     monkeypatch.setattr(tune_module, "time", time)
     monkeypatch.setattr(rehearsal_module, "time", time)
     return clock
@@ -73,8 +75,13 @@ def searched(now: list[float], loader: Ready, step_s: float, budget_s: float) ->
     def step(batch: Any) -> None:
         now[0] += step_s
 
-    tried: Any = loader
-    return tune_module._phase(tried, step, Phase(epochs=1), now[0] + budget_s, None, 0)
+    return in_phase(loader, step, now[0] + budget_s)
+
+
+def in_phase(loader: Any, step: Step, until: float, warm: int = 0) -> TunedPhase:
+    found, failure = tune_module._phase(loader, Metered(step), Phase(epochs=1), until, None, warm)
+    assert failure is None
+    return found
 
 
 @pytest.mark.parametrize("step_s", [0.3, 1.0, 3.0, 5.0, 11.0, 60.0, 600.0])
@@ -104,7 +111,7 @@ def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> No
         return made()
 
     loader.next = slow
-    found = tune_module._phase(loader, lambda _: None, Phase(epochs=1), now[0] + 60, None, 1000)
+    found = in_phase(loader, lambda _: None, now[0] + 60, warm=1000)
     assert loader.given == 7  # six within the budget, and one for a step
     assert (found.best, found.ended) == (None, "budget")
 
@@ -141,7 +148,11 @@ def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.M
     ("ended", "said"),
     [
         ("interrupted", "not measured: interrupted"),
-        ("budget", "not measured: the time was over; a whole search takes about 30 s"),
+        (
+            "budget",
+            "not measured: the time was over; a whole search takes about 30 s: give it more, by "
+            "--budget or budget_s=",
+        ),
     ],
 )
 def test_why_nothing_was_measured_is_said(ended: Any, said: str) -> None:
