@@ -50,7 +50,7 @@ def feedline_test_full_in_validation(pretrained: bool = False, **settings: Any) 
 
 def run(root: Path, out: Path, model: str, schedule: Any) -> None:
     recipe = Recipe(model=model, schedule=schedule, batch_size=8, val_size=32)
-    asked = RunSettings(root=root, out=out, device="cpu", workers=0, warm=False)
+    asked = RunSettings(data=root, out=out, device="cpu", workers=0, warm=False)
     run_training(recipe, Recorder(), asked)
 
 

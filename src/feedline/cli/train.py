@@ -175,8 +175,8 @@ def _say_end(result: Result) -> None:
         )
         return
     said = "done"
-    if result.best_top1 is not None:
-        last = result.records[-1]
+    last = result.records[-1] if result.records else None
+    if result.best_top1 is not None and last is not None and last.val_top1 is not None:
         five = "" if last.val_top5 is None else f", top-5 {last.val_top5:.1%}"
         said += (
             f": top-1 {last.val_top1:.1%}{five} on {last.val_samples} images "

@@ -43,7 +43,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise UsageError(_unknown(str(device))) from None
+        raise UsageError(_unknown(device)) from None
     if found.type == "cpu":
         return found
     there = accelerator_type()
@@ -64,10 +64,10 @@ def usable_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _unknown(device: str) -> str:
+def _unknown(device: object) -> str:
     """What to say of a name that is none of torch's."""
     there = ["cpu", *([found] if (found := accelerator_type()) is not None else [])]
-    kind, colon, index = device.partition(":")
+    kind, colon, index = str(device).partition(":")
     near = difflib.get_close_matches(kind.lower(), [*_OTHER_NAMES, *there], n=1, cutoff=0.5)
     # Names of others for an accelerator mean the one that is here; without one, the CPU is left.
     meant = ["" if name not in _OTHER_NAMES else there[-1] for name in near]
