@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -160,3 +162,38 @@ def test_a_learner_sees_what_torchs_class_gives(case: str, tmp_path: Path) -> No
     theirs, ours = (CASES[case](kind, tmp_path) for kind in (DataLoader, feedline.DataLoader))
     assert theirs[0]
     assert ours == theirs
+
+
+def test_what_fastai_replaces_in_pillow_and_torch_leaves_pipelines_fast() -> None:
+    """In a process of its own: the import changes classes of Pillow's and torch's."""
+    script = """
+import warnings
+warnings.simplefilter("ignore")
+import numpy as np, torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+import feedline
+
+noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+pipelines = [
+    v1.Compose([v1.RandomResizedCrop(32), v1.ColorJitter(0.4), v1.RandAugment(), v1.ToTensor()]),
+    v1.Compose([v1.Resize((30, 30)), v1.RandomChoice([v1.RandomSolarize(9)]), v1.ToTensor()]),
+    v2.Compose([v2.Resize((30, 30)), v2.RandomCrop(24), v2.ToImage(), v2.ToDtype(torch.float32)]),
+]
+
+def made(pipeline):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    return [torch.as_tensor(pipeline(Image.fromarray(noise))).tolist() for _ in range(4)]
+
+plain = [made(pipeline) for pipeline in pipelines]
+told = [feedline.compile(pipeline).explain() for pipeline in pipelines]
+import fastai.vision.all
+assert Image.Image.size.fget.__module__ == "fastai.vision.core"
+assert [made(pipeline) for pipeline in pipelines] == plain
+assert [feedline.compile(pipeline).explain() for pipeline in pipelines] == told
+assert all(text.startswith("recognised") for text in told), told
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -52,6 +52,13 @@ _ALIASES = frozenset(
     )
 )
 
+_ALIKE = {
+    ("PIL.Image.Image", "size"): "fastai.vision.core",
+    ("torch.Tensor", "as_subclass"): "fastai.torch_core",
+}
+"""Methods that the import of another package replaces, and its module: the size is the same pair of
+a subclass of tuple, and the tensor the same with the other's attributes. No pixel differs."""
+
 
 def named(thing: object) -> str:
     """A function or class by its module and name, anything else by its type."""
@@ -75,20 +82,26 @@ def is_own(function: Any, name: str | None = None) -> bool:
     if type(function) is not FunctionType:
         return False
     own = function.__globals__
-    module = sys.modules.get(own.get("__name__", ""))
-    if module is None or vars(module) is not own or not _is_a_librarys(own["__name__"]):
+    home = own.get("__name__", "")
+    if not _is_a_librarys(home) or not _is_of(function, home):
         return False
     code = function.__code__
-    if code.co_filename != own.get("__file__"):
-        return False
     if "__wrapped__" in vars(function):
         inner = vars(function)["__wrapped__"]
-        if own["__name__"] == "torch._tensor":
+        if home == "torch._tensor":
             # The operators of tensors, some of which are other methods in C.
             return isinstance(inner, _IN_C) or is_own(inner)
         # torchvision.tv_tensors.wrap is one that torch.compile is told to leave alone.
         return name == "wrap" and is_own(inner, name)
     return name is None or code.co_name == name or (name, code.co_name) in _ALIASES
+
+
+def _is_of(function: FunctionType, home: str) -> bool:
+    """Whether a function's code is that of the file of a module."""
+    module = sys.modules.get(home)
+    if module is None or vars(module) is not function.__globals__:
+        return False
+    return function.__code__.co_filename == function.__globals__.get("__file__")
 
 
 def can_change(kind: type) -> bool:
@@ -122,6 +135,8 @@ def may_stand_for(owner: str, name: str, value: Any) -> bool:
         return known and _is_a_librarys(value.__module__)
     if kind is MethodType:  # the functions of the module random
         return _top(type(value.__self__).__module__) == _top(owner) and is_own(value.__func__, name)
+    if kind is MethodDescriptorType:  # fastai adds one to the module torch
+        return bool(value.__name__ == name and _is_a_librarys(value.__objclass__.__module__))
     if kind is BuiltinFunctionType:
         home = value.__module__ or type(value.__self__).__module__
         return bool(value.__name__ == name and _is_a_librarys(home))
@@ -152,7 +167,7 @@ def is_method(base: type, name: str, method: Any) -> bool:
         name: what it has it as.
         method: one of `functions_of` it.
     """
-    if is_own(method, name):
+    if is_own(method, name) or _is_alike(base, name, method):
         return True
     if type(method) in _IN_C:
         # A method of torch's tensors, of whose operators some are others in C.
@@ -173,6 +188,12 @@ def is_method(base: type, name: str, method: Any) -> bool:
         return _has_as(body, name, own)
     inherited = any(name in vars(other) for other in base.__mro__[1:])
     return name not in body.co_names and not inherited and not name.startswith("__")
+
+
+def _is_alike(base: type, name: str, method: Any) -> bool:
+    """Whether a method is one of `_ALIKE`, as the file of its package has it."""
+    home = _ALIKE.get((f"{base.__module__}.{base.__qualname__}", name))
+    return type(method) is FunctionType and home is not None and _is_of(method, home)
 
 
 @cache

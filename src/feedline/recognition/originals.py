@@ -36,11 +36,13 @@ _OWN = ("torchvision", "timm")
 _FOLLOWED = (*_OWN, "PIL")  # whose functions' own calls are looked at
 _OBJECTS = (Image.Image, ImageFile.ImageFile, torch.Tensor)
 """What code has objects of without a name for their classes."""
+_TEXT = frozenset(("__repr__", "__str__", "__format__"))
+"""Methods that make text, which no pixel depends on."""
 _SPECIAL = frozenset(
     name
     for kind in (object, float, list, dict, torch._C.TensorBase)
     for name in dir(kind)
-    if name.startswith("__") and name not in ("__repr__", "__str__", "__format__")
+    if name.startswith("__")
 ) | {"__getattr__", "__call__", "__enter__", "__exit__", "__array_interface__"}
 """Methods that run without being named."""
 
@@ -73,7 +75,7 @@ class _Reach:
         """Methods that may be called: of which class, under which name; each is given once."""
         for kind, given in list(self._kinds.items()):
             members = members_of(kind)
-            for name in (self._names & members.keys()) - given:
+            for name in (self._names & members.keys()) - given - _TEXT:
                 given.add(name)
                 base, member = members[name]
                 for method in functions_of(member):
