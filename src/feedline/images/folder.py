@@ -19,6 +19,7 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
 from feedline.images.given_transform import GivenTransform, given_transform
 from feedline.images.image_source import ImageSource
 from feedline.remote.error import NoCache
+from feedline.remote.filesystem import is_url, shown
 from feedline.remote.image_files import RemoteImages, images_in, no_files_here
 from feedline.remote.open_location import location_of
 from feedline.stores.archive_index import archive_index
@@ -92,6 +93,8 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         scaled = checked_decoding(decode, max_pixels)
+        if is_url(root):
+            check_no_archive(shown(os.fspath(root)))
         location = location_of(
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )
@@ -99,8 +102,6 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         checked = given_transform(transform)
         store: FileStore[FolderIndex] | ArchiveStore | CacheStore
         endings = checked_endings(extensions)
-        if not isinstance(location, FolderLocation):
-            check_no_archive(self.root)
         if not isinstance(location, FolderLocation) or is_cache(self.root):
             try:
                 store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)

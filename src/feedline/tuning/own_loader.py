@@ -129,7 +129,10 @@ class OwnLoader:
     def begin(self, phase: Phase) -> None:
         """Make all batches from here on of a phase, without end."""
         self._phase = phase
+        # A pass that ends here counts no batch of another phase.
+        self._batches.close()
         _rehearse(self._loader._session, phase)
+        self._batches = self._endless()
 
     def spent(self) -> Spent:
         """What the workers have spent their time on."""
