@@ -24,7 +24,7 @@ from feedline.errors import ImageError, UsageError
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend
 from feedline.recognition.compiled import Compiled
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read
 from image_inputs import (
     encoded,
@@ -54,7 +54,7 @@ def pictures(tmp_path_factory):
 
 def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
     """The placement that a call after `torch.manual_seed(seed)` draws."""
-    recognised = read(compiled.transform, Originals())
+    recognised = read(compiled.transform, Replacements())
     torch.manual_seed(seed)
     drawn = int(torch.empty((), dtype=torch.int64).random_())
     item = Item(0, recognised.image_size, extend(drawn, 0), 1.0)

@@ -18,9 +18,9 @@ from torchvision.transforms import v2
 from feedline.plan.row import Item
 from feedline.randomness import fingerprint, seed_all
 from feedline.recognition import pixel_steps
-from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_steps import pixel_step
 from feedline.recognition.recognise import recognise
+from feedline.recognition.replacements import Replacements
 from torchvision_folder import write_images
 
 pytestmark = pytest.mark.skipif(pixel_steps.compiled is None, reason="not compiled")
@@ -107,7 +107,7 @@ def noise(seed: int) -> np.ndarray:
 
 
 def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
-    step = pixel_step(v1.RandomHorizontalFlip(1.0), Originals())
+    step = pixel_step(v1.RandomHorizontalFlip(1.0), Replacements())
     assert step is not None
     assert torch.from_numpy(step(np.zeros((5, 1, 3), np.uint8))).shape == (5, 1, 3)
 
@@ -115,7 +115,7 @@ def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
 @pytest.mark.parametrize("case", STEPS)
 def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
     step = STEPS[case]
-    fast = pixel_step(step, Originals())
+    fast = pixel_step(step, Replacements())
     assert fast is not None
     fast = pickle.loads(pickle.dumps(fast))
     changed = 0
@@ -173,7 +173,7 @@ def replaced(step: nn.Module) -> nn.Module:
     ],
 )
 def test_what_is_not_known_runs_itself(step: object) -> None:
-    assert pixel_step(step, Originals()) is None
+    assert pixel_step(step, Replacements()) is None
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -217,9 +217,9 @@ def doubled(image: Image.Image) -> Image.Image:
 
 def test_timms_policies_with_other_functions_run_themselves() -> None:
     policy = timm.rand_augment_transform("rand-m9-inc1", {})
-    assert pixel_step(policy, Originals()) is not None
+    assert pixel_step(policy, Replacements()) is not None
     policy.ops[0].aug_fn = doubled
-    assert pixel_step(policy, Originals()) is None
+    assert pixel_step(policy, Replacements()) is None
 
 
 def test_maps_run_themselves_where_pillows_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_maps_run_themselves_where_pillows_was_replaced(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Image.Image, "transform", transform)
     for step in (v1.RandomAffine(9), v2.RandomRotation(9), v1.RandAugment(), v2.AutoAugment()):
-        assert pixel_step(step, Originals()) is None
+        assert pixel_step(step, Replacements()) is None
 
 
 def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:

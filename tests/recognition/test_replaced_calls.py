@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import feedline
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 from torchvision_folder import image
 
 SIDE = 40
@@ -160,7 +160,7 @@ def test_what_other_packages_add_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_all_formats_of_pillow_s_are_its_own() -> None:
     Image.init()
-    assert Originals().replaced_in_pillow() == ""
+    assert Replacements().replaced_in_pillow() == ""
 
 
 def test_a_jpeg_opened_in_another_way_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

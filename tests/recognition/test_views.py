@@ -17,7 +17,7 @@ from feedline.images.decode import Decoder
 from feedline.images.placement import Box, Window
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read
 from feedline.recognition.view_crops import PlacedViews, ViewCrops
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures
@@ -41,7 +41,7 @@ def seeded(seed, make):
 def test_each_view_is_what_its_pipeline_makes_of_the_same_draws(pictures, name, monkeypatch):
     pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
     views, picture = feedline.views(*pipelines), opened(pictures[name])
-    crops = [read(pipeline, Originals()) for pipeline in pipelines]
+    crops = [read(pipeline, Replacements()) for pipeline in pipelines]
     for seed in range(5):
         made = seeded(seed, lambda: views(pictures[name]))
         drawn = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
@@ -218,7 +218,7 @@ def test_the_part_that_holds_all_views_is_the_smallest_one():
 
 
 def test_sizes_keep_their_proportion():
-    crop = read(usual_pipeline(), Originals()).crop
+    crop = read(usual_pipeline(), Replacements()).crop
     crops = ViewCrops((crop, crop, crop), (224, 96, 1))
     assert crops.sides_at(224) == (224, 96, 1)
     assert crops.sides_at(112) == (112, 48, 1)

@@ -16,7 +16,7 @@ from feedline.images.crops import wanted_side
 from feedline.loader.checks import is_source
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import class_names, root_of, store_of
 from feedline.remote.image_files import RemoteImages
 from feedline.stores.cache_place import check_place
@@ -76,7 +76,7 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
         where, classes = settings.dataset.root, list(settings.dataset.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:
-        folders = folders_of(settings.dataset, Originals()).folders
+        folders = folders_of(settings.dataset, Replacements()).folders
         if len(folders) > 1 or folders[0] is not settings.dataset:
             files = store_of(Chosen(folders, None))
         root = root_of(folders)

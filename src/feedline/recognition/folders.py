@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised, altered
 
 __all__ = ["Chosen", "folders_of", "listed"]
@@ -39,22 +39,22 @@ class Chosen:
 
 
 def folders_of(
-    dataset: Any, originals: Originals, check: Callable[[Any], None] = lambda folder: None
+    dataset: Any, replacements: Replacements, check: Callable[[Any], None] = lambda folder: None
 ) -> Chosen:
     """Take unaltered Subsets and ConcatDatasets off a dataset.
 
     Args:
         dataset: any.
-        originals: what was found to be torchvision's own so far.
+        replacements: what was found to be torchvision's own so far.
         check: raises NotRecognised for what is left and is no folder.
 
     Raises:
         NotRecognised: what `check` raises; or indices or lengths do not fit what they are of.
     """
-    if _holder(dataset, originals) is None:
+    if _holder(dataset, replacements) is None:
         check(dataset)
         return Chosen([dataset], None)
-    found = _Found(originals, check)
+    found = _Found(replacements, check)
     numbers = found.numbers(dataset, 0)
     return Chosen(found.folders, numbers)
 
@@ -71,17 +71,17 @@ def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
     return samples  # type: ignore[no-any-return]
 
 
-def _holder(dataset: Any, originals: Originals) -> type | None:
+def _holder(dataset: Any, replacements: Replacements) -> type | None:
     """Which of torch's classes an unaltered dataset is of; None for any other."""
     for kind in (Subset, ConcatDataset):
-        if type(dataset) is kind and not altered(dataset, originals, _LOOKED_UP):
+        if type(dataset) is kind and not altered(dataset, replacements, _LOOKED_UP):
             return kind
     return None
 
 
 @dataclass
 class _Found:
-    originals: Originals
+    replacements: Replacements
     check: Callable[[Any], None]
     folders: list[Any] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Found:
 
     def numbers(self, dataset: Any, depth: int) -> Numbers:
         """The samples of a dataset, as `Chosen` numbers them."""
-        kind = _holder(dataset, self.originals)
+        kind = _holder(dataset, self.replacements)
         if kind is not None and depth == _DEEPEST:
             name = kind.__name__
             raise NotRecognised(f"The {name} is one of more than {_DEEPEST}, one in another.")

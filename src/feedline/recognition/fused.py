@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.images.shape import shape_in_words
-from feedline.recognition.originals import Originals
 from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
 from feedline.recognition.wrappers import wrapped_in
@@ -70,12 +70,12 @@ def _size(recognised: RecognisedTransform) -> str:
 def fuse(transform: Callable[..., Any]) -> Fused:
     """Recognise what can be of a pipeline, as it is now."""
     try:
-        originals = Originals()
-        if replaced := originals.replaced_in_pillow():
+        replacements = Replacements()
+        if replaced := replacements.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
         if isinstance(why := wrapped_in(transform), str) and why:
             raise NotRecognised(why)
-        recognised = read(transform, originals)
+        recognised = read(transform, replacements)
         return Fused(transform, recognised, recognised.notes)
     except NotRecognised as why:
         return Fused(transform, None, (str(why),))

@@ -21,10 +21,10 @@ from feedline.images.canvas_pixels import Colour
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad, sides_of
-from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_pair import RecognisedPair
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.step_filter import mode_of, step_filter
 from feedline.recognition.steps import (
     NotRecognised,
@@ -70,10 +70,10 @@ class PairWithReasons:
 def fuse_pair(transforms: object) -> PairWithReasons:
     """Recognise what can be of a pipeline, as it is now. Never raises."""
     try:
-        originals = Originals()
-        if replaced := originals.replaced_in_pillow():
+        replacements = Replacements()
+        if replaced := replacements.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
-        recognised = _read(transforms, originals)
+        recognised = _read(transforms, replacements)
         return PairWithReasons(recognised, recognised.notes)
     except NotRecognised as why:
         return PairWithReasons(None, (str(why),))
@@ -81,9 +81,9 @@ def fuse_pair(transforms: object) -> PairWithReasons:
         return PairWithReasons(None, (f"It cannot be looked into: {said(error)}.",))
 
 
-def _read(transforms: object, originals: Originals) -> RecognisedPair:
-    steps = list(_flattened(transforms, originals))
-    reader, taken, why = _Reader(originals), 0, ""
+def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
+    steps = list(_flattened(transforms, replacements))
+    reader, taken, why = _Reader(replacements), 0, ""
     for step in steps:
         try:
             reader.take(step)
@@ -96,7 +96,7 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
     if not taken:
         raise NotRecognised(why or "There is no step in it.")
     after = tuple(steps[taken:])
-    sized = any(sizes_of_its_own(step, originals) for step in after)
+    sized = any(sizes_of_its_own(step, replacements) for step in after)
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
@@ -115,26 +115,29 @@ def _read(transforms: object, originals: Originals) -> RecognisedPair:
     )
 
 
-def _flattened(transforms: Any, originals: Originals) -> Iterator[Step]:
+def _flattened(transforms: Any, replacements: Replacements) -> Iterator[Step]:
     """The steps one after another, out of any Compose of version 2: others take one argument."""
-    if _name(transforms, originals) == "Compose" and type(transforms.transforms) in (list, tuple):
+    if _name(transforms, replacements) == "Compose" and type(transforms.transforms) in (
+        list,
+        tuple,
+    ):
         for child in transforms.transforms:
-            yield from _flattened(child, originals)
+            yield from _flattened(child, replacements)
     else:
         yield transforms
 
 
-def _name(step: Any, originals: Originals) -> str:
+def _name(step: Any, replacements: Replacements) -> str:
     """The name of a step of version 2 that is as torchvision made it; "" for any other."""
-    name = origin(step, originals)
+    name = origin(step, replacements)
     return name if name and type(step).__module__.startswith(_SECOND) else ""
 
 
 class _Reader:
     """Takes the steps of a pipeline, from the first one on, as long as they are understood."""
 
-    def __init__(self, originals: Originals) -> None:
-        self._originals = originals
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
         self._lut = PixelLut()
         self._table: Any = None
         self._resized = self._padded = False
@@ -150,18 +153,18 @@ class _Reader:
 
     def take(self, step: Any) -> None:
         """Take a step, or raise NotRecognised and be as before."""
-        name = _name(step, self._originals)
+        name = _name(step, self._replacements)
         if name in _VALUES:
             self._lut.take(step)
             self.values.append(step)
         elif name in JOINT_STEPS:
             self._take_geometry(step, name)
-        elif self.values or self.held != "pil" or not _is_of_colour(step, self._originals):
-            raise NotRecognised(no_fast_step(step, self._originals))
+        elif self.values or self.held != "pil" or not _is_of_colour(step, self._replacements):
+            raise NotRecognised(no_fast_step(step, self._replacements))
         else:
-            fast = pixel_step(step, self._originals)
+            fast = pixel_step(step, self._replacements)
             if fast is None:
-                raise NotRecognised(no_fast_step(step, self._originals))
+                raise NotRecognised(no_fast_step(step, self._replacements))
             self.colours.append((step, fast))
 
     def _take_geometry(self, step: Any, name: str) -> None:
@@ -193,7 +196,7 @@ class _Reader:
 
     def _is_form(self, step: Any) -> bool:
         """Whether a step surely leaves all but the image as it is."""
-        name = _name(step, self._originals)
+        name = _name(step, self._replacements)
         return name in _FORMS or (name == "ToDtype" and isinstance(step.dtype, torch.dtype))
 
     def end(self, more: bool) -> tuple[int, str]:
@@ -224,11 +227,11 @@ class _Reader:
         )
 
 
-def _is_of_colour(step: Any, originals: Originals) -> bool:
+def _is_of_colour(step: Any, replacements: Replacements) -> bool:
     """Whether a step changes colours alone, and so nothing but the image."""
-    name = _name(step, originals)
+    name = _name(step, replacements)
     if name in _OF_COLOURS:
-        return all(_is_of_colour(each, originals) for each in step.transforms)
+        return all(_is_of_colour(each, replacements) for each in step.transforms)
     return name in _COLOURS
 
 

@@ -20,9 +20,9 @@ from PIL import Image
 
 from feedline.recognition import pixel_changes as changes
 from feedline.recognition.array_image import ArrayImage, maps_as_pillow, pixels_of
-from feedline.recognition.originals import Originals
 from feedline.recognition.own_code import StandIn, own_call
 from feedline.recognition.pixel_policies import TimmPolicy, TorchvisionPolicy
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import flattened, is_librarys, origin
 from feedline.stores.store import Pixels
 
@@ -43,26 +43,26 @@ _MAPPING = (*_POLICIES, "RandomAffine", "RandomRotation", "timm.AutoAugment", "t
 _OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
-def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
+def pixel_step(step: Any, replacements: Replacements) -> PixelStep | None:
     """What a step does to a PIL image, done to its pixels; None where it has to run itself."""
     if compiled is None:
         return None
-    parts = list(flattened(step, originals))
+    parts = list(flattened(step, replacements))
     if parts != [step]:  # a Compose or the like
-        held = _all(parts, originals)
+        held = _all(parts, replacements)
         return None if held is None else _InTurn(held)
     second = ".v2" in type(step).__module__
-    match origin(step, originals):
+    match origin(step, replacements):
         case "ColorJitter":
             return _Jitter(step, second)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
             return _Blur(step, second)
         case str(name) if name in _MAPPING:
-            return _mapping(name, step, originals) if maps_as_pillow() else None
+            return _mapping(name, step, replacements) if maps_as_pillow() else None
         case "Identity":
             return _InTurn(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
-            held = _all(step.transforms, originals)
+            held = _all(step.transforms, replacements)
             return None if held is None else _Holder(step, held)
         case str(name):
             change = _change(name, step)
@@ -72,20 +72,20 @@ def pixel_step(step: Any, originals: Originals) -> PixelStep | None:
     return None
 
 
-def _mapping(name: str, step: Any, originals: Originals) -> PixelStep | None:
+def _mapping(name: str, step: Any, replacements: Replacements) -> PixelStep | None:
     """What a step does that may call Pillow's affine map."""
     if name.startswith("timm."):
-        return TimmPolicy.of(step) if is_librarys(step, originals) else None
+        return TimmPolicy.of(step) if is_librarys(step, replacements) else None
     if name in _POLICIES:
         return TorchvisionPolicy(step, ".v2" in type(step).__module__)
     return None if getattr(step, "expand", False) else _OnImage(step)
 
 
-def _all(steps: Iterable[Any], originals: Originals) -> tuple[PixelStep, ...] | None:
+def _all(steps: Iterable[Any], replacements: Replacements) -> tuple[PixelStep, ...] | None:
     """What steps do; None where one of them has to run itself."""
     made = []
     for step in steps:
-        fast = pixel_step(step, originals)
+        fast = pixel_step(step, replacements)
         if fast is None:
             return None
         made.append(fast)

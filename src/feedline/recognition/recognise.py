@@ -22,10 +22,10 @@ from typing import Any, cast
 from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled, calls_of
 from feedline.recognition.folders import folders_of
-from feedline.recognition.originals import Originals
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, said, words
 from feedline.recognition.transform_reader import read
@@ -70,22 +70,22 @@ def recognise(dataset: object) -> Recognition:
     Or a source of feedline's own that has a transform of another library's.
     """
     try:
-        originals = Originals()
+        replacements = Replacements()
         if ImageSource in type(dataset).__mro__:  # isinstance may run code of the user's
             source = cast("ImageSource[Any]", dataset)
             _check_source(source)
             store: SampleStore = source.store
             reading, transform, target = Reading.of(source), source.transform, None
         else:
-            chosen = folders_of(dataset, originals, lambda folder: _check(folder, originals))
-            _check_parts(chosen.folders, originals)
+            chosen = folders_of(dataset, replacements, lambda folder: _check(folder, replacements))
+            _check_parts(chosen.folders, replacements)
             store, reading = store_of(chosen), Reading.as_torchvision()
             transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
         calls = _calls_of(transform)
         if calls.form != 0:
-            found = _of_views(calls, store, reading, originals, target)
+            found = _of_views(calls, store, reading, replacements, target)
         else:
-            recognised = read(calls.transforms[0], originals)
+            recognised = read(calls.transforms[0], replacements)
             notes = recognised.notes
             if recognised.no_rows:
                 notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
@@ -105,7 +105,7 @@ def _of_views(
     views: Wrapped,
     store: SampleStore,
     reading: Reading,
-    originals: Originals,
+    replacements: Replacements,
     target_transform: Any,
 ) -> Recognition:
     """What is made of a dataset with several views; NotRecognised if one of them runs as it is."""
@@ -117,7 +117,7 @@ def _of_views(
         if id(transform) in known:
             continue
         try:
-            known[id(transform)] = found = read(transform, originals)
+            known[id(transform)] = found = read(transform, replacements)
         except NotRecognised as why:
             raise NotRecognised(f"Of the views, number {number} runs as it is: {why}") from None
         fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
@@ -140,7 +140,7 @@ def _check_source(source: ImageSource[Any]) -> None:
         raise NotRecognised(f"{kind.__name__} has a {own[0]} of its own, which may do anything.")
 
 
-def _check(dataset: Any, originals: Originals) -> None:
+def _check(dataset: Any, replacements: Replacements) -> None:
     """Raise NotRecognised where something else than the pipeline could matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
@@ -155,7 +155,7 @@ def _check(dataset: Any, originals: Originals) -> None:
                     f"{kind.__name__} is a subclass of torchvision's with a {name} of its own "
                     f"({base.__name__}.{name}), which may do anything."
                 )
-    why = originals.replaced_in(kind, _LOOKED_UP)
+    why = replacements.replaced_in(kind, _LOOKED_UP)
     own = [name for name in _LOOKED_UP if name in vars(dataset)]
     if why or own or hasattr(kind, "__getitems__"):
         why = why or f"this {kind.__name__} has a {', '.join(own) or '__getitems__'} of its own"
@@ -163,19 +163,19 @@ def _check(dataset: Any, originals: Originals) -> None:
     missing = [name for name in _READ if name not in vars(dataset)]
     if missing:
         raise NotRecognised(f"This {kind.__name__} has no {', '.join(missing)}.")
-    _check_loader(dataset, originals)
+    _check_loader(dataset, replacements)
     if dataset.transform is None:
         raise NotRecognised("The dataset has no transform, so it gives PIL images.")
 
 
-def _check_loader(dataset: Any, originals: Originals) -> None:
+def _check_loader(dataset: Any, replacements: Replacements) -> None:
     """Raise NotRecognised where images may be read otherwise than by torchvision's loader."""
     paths = any(dataset.loader is each for each in _GIVES_PATHS)
     if paths and type(dataset.transform) in (Compiled, Views):
-        if replaced := originals.replaced_in_pillow():
+        if replaced := replacements.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
         return
-    why_not = originals.replaced_in_loader(dataset.loader)
+    why_not = replacements.replaced_in_loader(dataset.loader)
     if why_not is None:
         raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
     if why_not:
@@ -194,7 +194,7 @@ def _calls_of(transform: Any) -> Wrapped:
     return calls_of(transform)
 
 
-def _check_parts(folders: Sequence[Any], originals: Originals) -> None:
+def _check_parts(folders: Sequence[Any], replacements: Replacements) -> None:
     """Raise NotRecognised where folders make different things of their images or labels."""
     first = folders[0]
     for other in folders[1:]:
@@ -204,7 +204,7 @@ def _check_parts(folders: Sequence[Any], originals: Originals) -> None:
             continue
         calls = [_calls_of(each.transform) for each in (first, other)]
         several = any(each.form != 0 for each in calls)
-        if several or not _alike(*(read(each.transforms[0], originals) for each in calls)):
+        if several or not _alike(*(read(each.transforms[0], replacements) for each in calls)):
             raise NotRecognised(
                 "The parts of the ConcatDataset have different transforms, "
                 f"{words(first.transform)} and {words(other.transform)}, and the fast path has "

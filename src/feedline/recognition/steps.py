@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
-from feedline.recognition.originals import Originals
+from feedline.recognition.replacements import Replacements
 
 __all__ = [
     "NotRecognised",
@@ -52,13 +52,13 @@ class NotRecognised(Exception):
     """Why a dataset or a step is not: a sentence."""
 
 
-def origin(step: object, originals: Originals) -> str | None:
+def origin(step: object, replacements: Replacements) -> str | None:
     """The name of the class that a step is exactly one of; None where it is of no library's.
 
     Those of timm's have "timm." before their names.
     """
     name = _known_as(type(step))
-    return name if name and not altered(step, originals) else None
+    return name if name and not altered(step, replacements) else None
 
 
 def _known_as(kind: type) -> str:
@@ -74,12 +74,14 @@ def _is_in(modules: tuple[str, ...], kind: type) -> bool:
     return any(getattr(module, kind.__name__, None) is kind for module in found)
 
 
-def altered(thing: object, originals: Originals, called: tuple[str, ...] | None = None) -> str:
+def altered(
+    thing: object, replacements: Replacements, called: tuple[str, ...] | None = None
+) -> str:
     """What was put into a thing of torch's or torchvision's; "" where it is as it was made.
 
     Args:
         thing: what is looked at.
-        originals: what was found to be torchvision's own so far.
+        replacements: what was found to be torchvision's own so far.
         called: the methods whose own calls matter; None for all.
     """
     kind = type(thing)
@@ -90,73 +92,73 @@ def altered(thing: object, originals: Originals, called: tuple[str, ...] | None 
         return f"this {kind.__name__} has hooks"
     if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
         return "all modules of torch's have hooks, by register_module_forward_hook or the like"
-    return originals.replaced_in(kind, called)
+    return replacements.replaced_in(kind, called)
 
 
-def no_fast_step(step: object, originals: Originals) -> str:
+def no_fast_step(step: object, replacements: Replacements) -> str:
     """Why a step is none that feedline's own code may stand for: a sentence."""
-    why = altered(step, originals) if _known_as(type(step)) else ""
+    why = altered(step, replacements) if _known_as(type(step)) else ""
     return f"{words(step)} is no step of the fast path{': ' * bool(why)}{why}."
 
 
-def well_behaved(steps: Iterable[Callable[[Any], Any]], originals: Originals) -> bool:
+def well_behaved(steps: Iterable[Callable[[Any], Any]], replacements: Replacements) -> bool:
     """Whether these steps surely draw from torch's global generator only, and keep no input.
 
     torchvision's own transforms do, but for RandomOrder and RandomChoice, which draw from Python's.
     """
-    return all(_behaves(step, originals) for step in steps)
+    return all(_behaves(step, replacements) for step in steps)
 
 
-def _behaves(step: Callable[[Any], Any], originals: Originals) -> bool:
-    name = origin(step, originals)
+def _behaves(step: Callable[[Any], Any], replacements: Replacements) -> bool:
+    name = origin(step, replacements)
     if name in ("Compose", "RandomApply"):
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and well_behaved(held, originals)
+        return type(held) in _HOLDING and well_behaved(held, replacements)
     return name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
 
 
-def is_librarys(step: object, originals: Originals) -> bool:
+def is_librarys(step: object, replacements: Replacements) -> bool:
     """Whether no other code than torchvision's and timm's runs where a step is called."""
-    name = origin(step, originals)
+    name = origin(step, replacements)
     if name in _HOLDERS:
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and all(is_librarys(each, originals) for each in held)
+        return type(held) in _HOLDING and all(is_librarys(each, replacements) for each in held)
     if name in _POLICIES:
-        return _are_timms(getattr(step, _POLICIES[name], None), originals)
+        return _are_timms(getattr(step, _POLICIES[name], None), replacements)
     return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
 
 
-def sizes_of_its_own(step: object, originals: Originals) -> bool:
+def sizes_of_its_own(step: object, replacements: Replacements) -> bool:
     """Whether a library's step, or one that it holds, gives images a size that it was made with."""
-    if origin(step, originals) is None:
+    if origin(step, replacements) is None:
         return False
     held: Any = getattr(step, "transforms", None)
     if type(held) in _HOLDING:
-        return any(sizes_of_its_own(each, originals) for each in held)
+        return any(sizes_of_its_own(each, replacements) for each in held)
     return any(vars(step).get(name) is not None for name in _SIZES)
 
 
-def _are_timms(operations: Any, originals: Originals) -> bool:
+def _are_timms(operations: Any, replacements: Replacements) -> bool:
     """Whether a policy's operations, in lists of any depth, call functions of timm's alone."""
     if type(operations) is list:
-        return all(_are_timms(each, originals) for each in operations)
+        return all(_are_timms(each, replacements) for each in operations)
     return (
-        origin(operations, originals) == "timm.AugmentOp"
-        and originals.is_own(operations.aug_fn)
-        and (operations.level_fn is None or originals.is_own(operations.level_fn))
+        origin(operations, replacements) == "timm.AugmentOp"
+        and replacements.is_own(operations.aug_fn)
+        and (operations.level_fn is None or replacements.is_own(operations.level_fn))
     )
 
 
-def flattened(transform: Any, originals: Originals) -> Iterator[Callable[[Any], Any]]:
+def flattened(transform: Any, replacements: Replacements) -> Iterator[Callable[[Any], Any]]:
     """The steps of a transform one after another, out of any Compose and nn.Sequential."""
     children: Any = None
-    if type(transform) is nn.Sequential and not altered(transform, originals):
+    if type(transform) is nn.Sequential and not altered(transform, replacements):
         children = transform
-    elif origin(transform, originals) == "Compose":
+    elif origin(transform, replacements) == "Compose":
         children = transform.transforms
     if type(children) in _HOLDING:
         for child in children:
-            yield from flattened(child, originals)
+            yield from flattened(child, replacements)
     else:
         yield transform
 

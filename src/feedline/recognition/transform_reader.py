@@ -20,10 +20,10 @@ from feedline.images.crops import TrainCrop, Transform
 from feedline.images.resample_filter import Filter
 from feedline.images.resize_mode import ResizeMode
 from feedline.images.shape import Shape, shape_in_words
-from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.step_filter import step_filter
 from feedline.recognition.steps import (
     NotRecognised,
@@ -44,14 +44,14 @@ _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 
 
-def read(transform: object, originals: Originals) -> RecognisedTransform:
+def read(transform: object, replacements: Replacements) -> RecognisedTransform:
     """Recognise a pipeline.
 
     Raises:
         NotRecognised: it has to run as it is.
     """
-    steps = list(flattened(transform, originals))
-    reader = _Reader(originals)
+    steps = list(flattened(transform, replacements))
+    reader = _Reader(replacements)
     taken, why = reader.take_many(steps)
     rest = steps[taken:]
     crop, shape = reader.crop(why)
@@ -60,8 +60,8 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
             f"{words(rest[0])} has to run as it is, and torch's default dtype is "
             f"{torch.get_default_dtype()}, which worker processes would not know of."
         )
-    tail = _between(reader.lut, rest, originals) or _behind(reader.lut, rest)
-    tail, no_rows = tail_of(tail, shape, originals)
+    tail = _between(reader.lut, rest, replacements) or _behind(reader.lut, rest)
+    tail, no_rows = tail_of(tail, shape, replacements)
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
@@ -69,9 +69,11 @@ def read(transform: object, originals: Originals) -> RecognisedTransform:
         tail=tail,
         fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
-        notes=(_why_not(tail, why, originals), _said_of(tail)) if tail.as_is else (),
+        notes=(_why_not(tail, why, replacements), _said_of(tail)) if tail.as_is else (),
         no_rows=no_rows,
-        sized=next((words(step) for step in tail.as_is if sizes_of_its_own(step, originals)), ""),
+        sized=next(
+            (words(step) for step in tail.as_is if sizes_of_its_own(step, replacements)), ""
+        ),
     )
 
 
@@ -86,9 +88,11 @@ def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
     return TransformTail(table=table, form=lut.form, after=tuple(rest))
 
 
-def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> TransformTail | None:
+def _between(
+    lut: PixelLut, rest: Sequence[Step], replacements: Replacements
+) -> TransformTail | None:
     """The tail whose unchanged steps come before a table; None where that cannot be."""
-    known = [origin(step, originals) in _POINTWISE for step in rest]
+    known = [origin(step, replacements) in _POINTWISE for step in rest]
     if not any(known) or not lut.untouched:
         return None
     start = known.index(True)
@@ -102,7 +106,7 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     return TransformTail(
         held=lut.form,
         before=tuple(rest[:start]),
-        in_place=tuple(_in_place(step, lut, originals) for step in rest[:start]),
+        in_place=tuple(_in_place(step, lut, replacements) for step in rest[:start]),
         table=values,
         tabled=tuple(rest[start:stop]),
         form=longer.form,
@@ -110,15 +114,15 @@ def _between(lut: PixelLut, rest: Sequence[Step], originals: Originals) -> Trans
     )
 
 
-def _in_place(step: Step, lut: PixelLut, originals: Originals) -> PixelStep | None:
-    return pixel_step(step, originals) if lut.form == "pil" else None
+def _in_place(step: Step, lut: PixelLut, replacements: Replacements) -> PixelStep | None:
+    return pixel_step(step, replacements) if lut.form == "pil" else None
 
 
-def _why_not(tail: TransformTail, why: str, originals: Originals) -> str:
+def _why_not(tail: TransformTail, why: str, replacements: Replacements) -> str:
     """Why the first step that runs as it is does, a sentence; `why`: where the reader stopped."""
     first = tail.as_is[0]
     stopped = tail.before[0] if tail.before else first
-    return why if first is stopped else no_fast_step(first, originals)
+    return why if first is stopped else no_fast_step(first, replacements)
 
 
 def _said_of(tail: TransformTail) -> str:
@@ -138,8 +142,8 @@ class _Reader:
     Steps that change each pixel alone go to `lut`, the others are noted.
     """
 
-    def __init__(self, originals: Originals) -> None:
-        self._originals = originals
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
         self.lut = PixelLut()
         self._random_crop: tuple[Any, Shape] | None = None  # the step, to which shape
         self._resized: int | Shape | None = None  # the shorter side, or the whole
@@ -160,7 +164,7 @@ class _Reader:
 
     def take(self, step: Step) -> None:
         """Take a step, or raise NotRecognised and be as before."""
-        name = origin(step, self._originals)
+        name = origin(step, self._replacements)
         if name in _POINTWISE:
             self.lut.take(step)
         elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
@@ -172,7 +176,7 @@ class _Reader:
         elif name == "RandomHorizontalFlip":
             self._take_flip(step)
         else:
-            raise NotRecognised(no_fast_step(step, self._originals))
+            raise NotRecognised(no_fast_step(step, self._replacements))
 
     def crop(self, why: str) -> tuple[Transform, Shape]:
         """The crop that the steps stand for, and its height and width in pixels.

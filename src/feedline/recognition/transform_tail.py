@@ -25,8 +25,8 @@ from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.images.shape import Shape, shape_in_words
 from feedline.randomness import seeded
-from feedline.recognition.originals import Originals
 from feedline.recognition.pixel_steps import PixelStep
+from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import is_librarys, said, well_behaved, words
 from feedline.stores.store import Pixels
 from feedline.trace.laps import lap, timing
@@ -236,7 +236,9 @@ def _pixels_of(value: object, form: Form) -> Pixels | None:
     return np.ascontiguousarray(value.as_subclass(torch.Tensor).permute(1, 2, 0).numpy())
 
 
-def tail_of(tail: TransformTail, shape: Shape, originals: Originals) -> tuple[TransformTail, str]:
+def tail_of(
+    tail: TransformTail, shape: Shape, replacements: Replacements
+) -> tuple[TransformTail, str]:
     """A tail that makes rows, where their layout can be found out.
 
     It is found out on a made-up image of this shape, but only by libraries' own steps.
@@ -249,8 +251,8 @@ def tail_of(tail: TransformTail, shape: Shape, originals: Originals) -> tuple[Tr
         if table is None:
             return tail, "The pipeline gives PIL images, which are no rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
-    tail = replace(tail, well_behaved=well_behaved(steps, originals))
-    foreign = [words(step) for step in steps if not is_librarys(step, originals)]
+    tail = replace(tail, well_behaved=well_behaved(steps, replacements))
+    foreign = [words(step) for step in steps if not is_librarys(step, replacements)]
     if foreign:
         return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
     all_words = ", ".join(map(words, steps))

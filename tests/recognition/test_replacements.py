@@ -18,8 +18,8 @@ from torchvision.transforms import _functional_pil, _functional_tensor, function
 from torchvision.transforms.v2 import _transform
 from torchvision.transforms.v2.functional import _geometry, _utils
 
-from feedline.recognition.originals import Originals
 from feedline.recognition.recognise import recognise
+from feedline.recognition.replacements import Replacements
 from torchvision_folder import write_images
 
 V1 = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
@@ -199,7 +199,7 @@ ALL = {
 
 def test_the_installed_torchvision_is_its_own():
     assert len(ALL) > 60
-    assert not [why for kind in ALL if (why := Originals().replaced_in(kind))]
-    assert Originals().replaced_in_loader(folder.default_loader) == ""
-    assert Originals().replaced_in_loader(folder.pil_loader) == ""
-    assert Originals().replaced_in_loader(own) is None
+    assert not [why for kind in ALL if (why := Replacements().replaced_in(kind))]
+    assert Replacements().replaced_in_loader(folder.default_loader) == ""
+    assert Replacements().replaced_in_loader(folder.pil_loader) == ""
+    assert Replacements().replaced_in_loader(own) is None

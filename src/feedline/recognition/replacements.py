@@ -2,7 +2,7 @@
 
 Guarantees: all that the code reaches is looked at: functions and classes by the names in it, down
 through Pillow, and methods by their names, in every class that it may have an object of. Which
-functions these are is nowhere listed. Nothing is called. Nothing is kept from one `Originals` to
+functions these are is nowhere listed. Nothing is called. Nothing is kept from one `Replacements` to
 the next, so a replacement is seen whenever it is made.
 
 Relies on: `library_code` for what is a library's own, `callees` for what code reaches. torch's own
@@ -30,7 +30,7 @@ from feedline.recognition.library_code import (
     uncached,
 )
 
-__all__ = ["Originals", "named"]
+__all__ = ["Replacements", "named"]
 
 _OWN = ("torchvision", "timm")
 _FOLLOWED = (*_OWN, "PIL")  # whose functions' own calls are looked at
@@ -92,7 +92,7 @@ class _Reach:
                 self._kinds.setdefault(value, set())
 
 
-class Originals:
+class Replacements:
     """Looks at functions and classes, at each of them once."""
 
     def __init__(self) -> None:
