@@ -4,12 +4,12 @@
 
 A training is a loop whose step takes a given time on no core, as on a GPU, or, where its name says
 so, computes on a core of the CPU: a fixed number of products of matrices, which take longer where
-workers leave no core to it. First it runs with each
-fixed number of workers, each for some seconds behind a warm-up; the best of these is what there is
-to reach. Then it begins with one worker, and with four times too many, and `adapts`: a row says
-after how many seconds the crew was changed last, with how many workers, and the rate from 30 s on
-as a share of the best. Fixed crews and those that adapt take turns in one process. Where batches
-come unevenly, fixed crews have the usual number of batches ahead, and the share may be above 1.
+workers leave no core to it. First it runs with each fixed number of workers, each for some seconds
+behind a warm-up; the best of these is what there is to reach. Then it begins with one worker, and
+with four times too many, and `adapts` for 30 s; what it has come to then and a loader of the best
+fixed crew take turns in one process. A row says after how many seconds the crew was changed last,
+with how many workers, and the median of the turns' ratios with their range. Where batches come
+unevenly, fixed crews have the usual number of batches ahead, and the ratio may be above 1.
 
 The last row is a progressive run of the folder's photographs, whole: `num_workers="auto"` over the
 best fixed crew. Of each of its phases it is also said after how many seconds the rate was within
@@ -38,7 +38,7 @@ import feedline
 from feedline.system import usable_cores
 
 _CREWS = (1, 2, 3, 4, 6, 8)
-_WARM_S, _FIXED_S, _LEARN_S, _JUDGED_S = 2.0, 6.0, 30.0, 10.0
+_WARM_S, _FIXED_S, _LEARN_S, _TURN_S, _TURNS = 2.0, 6.0, 30.0, 4.0, 5
 
 
 class Far(Dataset[torch.Tensor]):
@@ -61,6 +61,28 @@ class Far(Dataset[torch.Tensor]):
         return torch.zeros(3, 64, 64, dtype=torch.uint8)
 
 
+@dataclass(frozen=True)
+class Started:
+    """A crew that adapted.
+
+    Args:
+        changed_s: when its number was last changed, in seconds.
+        workers: the number from then on.
+        shares: of the best crew's rate, one of each turn.
+    """
+
+    changed_s: float
+    workers: int
+    shares: list[float]
+
+    def __str__(self) -> str:
+        low, high = min(self.shares), max(self.shares)
+        return (
+            f"{self.workers} workers after {self.changed_s:.1f} s, "
+            f"{statistics.median(self.shares):.3f} ({low:.3f}-{high:.3f})"
+        )
+
+
 @dataclass
 class Row:
     """What was measured of one training.
@@ -70,15 +92,14 @@ class Row:
         best: its quickest fixed crew,
         rate: and its steps per second.
         fixed: steps per second of each.
-        started: crews that adapted, by the number they began with: when the crew was last changed,
-            in seconds, its workers then, and its rate as a share of the best.
+        started: crews that adapted, by the number that they began with.
     """
 
     name: str
     best: int
     rate: float
     fixed: dict[int, float]
-    started: dict[int, tuple[float, int, float]] = field(default_factory=dict)
+    started: dict[int, Started] = field(default_factory=dict)
 
 
 def trainings(
@@ -214,9 +235,16 @@ def measured(
                 training.rate(0.2)
                 if loader.num_workers != crew:
                     crew, changed = loader.num_workers, time.perf_counter() - begun
-            share = training.rate(_JUDGED_S) / row.rate
             print(*(f"      from {start}: {each}" for each in loader.adaptations), sep="\n")
-            row.started[start] = changed, loader.num_workers, share
+            loader.adapts = False
+            shares = []
+            with build(best) as fixed_loader:
+                rival = Training(fixed_loader, step)
+                rival.rate(_WARM_S)
+                for _ in range(_TURNS):
+                    own = training.rate(_TURN_S)
+                    shares.append(own / rival.rate(_TURN_S))
+            row.started[start] = Started(changed, loader.num_workers, shares)
     return row
 
 
@@ -293,8 +321,8 @@ def main() -> None:
         if options.only in name:
             rows.append(row := measured(name, build, making))
             print(f"{name}: best with {row.best} workers, {row.rate:.1f} steps/s", flush=True)
-            for start, (changed, crew, share) in row.started.items():
-                print(f"    from {start:2}: {crew} workers after {changed:.1f} s, {share:.3f}")
+            for start, started in row.started.items():
+                print(f"    from {start:2}: {started}")
     whole = progressive(options.folder) if options.only in "progressive" else Progressive()
     took = whole.took
     if took:
