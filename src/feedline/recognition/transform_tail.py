@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -25,6 +25,7 @@ from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.images.shape import Shape, shape_in_words
 from feedline.randomness import seeded
+from feedline.recognition.erasing import in_place
 from feedline.recognition.pixel_steps import PixelStep
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import is_librarys, said, well_behaved, words
@@ -138,8 +139,11 @@ class TransformTail:
             left, value = self._changed(pixels)
             if left is not None and (self.table is not None or not self.before):
                 value = self._values(left, row)
-            else:
-                value = _done(self.tabled, value if left is None else _held(left, self.held))
+                after = self.after
+                if self.table is not None and self.well_behaved:  # so nobody else holds the values
+                    after = tuple(map(in_place, after))
+                return _done(after, value)
+            value = _done(self.tabled, value if left is None else _held(left, self.held))
             return _done(self.after, value)
 
     def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
@@ -196,7 +200,7 @@ class TransformTail:
         return value
 
 
-def _done(steps: tuple[Step, ...], value: Any) -> Any:
+def _done(steps: Iterable[Step], value: Any) -> Any:
     """What steps make of a value, one after another."""
     for step in steps:
         value = step(value)
