@@ -49,7 +49,7 @@ pip --upgrade pip || exit 1
 # OpenCV is for the bare processes that resize by libraries alone, and for FFCV. LitData's boto3 does
 # not go with python-dateutil 3 and later, which matplotlib would bring.
 pip --editable '.[bench,cache,train]' opencv-python-headless 'python-dateutil<3' torchvision || exit 1
-# DALI asks for a packaging below the newest one, and is measured with any.
+# DALI needs a version of packaging that is older than the newest. No figure depends on it.
 "$python" -m pip freeze --exclude-editable | grep -v '^packaging==' >"$held"
 
 peer DALI pip nvidia-dali-cuda130

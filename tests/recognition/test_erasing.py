@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -58,3 +59,17 @@ def test_an_image_of_the_users_is_not_written_to() -> None:
     assert torch.equal(first, kept)
     assert image.getcolors() == [(1600, (9, 8, 7))]
     assert "RandomErasing" in compiled.explain()
+
+
+@pytest.mark.parametrize("before", [[], [v1.Grayscale(3)]])
+def test_behind_a_step_whose_output_shares_memory_it_erases_as_by_itself(before: Any) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    rest = [*before, v1.RandomErasing(1.0, value=(1, 2, 3))]
+    floats = v1.Compose([v1.Resize((40, 40)), v1.ToTensor()])
+    compiled = feedline.compile(v1.Compose([*floats.transforms, *rest]))
+    assert compiled.explain().startswith("recognised")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        made = compiled(Image.fromarray(noise))
+        torch.manual_seed(seed)
+        assert torch.equal(made, v1.Compose(rest)(floats(Image.fromarray(noise))))

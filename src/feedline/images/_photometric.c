@@ -289,14 +289,13 @@ static int scale(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
             continue;
         const uint8_t *row = pixel_at(image, (Py_ssize_t)at, 0);
         uint8_t *out = to + CHANNELS * (y * width + begin);
+        Py_ssize_t x = begin;
         /* Nothing follows the last row. */
         if ((Py_ssize_t)at + 1 < image->height)
-            for (Py_ssize_t x = begin; x < end - 1; x++, out += CHANNELS)
+            for (; x < end - 1; x++, out += CHANNELS)
                 put_on(out, row + places[x]);
-        else
-            for (Py_ssize_t x = begin; x < end - 1; x++, out += CHANNELS)
-                put(out, row + places[x]);
-        put(out, row + places[end - 1]);
+        for (; x < end; x++, out += CHANNELS)
+            put(out, row + places[x]);
     }
     PyMem_RawFree(places);
     return 1;

@@ -1,17 +1,17 @@
-"""torchvision's RandomErasing, written into memory that nobody else holds.
+"""torchvision's RandomErasing without the copy that it makes of its input.
 
 Guarantees: the step draws and erases by its own code and is not changed; steps of other kinds are
-given back as they are.
+returned as they are.
 
-Relies on: the caller, who knows that the values are in nobody else's hands; on a step's `inplace`
-being all that tells the two ways apart. timm's step of this name writes in place by itself.
+Relies on: the caller, who knows that no other code uses the input, and that its elements do not
+share memory; on the step's attribute `inplace`. timm's RandomErasing always works in place.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["in_place"]
 
@@ -25,8 +25,7 @@ def in_place(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     kind = type(step)
     if kind.__name__ != "RandomErasing" or not kind.__module__.startswith("torchvision."):
         return step
-    # Made anew each time, as what its owner sets on the step is to be followed.
+    # A new copy each time: what the user sets on the step later counts, too.
     other: Any = copy.copy(step)
     other.inplace = True
-    made: Callable[[Any], Any] = other
-    return made
+    return cast(Callable[[Any], Any], other)

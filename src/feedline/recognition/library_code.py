@@ -56,8 +56,10 @@ _ALIKE = {
     ("PIL.Image.Image", "size"): "fastai.vision.core",
     ("torch.Tensor", "as_subclass"): "fastai.torch_core",
 }
-"""Methods that the import of another package replaces, and its module: the size is the same pair of
-a subclass of tuple, and the tensor the same with the other's attributes. No pixel differs."""
+"""Methods that another package replaces when it is imported, and the module of the replacement.
+
+They change no pixel: `size` gives the same two numbers in a subclass of tuple, and `as_subclass`
+gives the same tensor and also copies attributes to it."""
 
 
 def named(thing: object) -> str:

@@ -117,10 +117,8 @@ def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
 
 def _flattened(transforms: Any, replacements: Replacements) -> Iterator[Step]:
     """The steps one after another, out of any Compose of version 2: others take one argument."""
-    if _name(transforms, replacements) == "Compose" and type(transforms.transforms) in (
-        list,
-        tuple,
-    ):
+    name = _name(transforms, replacements)
+    if name == "Compose" and type(transforms.transforms) in (list, tuple):
         for child in transforms.transforms:
             yield from _flattened(child, replacements)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -138,11 +138,7 @@ class TransformTail:
         with states:
             left, value = self._changed(pixels)
             if left is not None and (self.table is not None or not self.before):
-                value = self._values(left, row)
-                after = self.after
-                if self.table is not None and self.well_behaved:  # so nobody else holds the values
-                    after = tuple(map(in_place, after))
-                return _done(after, value)
+                return self._rest(self._values(left, row))
             value = _done(self.tabled, value if left is None else _held(left, self.held))
             return _done(self.after, value)
 
@@ -185,6 +181,14 @@ class TransformTail:
             left = _pixels_of(value, self.held)
         return left, value
 
+    def _rest(self, value: Any) -> Any:
+        """What the last steps make of values that `_values` has made."""
+        after = self.after
+        if after and self.table is not None and self.well_behaved:
+            # No other code has the table's values yet. A later step's input may share its memory.
+            after = (in_place(after[0]), *after[1:])
+        return _done(after, value)
+
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
         """The values of pixels (height, width, 3), held as the steps would leave them."""
         if self.table is None:
@@ -200,7 +204,7 @@ class TransformTail:
         return value
 
 
-def _done(steps: Iterable[Step], value: Any) -> Any:
+def _done(steps: tuple[Step, ...], value: Any) -> Any:
     """What steps make of a value, one after another."""
     for step in steps:
         value = step(value)
