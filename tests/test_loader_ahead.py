@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
+import feedline
 from feedline.device.carrier import Tensors
 from feedline.device.host import HostCarrier
 from feedline.engine.feed import Feed
@@ -103,3 +108,27 @@ def test_a_skipped_sample_is_listed_once_when_its_batch_is_handed_out() -> None:
         made.set_image_size(3 + step)  # the batch taken ahead is dropped and made again
         assert len(labels) == [5, 5, 4, 5, 3][step]
         assert [name for name, _ in made.skipped] == ["row-12"] * (step >= 2)
+
+
+def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    """After it, the next call comes to the next batch, as torch's does."""
+    root = Path(shutil.copytree(jpeg_folder, tmp_path / "copy"))
+    data = ImageFolder(root, Compose([Resize(24), CenterCrop(16), ToTensor()]))
+    broken, labels = data.samples[4][0], [label for _, label in data.samples]
+    Path(broken).write_bytes(b"no picture")
+    AheadCarrier.most = 0
+    given: list[Any] = []
+    with feedline.DataLoader(data, 2, num_workers=1) as made:
+        batches = iter(made)
+        for _ in range(6):
+            try:
+                given.append(next(batches)[1].tolist())
+            except SampleError as error:
+                given.append(broken in str(error))
+        assert next(batches, None) is None
+    assert AheadCarrier.most == 1
+    expected: list[Any] = [labels[at : at + 2] for at in range(0, 12, 2)]
+    expected[2] = True  # for the batch with the broken one
+    assert given == expected

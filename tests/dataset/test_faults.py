@@ -452,6 +452,7 @@ def test_an_interrupt_in_the_middle_of_next_costs_no_batch(workers: int) -> None
     finally:
         signal.signal(signal.SIGALRM, usual)
     assert seen == list(range(24))
+    gc.collect()
 
 
 def test_a_loader_that_is_garbage_in_mid_epoch_leaves_no_process() -> None:

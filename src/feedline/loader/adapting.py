@@ -11,10 +11,11 @@ Relies on: being told of each batch by `session.Session`; `control.controller` f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from feedline.control.controller import Controller
@@ -69,6 +70,7 @@ class Adapting:
         """Whether nothing is changed any more."""
         self._ready_ns = 0  # when the latest batch was handed out; 0 behind a pause
         self._settling = 0  # batches still to come of the settings before a change
+        self._to_follow: Decision | None = None
         self._begin_anew()
 
     def _begin_anew(self, phase: Hashable = None) -> None:
@@ -81,13 +83,25 @@ class Adapting:
         """An iteration begins: the time since the last batch is no step's."""
         self._ready_ns = 0
 
-    def handed_out(self, asked_ns: int) -> None:
-        """A batch is handed out that was asked for at this time, on the monotonic clock."""
+    def came(self, asked_ns: int) -> None:
+        """A batch is there that was asked for at this time, on the monotonic clock."""
         if self.off:
             self._phase = None  # when it is switched on, a window begins anew
             return
+        with self._off_on_error():
+            self._came(asked_ns)
+
+    def follow(self) -> None:
+        """Change what was decided: before a batch is asked for, as then none is on its way out."""
+        decision, self._to_follow = self._to_follow, None
+        if decision is not None and not self.off:
+            with self._off_on_error():
+                self._follow(decision)
+
+    @contextlib.contextmanager
+    def _off_on_error(self) -> Iterator[None]:
         try:
-            self._handed_out(asked_ns)
+            yield
         except Exception as error:
             self.off = True
             _log.warning(
@@ -96,7 +110,7 @@ class Adapting:
                 error,
             )
 
-    def _handed_out(self, asked_ns: int) -> None:
+    def _came(self, asked_ns: int) -> None:
         batch, ready_ns = self._session.backend.batch, self._ready_ns
         self._ready_ns = now_ns = time.monotonic_ns()
         if batch is None:
@@ -120,9 +134,7 @@ class Adapting:
         if live is not None and backend.workers and len(backend.pids) == backend.workers:
             self._controller.limits = _limits(backend, live)
             decision = self._controller.observe(self._window(backend, live, spent))
-            decision = decision or self._for_next_phase(batch)
-            if decision is not None:
-                self._follow(decision)
+            self._to_follow = decision or self._for_next_phase(batch)
         self._begin_anew(self._phase)
 
     def _window(self, backend: Backend, live: LiveSettings, spent: Spent) -> Window:

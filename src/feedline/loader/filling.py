@@ -42,7 +42,8 @@ class Filling:
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
-        self._given = 0  # batches handed out that were made of originals
+        self.given = 0
+        """How many batches were handed out that were made of originals."""
         self._ended = False  # an iteration over originals has come to its end
         self._chosen = False  # an iteration has begun, or a state said what is read
         self._filler: Filler | None = None  # that was just started
@@ -62,11 +63,11 @@ class Filling:
             batches = cursor.steps(cursor.position.epoch)
         except TypeError:  # only the sampler's end tells
             batches = 0
-        self._copies = self._ended or 0 < batches <= self._given
+        self._copies = self._ended or 0 < batches <= self.given
 
-    def handed_out(self) -> None:
-        """The loader has given a batch."""
-        self._given += not self._copies
+    def given_after_one_more(self) -> int:
+        """What `given` is to be when the loader has given one more batch."""
+        return self.given + (not self._copies)
 
     def ended(self) -> None:
         """An iteration has come to its end."""
@@ -110,7 +111,7 @@ class Filling:
         """What a state says of it, JSON-able."""
         if self._root is None:
             return {}
-        return {"cache": {"copies": self._copies, "batches": self._given}}
+        return {"cache": {"copies": self._copies, "batches": self.given}}
 
     def after(self, state: Mapping[str, Any]) -> Filling:
         """The same when a state was loaded; the state of a loader without a cache says nothing.
@@ -127,6 +128,6 @@ class Filling:
             and is_count(said.get("batches"))
         ):
             raise StateError("cannot resume: the state is damaged: cache")
-        other._copies, other._given, other._ended = said["copies"], said["batches"], False
+        other._copies, other.given, other._ended = said["copies"], said["batches"], False
         other._chosen = True
         return other

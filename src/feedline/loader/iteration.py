@@ -36,11 +36,18 @@ class _Session(Protocol):
 
     def step(self) -> Any: ...
 
+    def delivered(self) -> None: ...
+
+    def finish(self) -> None: ...
+
     def close(self) -> None: ...
 
 
 class Iteration(_BaseDataLoaderIter):
-    """The batches of one epoch. An error in one `next` does not end it.
+    """The batches of one epoch. An error in one `next` does not end it, nor does Ctrl-C.
+
+    A batch counts as handed out when all else is done: where an interrupt comes before that, the
+    next call gives the same batch.
 
     Of torch's class for the name's sake: frameworks tell iterators over a loader from others by it,
     as those that cannot be pickled. It has nothing of it.
@@ -72,29 +79,29 @@ class Iteration(_BaseDataLoaderIter):
             raise UsageError(
                 "this iteration belongs to the process that began it; begin one here, by iter()"
             )
-        self.session.ensure_usable()
-        recording = self.session.recording
-        asked_ns = asked_cpu_ns = 0
+        session, recording = self.session, self.session.recording
+        session.ensure_usable()
+        own = session is self._own
+        timed = own and recording.rest == 0
+        asked_ns, asked_cpu_ns = (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
         try:
-            if self.session is not self._own:
-                return self.session.step()
-            if recording.rest > 0:
-                batch = self.session.next(self)
-                recording.rest -= 1
-                return batch
-            asked_ns, asked_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
-            batch = self.session.next(self)
+            batch = session.next(self) if own else session.step()
         except StopIteration:
-            self.ended = True
-            if self.session is self._own:
+            self.ended = True  # first: whatever breaks off what follows, no batch comes any more
+            session.finish()
+            if own:
                 recording.end("exhausted")
             else:
-                self.session.close()
+                session.close()
             raise
         except BaseException:
             recording.raised()
             raise
-        recording.handed_out(batch, asked_ns, asked_cpu_ns)
+        if timed:
+            recording.handed_out(batch, asked_ns, asked_cpu_ns)
+        elif own:
+            recording.rest -= 1
+        session.delivered()
         return batch
 
     def at_end(self) -> bool:

@@ -123,27 +123,36 @@ class Session:
         return self.step()
 
     def step(self) -> Any:
-        """The next batch at the cursor."""
+        """The next batch at the cursor, which stays there until `delivered`."""
         self.given = True
         if self.backend is IDLE:  # this session was forked
             self.open()
-        adapting = self.adapting
-        asked_ns = time.monotonic_ns() if adapting is not None else 0
+        adapting, asked_ns = self.adapting, 0
+        if adapting is not None:
+            adapting.follow()
+            asked_ns = time.monotonic_ns()
         try:
             batch = self.backend.next()
-            self.filling.handed_out()
-            if adapting is not None:
-                adapting.handed_out(asked_ns)
-            return batch
-        except StopIteration:
-            self.filling.ended()
-            if not self._lives_on:
-                self._end_workers()
-            self._current, self.given = None, False
-            raise
         finally:
-            if self.backend is not IDLE:
-                self.batch = self.backend.batch
+            self.batch = self.backend.batch
+        if adapting is not None:
+            adapting.came(asked_ns)
+        return batch
+
+    def delivered(self) -> None:
+        """The batch of `step` is handed out: the cursor moves behind it."""
+        given = self.filling.given_after_one_more()
+        self.backend.delivered()
+        self.filling.given = given  # no call comes behind the move, as Ctrl-C is heard in calls
+
+    def finish(self) -> None:
+        """The epoch has no batch left, and its iteration is over."""
+        if not isinstance(self.cursor, TorchBackend):
+            self.cursor.finish()
+        self.filling.ended()
+        if not self._lives_on:
+            self._end_workers()
+        self._current, self.given = None, False
 
     def _start(self, decision: Decision) -> None:
         self._at_work = decision

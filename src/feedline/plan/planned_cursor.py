@@ -65,10 +65,10 @@ class PlannedCursor:
         return self.position.step >= self._plan.steps(self.position.epoch)
 
     def delivered(self, batch: Batch) -> None:
-        """A batch was handed out."""
-        self._begun, self.restored_step, self.to_leave_out = True, 0, 0
+        """A batch was handed out; after Ctrl-C in here, it was or was not, and nothing between."""
         size = self.position.image_size
-        self.position = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
+        behind = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
+        self._begun, self.restored_step, self.to_leave_out, self.position = True, 0, 0, behind
 
     def finish(self) -> None:
         """The iteration is over, at the epoch's end or before it: the next epoch comes."""

@@ -1,6 +1,7 @@
 """One pass over a sampler: what was drawn and is not yet handed out.
 
-Guarantees: the sampler is asked for each batch once, however often the way ahead is walked.
+Guarantees: the sampler is asked for each batch once, however often the way ahead is walked. Where
+an interrupt broke off the asking, what was drawn may be lost, and `broken` says so.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import copy
 import pickle
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -82,39 +82,52 @@ class Draws:
         self._stateful = stateful_part(sampler)
         self.mark = epoch_mark(sampler)
         """The epoch that the sampler is at. At its end it may count on by itself."""
-        self._waiting: deque[Draw] = deque()
+        self._waiting: dict[int, Draw] = {}  # by number in the pass
+        self._drawn = self._forgotten = 0
         self.begun = False
         """Whether the sampler was asked for a first batch."""
+        self.broken = False
+        """Whether the pass cannot go on, as an interrupt came while the sampler was asked."""
         self.sampler_state = self._state()
-        """The sampler's state as of the last batch that was handed out."""
+        """The sampler's state before the first batch."""
 
-    def at(self, position: int) -> Draw | None:
-        """The draw so many places behind the next to be handed out; None beyond the end."""
-        while len(self._waiting) <= position:
-            self.begun = True
-            keys = ask(self._keys, _END)
-            if self.mark is not None:
-                self.mark = epoch_mark(self._sampler)
-            if keys is _END:
+    def at(self, number: int) -> Draw | None:
+        """The draw of this number, from 0 on, that was not forgotten; None beyond the end."""
+        while self._drawn <= number:
+            self.begun = self.broken = True
+            try:
+                draw = self._next()
+            except Exception:  # the sampler's own: the pass is at its end
+                self.broken = False
+                raise
+            if draw is None:
+                self.broken = False
                 return None
-            if type(keys) is list:  # a sampler may fill the same one again
-                keys = keys.copy()
-            elif isinstance(keys, (np.ndarray, torch.Tensor)):
-                keys = copy.deepcopy(keys)
-            self._waiting.append(Draw(keys, _numbers(keys), self._state()))
-        return self._waiting[position]
+            self._waiting[self._drawn] = draw
+            self._drawn, self.broken = self._drawn + 1, False
+        return self._waiting[number]
+
+    def _next(self) -> Draw | None:
+        keys = ask(self._keys, _END)
+        if self.mark is not None:
+            self.mark = epoch_mark(self._sampler)
+        if keys is _END:
+            return None
+        if type(keys) is list:  # a sampler may fill the same one again
+            keys = keys.copy()
+        elif isinstance(keys, (np.ndarray, torch.Tensor)):
+            keys = copy.deepcopy(keys)
+        return Draw(keys, _numbers(keys), self._state())
 
     def _state(self) -> dict[str, Any] | None:
         # A copy: it may be the sampler's own, which goes on.
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
-    def deliver(self, digest: int) -> int:
-        """The next one was handed out: the digest of it and of all before it."""
-        draw = self.at(0)
-        assert draw is not None, "a batch beyond the end"
-        self._waiting.popleft()
-        self.sampler_state = draw.state
-        return draw.digest(digest)
+    def forget(self, number: int) -> None:
+        """Keep no draw before this one."""
+        while self._forgotten < number:
+            self._waiting.pop(self._forgotten, None)
+            self._forgotten += 1
 
 
 def _numbers(keys: Any) -> NDArray[np.int64] | None:

@@ -8,84 +8,109 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedline.errors import StateError
 from feedline.plan.state import Position, is_count
 from feedline.sampling.draws import Draw, Draws
 from feedline.sampling.random_states import RandomStates
 
-__all__ = ["Epoch", "check_record"]
+__all__ = ["Epoch", "Standing", "check_record"]
+
+
+class Standing(NamedTuple):
+    """How far an epoch was handed out.
+
+    Args:
+        step: how many batches were handed out, or left out, one after the other.
+        digest: of their keys.
+        early: the steps behind these that were handed out before their turn.
+        sampler_state: the sampler's as of the last of these batches, if it keeps one.
+    """
+
+    step: int = 0
+    digest: int = 0
+    early: frozenset[int] = frozenset()
+    sampler_state: dict[str, Any] | None = None
 
 
 @dataclass
 class Epoch:
-    """An epoch that was opened: its draws, how many were handed out, and what they follow from.
+    """An epoch that was opened: its draws, how far they were handed out, and what they follow from.
 
     Args:
         draws: the pass over the sampler.
         seed: what random transforms follow from.
         random: the random states before the pass.
         start: what is needed to open it again, JSON-able.
-        step: how many batches were handed out, or left out, one after the other.
-        digest: of their keys.
-        early: the steps behind these that were handed out before their turn.
+        first: the step that the pass begins with.
     """
 
     draws: Draws
     seed: int
     random: RandomStates
     start: dict[str, Any]
-    step: int = 0
-    digest: int = 0
-    early: set[int] = field(default_factory=set)
+    first: int = 0
+    standing: Standing = field(init=False)
 
-    def delivered(self, step: int) -> None:
-        """A batch was handed out, perhaps before its turn."""
-        self.early.add(step)
-        while self.step in self.early:
-            self.early.remove(self.step)
-            self.digest = self.draws.deliver(self.digest)
-            self.step += 1
+    def __post_init__(self) -> None:
+        self.standing = Standing(self.first, sampler_state=self.draws.sampler_state)
+
+    @property
+    def step(self) -> int:
+        """How many batches were handed out, or left out, one after the other."""
+        return self.standing.step
+
+    def after(self, step: int) -> Standing:
+        """How it stands when one more batch was handed out, perhaps before its turn."""
+        now = self.standing
+        self.draws.forget(now.step - self.first)
+        if step != now.step:
+            return now._replace(early=now.early | {step})
+        digest, early, state = now.digest, now.early, now.sampler_state
+        while step == now.step or step in early:
+            draw = self.draws.at(step - self.first)
+            assert draw is not None, "a batch beyond the end"
+            step, digest, state = step + 1, draw.digest(digest), draw.state
+        return Standing(step, digest, early and frozenset(e for e in early if e > step), state)
 
     def leave_out(self, until: int) -> None:
         """Go on to a step, or to the end, and hand out nothing before it."""
-        while self.step < until and self.draws.at(0) is not None:
-            self.digest = self.draws.deliver(self.digest)
-            self.step += 1
-        self.early = {early for early in self.early if early >= self.step}
+        while self.step < until and self.draws.at(self.step - self.first) is not None:
+            self.standing = self.after(self.step)
 
     def at_end(self) -> bool:
         """Whether no batch is left; asks the sampler if that is not known."""
-        step = self.step
-        while step in self.early:
+        step, early = self.standing.step, self.standing.early
+        while step in early:
             step += 1
-        return self.draws.at(step - self.step) is None
+        return self.draws.at(step - self.first) is None
 
     def ahead(self) -> Iterator[tuple[int, Draw]]:
         """The steps that are left, and their draws; goes on where batches are handed out."""
         step = self.step
-        while (draw := self.draws.at(step - self.step)) is not None:
-            if step not in self.early:
+        while (draw := self.draws.at(step - self.first)) is not None:
+            if step not in self.standing.early:
                 yield step, draw
             step += 1
 
     def upcoming(self) -> int | None:
         """A digest of the next draw; None at the end."""
-        draw = self.draws.at(0)
+        draw = self.draws.at(self.step - self.first)
         return None if draw is None else draw.digest(0)
 
     def record(self) -> dict[str, Any]:
         """What a state holds of it: JSON-able where the sampler's own state is."""
-        record = {
-            "drawn": self.digest,
-            "early": sorted(self.early),
+        # The first draw is the iteration's own: others may draw from the random state before it.
+        known = self.draws.begun and not self.draws.broken
+        return {
+            "drawn": self.standing.digest,
+            "early": sorted(self.standing.early),
             "drawn_seed": self.seed,
             "start": self.start,
-            "sampler_state": self.draws.sampler_state,
+            "sampler_state": self.standing.sampler_state,
+            **({"upcoming": self.upcoming()} if known else {}),
         }
-        # The first draw is the iteration's own: others may draw from the random state before it.
-        return record | {"upcoming": self.upcoming()} if self.draws.begun else record
 
 
 def check_record(state: Mapping[str, Any], position: Position) -> bool:

@@ -20,7 +20,7 @@ from feedline.engine.messages import said
 from feedline.errors import StateError
 from feedline.plan.state import Position, is_count
 from feedline.sampling.draws import Draws, ask
-from feedline.sampling.epoch import Epoch
+from feedline.sampling.epoch import Epoch, Standing
 from feedline.sampling.epoch_seeds import EpochSeeds
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
@@ -142,14 +142,14 @@ class Sampling:
                         f"cannot resume: damaged position, the sampler's epoch {mark!r}"
                     )
                 set_epoch(self.sampler, mark)
-            wanted = state.get("upcoming")
-            comparable = comparable and "upcoming" in state
             keeps_state = stateful_part(self.sampler) is not None
             if step and keeps_state and state.get("sampler_state") is not None:
                 epoch = self._again(state, state["sampler_state"], seed, begin)
-                if epoch.upcoming() == wanted and is_count(state.get("drawn")):
-                    epoch.step, epoch.digest = step, int(state["drawn"])
-                    epoch.early = set(state.get("early", ()))
+                if _as_it_was(epoch, state) and is_count(state.get("drawn")):
+                    epoch.first = step
+                    kept = epoch.draws.sampler_state
+                    early = frozenset(state.get("early", ()))
+                    epoch.standing = Standing(step, int(state["drawn"]), early, kept)
                     return epoch
             epoch = self._again(state, state["start"].get("sampler"), seed, begin)
             if begin:
@@ -160,14 +160,15 @@ class Sampling:
                     f"cannot resume: the sampler gave {epoch.step} batches, of which {step} had "
                     "been handed out; has the dataset or the sampler changed?"
                 )
-            if comparable and (epoch.digest != state.get("drawn") or epoch.upcoming() != wanted):
+            same = epoch.standing.digest == state.get("drawn")
+            if comparable and not (same and _as_it_was(epoch, state)):
                 raise StateError(
                     f"cannot resume: {describe(self.sampler)['type']} gives other samples than "
                     "when the state was saved. A sampler must be deterministic, draw from torch's "
                     "random state or a torch.Generator in its attribute `generator`, or have "
                     "state_dict() and load_state_dict(); was it given another seed?"
                 )
-            epoch.early = set(state.get("early", ()))
+            epoch.standing = epoch.standing._replace(early=frozenset(state.get("early", ())))
             return epoch
 
     @contextmanager
@@ -215,3 +216,8 @@ class Sampling:
         epoch = self._open(seed, then, first)
         epoch.start = dict(state["start"])
         return epoch
+
+
+def _as_it_was(epoch: Epoch, state: Mapping[str, Any]) -> bool:
+    """Whether an epoch that was opened again goes on as a state says, if it does."""
+    return "upcoming" not in state or epoch.upcoming() == state["upcoming"]

@@ -123,14 +123,36 @@ class SampledCursor:
 
     def at_end(self) -> bool:
         """True if the epoch has no batch left; asks the sampler if that is not known."""
-        return self._open is not None and self._open.at_end()
+        if self._open is None:
+            return False
+        self._mend()
+        return self._open.at_end()
+
+    def _mend(self) -> None:
+        """Begin a pass over the sampler again that an interrupt broke off.
+
+        Raises:
+            StateError: the sampler does not give again what it gave.
+        """
+        if (epoch := self._open) is None or not epoch.draws.broken:
+            return
+        state = {**epoch.record(), "kept_seed": self._sampling.seeds.kept}
+        at_beginning = not self._begun and self.restored_step == 0
+        self._open = self._sampling.reopen(
+            state, self.position, comparable=True, begin=at_beginning
+        )
 
     def delivered(self, batch: Batch) -> None:
-        """A batch was handed out, or what was raised in its place."""
-        assert self._open is not None, "a batch of an epoch that was never opened"
+        """A batch was handed out, or what was raised in its place.
+
+        After Ctrl-C in here, it was or was not, and nothing between.
+        """
+        epoch = self._open
+        assert epoch is not None, "a batch of an epoch that was never opened"
+        standing = epoch.after(batch.step)
+        behind = self.position.at(standing.step)
+        epoch.standing, self.position = standing, behind
         self._begun, self._restored, self.to_leave_out = True, None, 0
-        self._open.delivered(batch.step)
-        self.position = self.position.at(self._open.step)
 
     def finish(self) -> None:
         """The epoch's last batch was handed out and the iteration ended."""
@@ -191,6 +213,7 @@ class SampledCursor:
 
     def ahead(self) -> Iterator[Batch]:
         """The batches of this epoch from the position on, in order."""
+        self._mend()
         epoch = self._open
         if epoch is not None:
             for step, draw in epoch.ahead():
@@ -243,6 +266,7 @@ class SampledCursor:
         Between two epochs it says from which random states the next will be drawn, and draws
         nothing.
         """
+        self._mend()
         state = {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,

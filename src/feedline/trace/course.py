@@ -79,11 +79,16 @@ class Course:
     def _count(self, at_s: float, some: _Batches) -> None:
         """The steps of some batches went on until then."""
         if not self._goes_on(at_s):
-            begun_s, self._apart = self._last_s, False
             point = Point(
-                begun_s=begun_s, seconds=0.0, batches=0, samples=0, wait_ms=0.0, image_size=None
+                begun_s=self._last_s,
+                seconds=0.0,
+                batches=0,
+                samples=0,
+                wait_ms=0.0,
+                image_size=None,
             )
             self._points.append(point)
+            self._apart = False  # only now: Ctrl-C may come in between
             if len(self._points) > _MOST:
                 self._join()
         last, self._last_s = self._points[-1], at_s

@@ -84,7 +84,9 @@ class Backend:
         """An iteration has begun at the cursor. `restart`: other batches come than were ahead."""
 
     def next(self) -> Any:
-        """Hand out the batch at the position.
+        """The batch at the position, which stays there until `delivered`.
+
+        An exception that stands for its batch has been delivered.
 
         Raises:
             StopIteration: the epoch has none left.
@@ -92,6 +94,9 @@ class Backend:
             Exception: whatever a user's dataset raises.
         """
         raise NotImplementedError
+
+    def delivered(self) -> None:
+        """The batch of the last `next` is handed out: the position moves behind it."""
 
     def poll(self) -> None:
         """Take in what the workers have told so far."""

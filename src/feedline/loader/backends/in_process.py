@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.dataset.worker_exception import SkippedBatch, say_notes
-from feedline.loader.backends.backend import Backend
+from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
 from feedline.trace import laps
@@ -45,6 +45,7 @@ class InProcessBackend(Backend):
         self._handed_out_s = 0.0
         self._memory = np.zeros(PAGE_WORDS, np.int64)
         self._page = StagePage(self._memory) if recorded() else None
+        self._left_out: list[Skipped] = []  # of the batch made last
         self._quick = 0  # batches one after another that took no time
 
     def spent(self) -> dict[int, Spent]:
@@ -74,9 +75,9 @@ class InProcessBackend(Backend):
         asked_s = time.perf_counter()
         self._cursor.order_changed()
         if self._cursor.at_end():
-            self._cursor.finish()
             raise StopIteration
         self.batch = batch = next(self._cursor.ahead())
+        self._left_out = []
         try:
             made = self._made(batch)
         except StopIteration as error:
@@ -91,13 +92,18 @@ class InProcessBackend(Backend):
             if sys.version_info < (3, 11):
                 say_notes(error)
             raise
-        self._cursor.delivered(batch)  # not after Ctrl-C: the next call makes it again
         now_s = time.perf_counter()
         if self._handed_out_s:
             waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
             self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
         self._handed_out_s = now_s
         if isinstance(made, SkippedBatch):
-            self.skipped += made.skipped
+            self._left_out = list(made.skipped)
             return made.batch
         return made
+
+    def delivered(self) -> None:
+        """The batch is handed out; after Ctrl-C before this, the next call makes it again."""
+        assert self.batch is not None, "a batch that was never made"
+        self._cursor.delivered(self.batch)
+        self.skipped += self._left_out

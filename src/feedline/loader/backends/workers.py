@@ -55,6 +55,8 @@ class WorkerBackend(Backend):
         self._cursor = cursor
         self._policy = policy
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
+        self._left_out: list[Skipped] = []  # of the batch made last
+        self._failed_ahead = False  # the batch behind it could not be made
         self._disturbed = False
 
     @property
@@ -108,34 +110,33 @@ class WorkerBackend(Backend):
         self.carrier.pause()
 
     def next(self) -> Any:
-        """Hand out the batch at the position."""
-        if self._cursor.order_changed():
+        """The batch at the position."""
+        if self._cursor.order_changed() or self._failed_ahead:
             self.restart_prefetch()
         if self._cursor.at_end():
-            self._cursor.finish()
             raise StopIteration
         self.recover()
         self._disturbed = True
-        try:
-            self.carrier.asked()
-            if not self._ahead:
-                self._send(self._take())
-            made = self.carrier.receive()
-            self.batch, skipped = self._ahead.pop(0)
-            self.skipped += skipped
-            self._cursor.delivered(self.batch)
-            self._send_ahead()
-        except SampleError:
-            self._disturbed = False
-            self.restart_prefetch()
-            raise
-        self._disturbed = False
+        self.carrier.asked()
+        if not self._ahead:
+            self._send_asked()
+        made = self.carrier.receive()
+        self.batch, self._left_out = self._ahead.pop(0)
+        self._send_ahead()
         if isinstance(made, WorkerException):
+            self.delivered()
             raise made.error()
         if isinstance(made, SkippedBatch):
-            self.skipped += made.skipped
+            self._left_out = [*self._left_out, *made.skipped]
             return made.batch
         return made
+
+    def delivered(self) -> None:
+        """The batch is handed out; after Ctrl-C before this, new workers make it again."""
+        assert self.batch is not None, "a batch that was never made"
+        self._cursor.delivered(self.batch)
+        self.skipped += self._left_out
+        self._disturbed = False
 
     def poll(self) -> None:
         """Take in what the workers have told so far."""
@@ -178,6 +179,7 @@ class WorkerBackend(Backend):
     def _forget_ahead(self) -> None:
         self.carrier.drop()
         self._ahead.clear()
+        self._failed_ahead = False
 
     def _take(self) -> InFlightBatch:
         self.carrier.reclaim(wait=False)
@@ -186,15 +188,22 @@ class WorkerBackend(Backend):
         return flight
 
     def _send(self, flight: InFlightBatch) -> None:
+        skipped = self._policy(flight) if flight.failures else []
+        self.carrier.send(flight)
+        self._ahead.append((flight.batch, skipped))
+
+    def _send_asked(self) -> None:
+        """Send the batch at the position, or raise what stands for it."""
+        flight = self._take()
         try:
-            skipped = self._policy(flight) if flight.failures else []
+            self._send(flight)
         except SampleError:
             if self._skip_after_error:
                 self.batch = flight.batch
                 self._cursor.delivered(flight.batch)
+            self._disturbed = False
+            self.restart_prefetch()
             raise
-        self.carrier.send(flight)
-        self._ahead.append((flight.batch, skipped))
 
     def _send_ahead(self) -> None:
         """Start the next batch on its way to the device if it is made, across epoch edges too."""
@@ -202,7 +211,4 @@ class WorkerBackend(Backend):
             try:
                 self._send(self._take())
             except SampleError:
-                # Another batch's error: that one is made again, and raises it, in its turn.
-                self._disturbed = False
-                self.restart_prefetch()
-                self._disturbed = True
+                self._failed_ahead = True  # that one is made again, and raises it, in its turn

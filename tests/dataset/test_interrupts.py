@@ -1,0 +1,173 @@
+"""Ctrl-C at any line of feedline's own: which batches come afterwards.
+
+Python hears signals between calls. What comes behind the last call of `delivered` is as good as the
+user's own next line: a batch that is interrupted there was handed out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, RandomSampler
+
+import feedline
+from feedline import DataLoader
+
+_HOME = str(Path(feedline.__file__).parent)
+_HANDED_OUT = {"delivered", "__next__"}
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
+    """What a call gives, or the function of feedline's in whose line it was interrupted."""
+    where, left = None, line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal where, left
+        if not frame.f_code.co_filename.startswith(_HOME):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                where = frame.f_code.co_name
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call(), None
+    except KeyboardInterrupt:
+        return None, where
+    finally:
+        sys.settrace(before)
+
+
+def lines(stride: int) -> Iterator[int]:
+    line = 1
+    while True:
+        yield line
+        line += stride
+
+
+@pytest.mark.parametrize(
+    ("workers", "stride"), [(0, 1), (2, 17), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_line_of_next_costs_no_batch(
+    workers: int, stride: int, shuffle: bool
+) -> None:
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": 1} if shuffle else {}
+    data = Numbers(4000)
+    with DataLoader(data, 2, **options) as whole:
+        expected = [batch.tolist() for batch in whole]
+    with DataLoader(data, 2, num_workers=workers, **options) as loader:
+        batches = iter(loader)
+        at = counted = 0
+        for line in lines(stride):
+            batch, where = interrupted(lambda: next(batches).tolist(), line)
+            state = loader.state_dict()
+            if where is not None:
+                counted += state["step"] - at
+                assert state["step"] == at or where in _HANDED_OUT, where
+                at = state["step"]
+                batch = next(batches).tolist()
+            assert batch == expected[at]
+            at += 1
+            if where is None:
+                break
+        assert line > 100  # lines were interrupted
+        assert counted <= 8  # those that `delivered` returns by
+        assert [batch.tolist() for batch in batches] == expected[at:]
+    gc.collect()  # sockets whose making was interrupted
+
+
+@pytest.mark.parametrize(
+    ("workers", "stride"),
+    [
+        (0, 7),
+        (2, 97),
+        pytest.param(0, 1, marks=pytest.mark.slow),
+        pytest.param(2, 11, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
+    workers: int, stride: int, seed: int | None
+) -> None:
+    for line in lines(stride):
+        with DataLoader(Numbers(4), 2, num_workers=workers, seed=seed) as loader:
+            batches = iter(loader)
+            assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+            _, where = interrupted(lambda: next(batches, None), line)  # noqa: B023
+            assert next(batches, None) is None
+            assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        if where is None:
+            break
+    gc.collect()  # sockets whose making was interrupted
+    assert line > 40
+
+
+class Interrupting(RandomSampler):
+    """Is interrupted once, in the middle of a pass."""
+
+    def __init__(self, data: Numbers, at: int) -> None:
+        super().__init__(data)
+        self.at = at
+
+    def __iter__(self) -> Iterator[int]:
+        for place, index in enumerate(super().__iter__()):
+            if place == self.at:
+                self.at = -1
+                raise KeyboardInterrupt
+            yield index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [0, 1, 5, 39])
+def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: int) -> None:
+    """Python ends a generator that an exception went through."""
+    seen: list[list[list[int]]] = []
+    anew = False
+    for place in -1, at:
+        data = Numbers(40)
+        torch.manual_seed(3)
+        batches: list[list[int]] = []
+        with DataLoader(data, 2, sampler=Interrupting(data, place), num_workers=workers) as loader:
+            for epoch in 1, 2:
+                try:
+                    iteration = iter(loader)
+                except KeyboardInterrupt:  # workers are given work here: no epoch has begun
+                    iteration, anew = iter(loader), True
+                while len(batches) < 20 * epoch:
+                    with contextlib.suppress(KeyboardInterrupt):
+                        batches.append(next(iteration).tolist())
+                assert next(iteration, None) is None
+        seen.append(batches)
+    for some in seen[1][:20], seen[1][20:]:
+        assert sorted(index for batch in some for index in batch) == list(range(40))
+    assert seen[1] == seen[0] or anew
+    assert anew == (workers > 0 and at < 39)
