@@ -252,6 +252,8 @@ class _closing:
 
 def _told(send: Any, name: str, folder: Path, cache: Path) -> None:
     warnings.simplefilter("ignore")  # torch's advice on the number of workers
+    # Else torch's workers would be spawned, too, and each would import torch anew.
+    multiprocessing.set_start_method("fork", force=True)
     send.send(measured(name, folder, cache))
 
 
