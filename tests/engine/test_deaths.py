@@ -54,6 +54,19 @@ class Killer(threading.Thread):
                     pass
 
 
+def test_a_worker_that_gave_something_is_known_whenever_its_fork_server_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
+        with monkeypatch.context() as patched:
+            patched.setattr(crew_sockets.CrewSockets, "news", lambda _: ())
+            next(iter(loader))
+            [pid] = loader.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        assert len(take(loader, 1)) == 4
+        assert len(loader.worker_deaths) == 1
+
+
 def test_workers_killed_at_random_moments_do_not_change_a_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

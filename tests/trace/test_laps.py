@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -101,6 +101,26 @@ def test_one_task_of_eight_is_timed(noted: Noted) -> None:
         timed.append(laps.timed)
         laps.done()
     assert [k for k, each in enumerate(timed) if each] == [3, 11, 19]
+
+
+@pytest.mark.parametrize(
+    ("task_ms", "sample_ms", "timed"),
+    [(150, 15, range(1, 20)), (90, 9, (3, 11, 19)), (150, 0.5, (1, 3, 11, 19))],
+)
+def test_all_but_the_first_of_long_tasks_are_timed(
+    noted: Noted, clock: Clock, task_ms: float, sample_ms: float, timed: Sequence[int]
+) -> None:
+    found = []
+    for task in range(20):
+        laps.begin(noted.page)
+        if laps.timed:
+            found.append(task)
+        for key in range(round(task_ms / sample_ms)):
+            clock.ns += round(1e6 * sample_ms)
+            if laps.each:
+                laps.sample(key, "dataset")
+        laps.done()
+    assert found == list(timed)
 
 
 def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:

@@ -65,13 +65,17 @@ class Window:
         piece_ms: float = 0.0,
         error: float = 0.0,
     ) -> Window:
-        """A window by what all workers together had spent before and have spent after it."""
-        timed_ms = after.timed_ms - before.timed_ms
+        """A window by what all workers together had spent before and have spent after it.
+
+        Where no task in it was timed, those before it tell what tasks take of a core.
+        """
+        timed = before if after.timed > before.timed else Spent()
+        timed_ms = after.timed_ms - timed.timed_ms
         on_core = queued = None
         if timed_ms > 0:
-            on_core = min(1.0, max(0.0, (after.timed_cpu_ms - before.timed_cpu_ms) / timed_ms))
-            if after.timed_queued_ms is not None and before.timed_queued_ms is not None:
-                queued = (after.timed_queued_ms - before.timed_queued_ms) / timed_ms
+            on_core = min(1.0, max(0.0, (after.timed_cpu_ms - timed.timed_cpu_ms) / timed_ms))
+            if after.timed_queued_ms is not None and timed.timed_queued_ms is not None:
+                queued = (after.timed_queued_ms - timed.timed_queued_ms) / timed_ms
                 queued = min(1.0 - on_core, max(0.0, queued))
         return cls(
             phase=phase,

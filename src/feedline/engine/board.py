@@ -1,7 +1,8 @@
 """What every worker is doing now, in shared memory.
 
-Each worker writes its own cache line and the trainer reads it: which piece it holds and which
-row it is on. So when a worker dies or hangs, the trainer knows what it held and at which sample.
+Each worker writes its own cache line and the trainer reads it: which piece it holds, which row it
+is on, and which process it is. So when a worker dies or hangs, the trainer knows what it held and
+at which sample.
 Behind the lines lies a page for each worker, of what it has spent its time on.
 """
 
@@ -20,8 +21,9 @@ _LINES_BYTES = MAX_SEATS * _WORDS * 8
 BOARD_BYTES = _LINES_BYTES + MAX_SEATS * PAGE_BYTES
 """The head of a block; slots lie behind it."""
 
-PIECE, ROW = 0, 1
-"""Columns: the piece held, 0 for none; the row of it being made, counted from 0."""
+PIECE, ROW, PID = 0, 1, 2
+"""Columns: the piece held, 0 for none; the row of it being made, counted from 0; the process id, 0
+before the worker is ready for its first piece."""
 
 
 def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 
 from feedline.engine import server, shipment
-from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PIECE
+from feedline.engine.board import BOARD_BYTES, MAX_SEATS, PID, PIECE
 from feedline.engine.crew import Death, ProcessCrew
 from feedline.engine.crew_sockets import CrewSockets
 from feedline.engine.memory import Memfd
@@ -90,7 +90,7 @@ class SocketCrew(ProcessCrew):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """Process ids of the live workers; of one that has reported something it is known."""
         return [pid for pid in self._workers.values() if pid]
 
     def resize(self, workers: int) -> None:
@@ -142,6 +142,13 @@ class SocketCrew(ProcessCrew):
             self._held.pop(report.id, None)
             self._news.append(report)
             self._fruitless_deaths = 0
+            if 0 in self._workers.values():
+                self._learn_pids()
+
+    def _learn_pids(self) -> None:
+        """From the board: the fork server may tell them later than a worker its first report."""
+        for seat, pid in self._workers.items():
+            self._workers[seat] = pid or int(self._board[seat, PID])
 
     def _on_news(
         self, seat: int, pid: int = 0, status: int | None = None, failed: str = ""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine import shipment
-from feedline.engine.board import PIECE, board_of
+from feedline.engine.board import PID, PIECE, board_of
 from feedline.engine.make_batch import MappedMemory
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, task_id
@@ -91,6 +91,7 @@ def run(
     except BaseException as error:
         results.send(Report.start_failure(seat, error).pack())
         return
+    line[PID] = os.getpid()
     # Exclusive: one message wakes one idle worker, not all of them.
     waiting = select.epoll()
     waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)

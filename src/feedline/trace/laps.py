@@ -25,7 +25,11 @@ __all__ = ["begin", "decoded", "done", "lap", "sample", "sample_took", "timing"]
 
 _EVERY, _EVERY_TINY = 8, 64
 """Every eighth task of a worker is timed stage by stage, the fourth first: others warm up. Where
-samples are tiny, this is so for the first ones only, and later for every 64th."""
+samples are tiny, this is so for the first ones only, and later for every 64th. Where a task takes
+long, as of samples that do, a look at a few seconds might see none of these: all but the first one
+are timed."""
+
+_LONG_TASK_NS = 100_000_000
 
 each = False
 """Whether `sample` is to be called, of the task under way. To be read only.
@@ -47,7 +51,7 @@ _lap_ns = 0
 _lap_cpu_ns = 0
 _sample_ns = 0
 _sample_queued_ns: int | None = None
-_LONG_NS = 1_000_000  # of a sample, to ask the kernel for what of it was in wait for a core
+_LONG_NS = 1_000_000  # of a sample: to ask the kernel what of it was waiting for a core costs 5 us
 _clock = time.monotonic_ns
 
 
@@ -135,7 +139,8 @@ def begin(page: StagePage | None) -> bool:
     _page, _slow_ns = page, page.slow_ns
     tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
     every = _EVERY_TINY if tiny and tasks >= _EVERY_TINY else _EVERY
-    timed = tasks % every == _EVERY // 2 - 1
+    long = page.tasks_ns >= max(1, tasks) * _LONG_TASK_NS and page.sample_ns >= _LONG_NS
+    timed = long or tasks % every == _EVERY // 2 - 1
     each = timed or not tiny
     _thread = threading.get_ident()
     if timed:

@@ -150,6 +150,11 @@ class StagePage:
         """How many are done."""
         return self._words[_TASKS]
 
+    @property
+    def tasks_ns(self) -> int:
+        """How long these took."""
+        return self._words[_TASKS_NS]
+
     def task(self, begun_ns: int, done_ns: int) -> None:
         """A task is done."""
         words = self._words
