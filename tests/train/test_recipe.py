@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,9 @@ from feedline.train.recipe import Recipe
     [
         ("batch_size", 0),
         ("batch_size", True),
+        ("schedule", 5),
+        ("schedule", None),
+        ("schedule", {"size": 64, "epochs": 1}),
         ("lr", 0.0),
         ("lr", float("nan")),
         ("weight_decay", -0.1),
@@ -46,8 +50,14 @@ from feedline.train.recipe import Recipe
     ],
 )
 def test_a_setting_out_of_range_is_refused_with_what_it_got(setting: str, value: object) -> None:
-    with pytest.raises(UsageError, match=rf"{setting}.*got {value!r}$"):
+    with pytest.raises(UsageError, match=rf"{setting}.*got {re.escape(repr(value))}$"):
         Recipe(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [5, None, True, "", [""], [5], {"a": 1}])
+def test_what_names_no_parameters_to_freeze_is_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="freeze must be the beginnings of parameters' names, got"):
+        Recipe(freeze=value)  # type: ignore[arg-type]
 
 
 def test_a_schedule_that_does_not_parse_is_refused() -> None:

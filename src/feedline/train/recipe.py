@@ -113,12 +113,16 @@ class Recipe:
 
     def __post_init__(self) -> None:
         given = of_schedule(self.schedule) if isinstance(self.schedule, str) else self.schedule
+        if not isinstance(given, Sequence):
+            raise UsageError(
+                f"schedule must be text, as '112x10,160x5', or a list of phases, got {given!r}"
+            )
         phases = tuple(
             phase if isinstance(phase, TrainPhase) else TrainPhase.read(phase) for phase in given
         )
         self._fill("schedule", _as_text(phases) or phases)
-        names = [self.freeze] if isinstance(self.freeze, str) else self.freeze
-        self._fill("freeze", tuple(names))
+        several = isinstance(self.freeze, Sequence) and not isinstance(self.freeze, str)
+        self._fill("freeze", tuple(self.freeze) if several else (self.freeze,))
         check_settings(self)
         sgd = self.optimizer == "sgd"
         if self.val_size is None:
