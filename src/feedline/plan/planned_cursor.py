@@ -148,8 +148,8 @@ class PlannedCursor:
 
     def restore(self, position: Position) -> None:
         """Go to a position. An iteration under way goes on from there, and so does a new one."""
-        self._begun, self.to_leave_out = False, 0
-        self.position, self.restored_step = position, position.step
+        step = position.step
+        self._begun, self.to_leave_out, self.position, self.restored_step = False, 0, position, step
 
     def ahead(self) -> Iterator[Batch]:
         """The batches from the position on, in order."""

@@ -151,6 +151,7 @@ class SampledCursor:
         assert epoch is not None, "a batch of an epoch that was never opened"
         standing = epoch.after(batch.step)
         behind = self.position.at(standing.step)
+        # No call between: an interrupt is heard in calls.
         epoch.standing, self.position = standing, behind
         self._begun, self._restored, self.to_leave_out = True, None, 0
 
@@ -161,9 +162,10 @@ class SampledCursor:
 
     def _go_to(self, epoch: int) -> None:
         """Stand at the beginning of an epoch that is not opened yet."""
-        self._begun, self.to_leave_out = False, 0
+        # All at once, as far as an interrupt can tell: it is heard in calls.
+        there = replace(self.position, epoch=epoch, step=0)
+        self._begun, self.to_leave_out, self.position = False, 0, there
         self._open = self._restored = None
-        self.position = replace(self.position, epoch=epoch, step=0)
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`.
