@@ -26,6 +26,7 @@ from feedline.train.configuration import read_settings, recipe_of
 from feedline.train.keeper import Keeper
 from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
+from feedline.train.regularisation import Regularisation
 from feedline.train.result import Result
 from feedline.train.run import run_training
 from feedline.train.run_folder import occupied
@@ -134,6 +135,13 @@ def test_a_run_ends_where_nothing_gets_better(tiny_set: Path, tmp_path: Path) ->
 def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """A model whose steps draw random numbers."""
     return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
+
+
+def test_a_model_of_which_no_dropout_is_asked_keeps_its_own() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 2), torch.nn.Dropout(0.2))
+    for asked, expected in ((0.0, (0.5, 0.2)), (0.4, (0.25, 0.1))):
+        Regularisation(model, asked, 0.0).set(asked / 2, 0.0)
+        assert (model[0].p, model[2].p) == expected
 
 
 def test_a_stopped_run_goes_on_with_the_random_numbers_that_were_next(

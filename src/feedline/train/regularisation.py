@@ -1,7 +1,8 @@
 """Dropout and stochastic depth of a model, set anew for each phase.
 
-Guarantees: a model that was built with the largest values of a schedule has those of a phase; what
-is set does not touch weights or random states.
+Guarantees: a model that was built with the largest values of a schedule has those of a phase; one
+of which nothing was asked keeps what it has of its own. What is set does not touch weights or
+random states.
 Relies on: probabilities being attributes of modules, as torch's and timm's are: `p` of a Dropout,
 `drop_prob` of a DropPath, `drop_rate` of a model that calls dropout itself.
 """
@@ -20,7 +21,7 @@ class Regularisation:
 
     Args:
         model: as it was built.
-        dropout, drop_path: with which it was built: the largest of all phases.
+        dropout, drop_path: with which it was built: the largest of all phases; 0 for its own.
     """
 
     def __init__(self, model: nn.Module, dropout: float, drop_path: float) -> None:
@@ -41,11 +42,11 @@ class Regularisation:
 
     def set(self, dropout: float, drop_path: float) -> None:
         """Have a phase's values, which are at most the largest."""
-        share = dropout / self._dropout if self._dropout else 0.0
+        share = dropout / self._dropout if self._dropout else 1.0
         for module, most in self._drops:
             module.p = most * share
         for own, most in self._owns:
             own.drop_rate = most * share
-        share = drop_path / self._drop_path if self._drop_path else 0.0
+        share = drop_path / self._drop_path if self._drop_path else 1.0
         for path, most in self._paths:
             path.drop_prob = most * share
