@@ -129,6 +129,9 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
             break
     gc.collect()  # sockets whose making was interrupted
     assert line > 40
+    with DataLoader(Numbers(64), 2, num_workers=workers) as loader:
+        assert len(list(loader)) == 32
+        assert sum(spent.tasks for spent in loader._session.spent().values()) > 0  # it is noted
 
 
 class Interrupting(RandomSampler):

@@ -116,9 +116,14 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
                     sum(w.memory_full_info().uss for w in workers),
                 )
             )
-        # Something else that this process had open may be closed meanwhile.
+        # Something else that this process had open may be closed meanwhile, and a worker that is at
+        # work ahead opens a file now and then.
         assert figures[-1][0] <= figures[4][0]
-        assert figures[-1][1] == figures[4][1]
+        early, late = (
+            [min(fds) for fds in zip(*(each[1] for each in some), strict=True)]
+            for some in (figures[:10], figures[-10:])
+        )
+        assert late == early
         assert figures[-1][2] - figures[4][2] < 1 << 20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -128,6 +129,26 @@ def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
     assert not laps.begin(noted.page)
     laps.done()
     assert noted.read().tasks == 1
+
+
+def test_a_task_that_was_broken_off_is_dropped_by_its_page_alone(noted: Noted) -> None:
+    assert laps.begin(noted.page)
+    laps.drop(None)
+    laps.drop(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+    assert not laps.begin(noted.page)
+    laps.drop(noted.page)
+    assert laps.begin(noted.page)
+    laps.done()
+    assert noted.read().tasks == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_at_no_task(noted: Noted) -> None:
+    assert laps.begin(noted.page)
+    if (child := os.fork()) == 0:
+        os._exit(0 if laps.begin(noted.page) else 1)
+    laps.done()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_nothing_is_noted_without_a_page_or_outside_of_tasks(noted: Noted) -> None:

@@ -15,13 +15,14 @@ Relies on: one thread of a process making tasks at a time; another one's are the
 from __future__ import annotations
 
 import operator
+import os
 import threading
 import time
 from typing import Any
 
 from feedline.trace.stage_page import StagePage
 
-__all__ = ["begin", "decoded", "done", "lap", "sample", "sample_took", "timing"]
+__all__ = ["begin", "decoded", "done", "drop", "lap", "sample", "sample_took", "timing"]
 
 _EVERY, _EVERY_TINY = 8, 64
 """Every eighth task of a worker is timed stage by stage, the fourth first: others warm up. Where
@@ -163,6 +164,21 @@ def done() -> None:
                 queued_ns -= _begun_queued_ns
             page.timed(done_ns - _begun_ns, cpu_ns, queued_ns)
     timed, _slow_ns = False, 1 << 62
+
+
+def drop(page: StagePage | None) -> None:
+    """A task of this page that is under way was broken off, by Ctrl-C: it is not noted."""
+    if page is not None and _page is page:
+        _forget()
+
+
+def _forget() -> None:
+    global _page, each, timed, _slow_ns
+    _page, each, timed, _slow_ns = None, False, False, 1 << 62
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)  # what its parent is at is no task of the child's
 
 
 def _queued_ns() -> int | None:
