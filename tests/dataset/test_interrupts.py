@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, RandomSampler
 
 import feedline
 from feedline import DataLoader
+from feedline.errors import StateError
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "__next__"}
@@ -174,3 +175,75 @@ def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: i
         assert sorted(index for batch in some for index in batch) == list(range(40))
     assert seen[1] == seen[0] or anew
     assert anew == (workers > 0 and at < 39)
+
+
+class Asking(RandomSampler):
+    """Asks its loader for a state in the middle of a draw, as a signal handler may."""
+
+    loader: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        for index in super().__iter__():
+            if self.loader is not None:
+                with contextlib.suppress(ValueError):  # the sampler is at work
+                    self.loader.state_dict()
+            yield index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_is_asked_for_in_mid_draw_disturbs_nothing(workers: int) -> None:
+    data = Numbers(200)
+    torch.manual_seed(3)
+    with DataLoader(data, 2, sampler=RandomSampler(data), num_workers=workers) as loader:
+        expected = [batch.tolist() for batch in loader]
+    torch.manual_seed(3)
+    sampler = Asking(data)
+    with DataLoader(data, 2, sampler=sampler, num_workers=workers) as loader:
+        sampler.loader = loader
+        assert [batch.tolist() for batch in loader] == expected
+
+
+def test_a_step_that_is_set_on_a_broken_pass_is_come_to() -> None:
+    found = []
+    for place in -1, 0:
+        data = Numbers(40)
+        torch.manual_seed(3)
+        with DataLoader(data, 2, sampler=Interrupting(data, place)) as loader:
+            batches = iter(loader)
+            if place == 0:
+                with pytest.raises(KeyboardInterrupt):
+                    next(batches)
+            loader.set_step(3)
+            found.append([batch.tolist() for batch in batches])
+    assert len(found[0]) == 17
+    assert found[1] == found[0]
+
+
+class Unlike(RandomSampler):
+    """Gives another order each time, whatever torch's random state is."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        Unlike.passes += 1
+        for index in range(40):
+            if Unlike.passes == 1 and index == 9:
+                raise KeyboardInterrupt
+            yield (index + Unlike.passes) % 40
+
+
+def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_state_is_given() -> (
+    None
+):
+    Unlike.passes = 0
+    data = Numbers(40)
+    with DataLoader(data, 2, sampler=Unlike(data)) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert loader.state_dict()["step"] == 4
+        with pytest.raises(StateError, match="gives other samples"):
+            next(batches)
+        assert len(list(loader)) == 20

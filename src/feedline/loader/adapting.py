@@ -71,6 +71,7 @@ class Adapting:
         self._ready_ns = 0  # when the latest batch was handed out; 0 behind a pause
         self._settling = 0  # batches still to come of the settings before a change
         self._to_follow: Decision | None = None
+        self._decided_with: LiveSettings | None = None
         self._begin_anew()
 
     def _begin_anew(self, phase: Hashable = None) -> None:
@@ -81,6 +82,7 @@ class Adapting:
 
     def paused(self) -> None:
         """An iteration begins: the time since the last batch is no step's."""
+        self.follow()
         self._ready_ns = 0
 
     def came(self, asked_ns: int) -> None:
@@ -94,7 +96,9 @@ class Adapting:
     def follow(self) -> None:
         """Change what was decided: before a batch is asked for, as then none is on its way out."""
         decision, self._to_follow = self._to_follow, None
-        if decision is not None and not self.off:
+        # What has been set meanwhile, by hand, stays.
+        same = self._session.backend.live == self._decided_with
+        if decision is not None and same and not self.off:
             with self._off_on_error():
                 self._follow(decision)
 
@@ -135,6 +139,7 @@ class Adapting:
             self._controller.limits = _limits(backend, live)
             decision = self._controller.observe(self._window(backend, live, spent))
             self._to_follow = decision or self._for_next_phase(batch)
+            self._decided_with = live
         self._begin_anew(self._phase)
 
     def _window(self, backend: Backend, live: LiveSettings, spent: Spent) -> Window:

@@ -82,7 +82,7 @@ class Iteration(_BaseDataLoaderIter):
         session, recording = self.session, self.session.recording
         session.ensure_usable()
         own = session is self._own
-        timed = own and recording.rest == 0
+        timed = own and recording.rest <= 0
         asked_ns, asked_cpu_ns = (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
         try:
             batch = session.next(self) if own else session.step()
@@ -99,7 +99,7 @@ class Iteration(_BaseDataLoaderIter):
             raise
         if timed:
             recording.handed_out(batch, asked_ns, asked_cpu_ns)
-        elif own:
+        elif own and recording.rest > 0:  # else a pass has begun
             recording.rest -= 1
         session.delivered()
         return batch

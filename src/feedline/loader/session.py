@@ -124,7 +124,6 @@ class Session:
 
     def step(self) -> Any:
         """The next batch at the cursor, which stays there until `delivered`."""
-        self.given = True
         if self.backend is IDLE:  # this session was forked
             self.open()
         adapting, asked_ns = self.adapting, 0
@@ -133,6 +132,9 @@ class Session:
             asked_ns = time.monotonic_ns()
         try:
             batch = self.backend.next()
+        except Exception:  # which stands for a batch, or for the end
+            self.given = True
+            raise
         finally:
             self.batch = self.backend.batch
         if adapting is not None:
@@ -143,7 +145,8 @@ class Session:
         """The batch of `step` is handed out: the cursor moves behind it."""
         given = self.filling.given_after_one_more()
         self.backend.delivered()
-        self.filling.given = given  # no call comes behind the move, as Ctrl-C is heard in calls
+        # No call comes behind the move, as Ctrl-C is heard in calls.
+        self.filling.given, self.given = given, True
 
     def finish(self) -> None:
         """The epoch has no batch left, and its iteration is over."""

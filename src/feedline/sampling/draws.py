@@ -94,17 +94,18 @@ class Draws:
     def at(self, number: int) -> Draw | None:
         """The draw of this number, from 0 on, that was not forgotten; None beyond the end."""
         while self._drawn <= number:
-            self.begun = self.broken = True
+            self.begun = True
             try:
                 draw = self._next()
+                if draw is None:
+                    return None
+                self._waiting[self._drawn] = draw
+                self._drawn += 1
             except Exception:  # the sampler's own: the pass is at its end
-                self.broken = False
                 raise
-            if draw is None:
-                self.broken = False
-                return None
-            self._waiting[self._drawn] = draw
-            self._drawn, self.broken = self._drawn + 1, False
+            except BaseException:
+                self.broken = True
+                raise
         return self._waiting[number]
 
     def _next(self) -> Draw | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -196,6 +197,7 @@ class SampledCursor:
         standing = self.position if self._under_way else self.position.at(self.restored_step)
         self.to_leave_out = standing.later(step).step
         if self._under_way and self._open is not None:
+            self._mend()
             self._stand_in(self._open)
         return True
 
@@ -268,7 +270,8 @@ class SampledCursor:
         Between two epochs it says from which random states the next will be drawn, and draws
         nothing.
         """
-        self._mend()
+        with suppress(StateError):  # the next batch raises it
+            self._mend()
         state = {
             "version": STATE_VERSION,
             "epoch": self.position.epoch,
