@@ -324,3 +324,24 @@ def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
         with pytest.raises(UsageError, match="cannot change"):
             loader.adapts = True
         assert not loader.adapts
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_is_set_by_hand_stands_before_a_decision(
+    monkeypatch: pytest.MonkeyPatch, by_hand: bool
+) -> None:
+    monkeypatch.setattr(adapting, "_LEAST_NS", 0)
+    decisions = [Decision(kind="more", what="workers", before=2, after=1, reason="a test")]
+    with DataLoader(list(range(400)), 2, num_workers=2) as loader:
+        loader.adapts = True
+        controller = loader._session.adapting._controller
+        monkeypatch.setattr(controller, "observe", lambda _: decisions.pop() if decisions else None)
+        batches = iter(loader)
+        while decisions:
+            next(batches)
+        if by_hand:
+            loader.num_workers = 3
+            loader.adapts = True
+        next(batches)
+        assert loader.num_workers == (3 if by_hand else 1)
+        assert len(loader.adaptations) == (0 if by_hand else 1)

@@ -181,3 +181,12 @@ def test_what_is_no_step_is_refused(step: Any) -> None:
 def test_an_iterable_dataset_cannot_leave_batches_out() -> None:
     with pytest.raises(UsageError, match="leave its first samples out in its __iter__"):
         DataLoader(Sevens(), 2).set_step(1)
+
+
+def test_an_iteration_that_was_overtaken_before_its_first_batch_is_recorded() -> None:
+    with DataLoader(list(range(1000)), 1, seed=1) as loader:
+        first, second = iter(loader), iter(loader)
+        for _ in range(100):  # quick ones: not each is told of
+            next(second)
+        assert len(list(first)) == 1000
+        assert loader.run.passes[-1].batches >= 999
