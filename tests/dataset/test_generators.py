@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
-from feedline.dataset.generators import describe, find, own_seeded, seed_own
+from feedline.dataset.generators import describe, find, lend_own, seed_own
 from feedline.loader import DataLoader
+from feedline.randomness import seeded
 from sets import plain, through_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -273,7 +274,8 @@ def test_each_has_a_stream_of_its_own_and_not_the_global_states() -> None:
     kept: list[Any] = [np.random.RandomState(0) for _ in range(3)]
     data = Photos(Steps(*[lambda value, state=state: state.rand() for state in kept]))
     for seed in (5, 6):
-        with own_seeded(find(data), seed):
+        with seeded(seed):
+            lend_own(find(data), seed)
             kept.append([state.rand() for state in kept[:3]])
     assert len({*kept[3], *kept[4]}) == 6
     with DataLoader(Photos(lambda _: (np.random.rand(), kept[0].rand())), 2, seed=1) as loader:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, RandomSampler
@@ -21,6 +24,7 @@ from torch.utils.data import Dataset, RandomSampler
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
+from feedline.randomness import fingerprint, seeded
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "__next__"}
@@ -175,6 +179,42 @@ def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: i
         assert sorted(index for batch in some for index in batch) == list(range(40))
     assert seen[1] == seen[0] or anew
     assert anew == (workers > 0 and at < 39)
+
+
+class Drawing(Numbers):
+    """Draws from every kind of random state there is."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.own = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> int:
+        torch.rand(()), random.random(), np.random.rand(), self.own.random()
+        return index
+
+
+def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
+    """A generator of numpy's that was put aside would otherwise never come back."""
+    data = Drawing(4000)
+    global_one = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    with DataLoader(data, 2, shuffle=True, seed=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        states = fingerprint(), data.own.bit_generator.state
+        for line in lines(1):
+            _, where = interrupted(lambda: next(batches), line)
+            assert np.random.get_bit_generator() is global_one, where  # type: ignore[attr-defined]
+            assert (fingerprint(), data.own.bit_generator.state) == states, where
+            with ThreadPoolExecutor(1) as another:  # it gets its turn
+                another.submit(data_seeded).result(10)
+            if where is None:
+                break
+    assert line > 100
+
+
+def data_seeded() -> None:
+    with seeded(0):
+        pass
 
 
 class Asking(RandomSampler):

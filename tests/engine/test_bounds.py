@@ -116,14 +116,16 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
                     sum(w.memory_full_info().uss for w in workers),
                 )
             )
-        # Something else that this process had open may be closed meanwhile, and a worker that is at
-        # work ahead opens a file now and then.
+        # Something else that this process had open may be closed meanwhile. A worker that works
+        # ahead opens a file now and then, and may begin its first task after others ended an epoch.
         assert figures[-1][0] <= figures[4][0]
         early, late = (
             [min(fds) for fds in zip(*(each[1] for each in some), strict=True)]
             for some in (figures[:10], figures[-10:])
         )
-        assert late == early
+        assert all(
+            fds < before + 10 for fds, before in zip(late, early, strict=True)
+        )  # of 20 epochs
         assert figures[-1][2] - figures[4][2] < 1 << 20
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import default_collate
 
 from feedline.dataset.collate import collate_into, odd_one_out
-from feedline.dataset.generators import OwnGenerator, find, own_seeded, seed_own
+from feedline.dataset.generators import OwnGenerator, find, lend_own, seed_own
 from feedline.dataset.notes import blame, explain
 from feedline.dataset.outline import outline
 from feedline.dataset.pack import lay
@@ -31,7 +31,7 @@ from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
 from feedline.errors import note
 from feedline.plan.batches import Batch
-from feedline.randomness import fingerprint, seed_all, seeded
+from feedline.randomness import fingerprint, seed_all, seeded, unbroken
 from feedline.request import Request
 from feedline.trace import laps
 from feedline.trace.switch import recorded
@@ -138,7 +138,8 @@ class DatasetFetcher:
             by_place=batch.drawn,
             strength=batch.phase.strength,
         )
-        with seeded(task.seed), own_seeded(self._look(), task.seed):
+        with unbroken(), seeded(task.seed):
+            lend_own(self._look(), task.seed)
             return self._make(batch.asked, task, None, None)
 
     def _make(self, keys: Any, task: BatchTask, space: Space | None, at: Told | None) -> Any:

@@ -5,8 +5,8 @@ from generators of their own, as albumentations' do, would give equal batches in
 other batches on another number of workers.
 
 Guarantees: after `seed_own(found, seed)` every generator that was found depends on `seed` and on
-its place among them alone. After a `with own_seeded(...)` all are as they were, also after an
-exception. No code of the user's runs while they are looked for.
+its place among them alone. After `lend_own` they are at the end of the `with seeded(...)` as they
+were before, also after an exception. No code of the user's runs while they are looked for.
 Relies on: `attributes` for what can be reached; `find` says in which bounds.
 """
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +25,9 @@ import torch
 from feedline.dataset import albumentations_state as albumentations
 from feedline.dataset.attributes import class_of_any, parts
 from feedline.plan.seeds import extend
+from feedline.randomness import put_back_later
 
-__all__ = ["OwnGenerator", "describe", "find", "own_seeded", "seed_own"]
+__all__ = ["OwnGenerator", "describe", "find", "lend_own", "seed_own"]
 
 _OWN = 3
 """Sets them apart from the global states, which are seeded from the same number."""
@@ -106,13 +107,11 @@ def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
         own.kind.seed(own.thing, extend(seed, place))
 
 
-def own_seeded(found: Sequence[OwnGenerator], seed: int) -> ExitStack:
-    """Seed generators, for a `with` on the result, at whose end they are as they were."""
-    with ExitStack() as undo:
-        for own in found:
-            undo.callback(own.kind.restore, own.thing, own.kind.state(own.thing))
-        seed_own(found, seed)
-        return undo.pop_all()
+def lend_own(found: Sequence[OwnGenerator], seed: int) -> None:
+    """Seed generators, within a `seeded`, at whose end they are as they were."""
+    for own in found:
+        put_back_later(partial(own.kind.restore, own.thing, own.kind.state(own.thing)))
+    seed_own(found, seed)
 
 
 def _global_states() -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from feedline.images.rows import RowPipeline
 from feedline.images.shape import shape_in_words
 from feedline.plan.row import Field, Item
 from feedline.plan.seeds import extend
-from feedline.randomness import seeded
+from feedline.randomness import seeded, unbroken
 from feedline.recognition.pillow_reading import read_with_pillow
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
@@ -109,7 +109,8 @@ class SamplePipeline(RowPipeline[SampleStore]):
         """What a sample has for its label."""
         if self.target_transform is None:
             return sample_label(number)
-        with Request(item.image_size, item.strength), seeded(extend(item.seed, _TARGET)):
+        request = Request(item.image_size, item.strength)
+        with request, unbroken(), seeded(extend(item.seed, _TARGET)):
             made = self.target_transform(sample_label(number))
         if laps.timed:
             laps.lap("target_transform")

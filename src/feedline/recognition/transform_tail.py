@@ -24,7 +24,7 @@ from PIL import Image
 from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.images.shape import Shape, shape_in_words
-from feedline.randomness import seeded
+from feedline.randomness import seeded, unbroken
 from feedline.recognition.erasing import in_place
 from feedline.recognition.pixel_steps import PixelStep
 from feedline.recognition.replacements import Replacements
@@ -135,7 +135,7 @@ class TransformTail:
         states: Any = nullcontext()
         if seed is not None:
             states = seeded(seed, torch_only=self.well_behaved)
-        with states:
+        with unbroken(), states:
             left, value = self._changed(pixels)
             if left is not None and (self.table is not None or not self.before):
                 return self._rest(self._values(left, row))
@@ -149,7 +149,7 @@ class TransformTail:
         """
         left: Pixels | None = pixels
         if self.before:
-            with seeded(seed, torch_only=self.well_behaved):
+            with unbroken(), seeded(seed, torch_only=self.well_behaved):
                 left, _ = self._changed(pixels)
         if left is None or left.shape != row.shape:
             raise SampleError(
