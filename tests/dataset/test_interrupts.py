@@ -28,6 +28,7 @@ from feedline.randomness import fingerprint, seeded
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "__next__"}
+_SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]  # each interrupt costs a start of workers
 
 
 class Numbers(Dataset[int]):
@@ -74,9 +75,7 @@ def lines(stride: int) -> Iterator[int]:
         line += stride
 
 
-@pytest.mark.parametrize(
-    ("workers", "stride"), [(0, 1), (2, 17), pytest.param(2, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("workers", "stride"), [(0, 1), (2, 17), pytest.param(2, 1, marks=_SLOW)])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -114,7 +113,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(
         (0, 7),
         (2, 97),
         pytest.param(0, 1, marks=pytest.mark.slow),
-        pytest.param(2, 11, marks=pytest.mark.slow),
+        pytest.param(2, 11, marks=_SLOW),
     ],
 )
 @pytest.mark.parametrize("seed", [None, 1])

@@ -88,7 +88,8 @@ def test_its_times_follow_from_what_was_measured(plan: PlannedRun) -> None:
         assert phase.memory_bytes is not None
         assert 0 < phase.memory_bytes < plan.memory_free
     (judged,) = plan.validations
-    assert (judged.size, judged.images) == (48, 12)
+    assert judged.size == 48
+    assert judged.images in (8, 12)  # of two batches; one alone where the machine is busy
     assert plan.left_s == pytest.approx(sum(phase.seconds for phase in plan.phases))
     assert plan.phases[1].memory_bytes != plan.phases[0].memory_bytes
 
@@ -104,7 +105,7 @@ def test_it_is_said_in_tables_and_as_data(plan: PlannedRun) -> None:
         "bound by",
         "measured in",
         "40 of 40 images from the page cache by 0 workers",
-        "validation: 12 images at 48 px",
+        f"validation: {plan.validations[0].images} images at 48 px",
         "not in the times",
     ):
         assert said in " ".join(text.split()), said

@@ -48,6 +48,18 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_from_its_checkpoint(
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
 
 
+def test_a_signal_to_one_rank_stops_all_and_each_says_so(
+    tiny_set: Path, tmp_path: Path, forked: Forks
+) -> None:
+    recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
+    asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGTERM)  # to the last one
+    assert forked.run_ranks(asked, 2) == [0, 0]
+    assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [signal.SIGTERM] * 2
+    assert load_checkpoint(tmp_path / "out")["learner"]["step"] == 7
+    assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
+    assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [None] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) -> None:

@@ -203,6 +203,26 @@ def test_resuming_another_recipe_names_every_difference_and_nothing_else() -> No
     assert "model was 'resnet18', is 'resnet34'" in message
     assert "seed was 1, is 2" in message
     assert "batch_size" not in message
+    assert "Another schedule" not in message
+
+
+def test_what_may_be_otherwise_is_told_and_another_schedule_only_between_epochs() -> None:
+    saved = Recipe(schedule="64x2").as_dict()
+    other = Recipe(schedule="64x2", val_size=96, patience=3, clip=1.0)
+    assert not other.check_resumable(saved)
+    told = other.changed(saved)
+    assert told == "val_size was 64, is 96; patience was 0, is 3; clip was 0.0, is 1.0"
+    with pytest.raises(StateError, match="Another schedule may follow only where"):
+        Recipe(schedule="64x4").check_resumable(saved)
+    assert Recipe(schedule="64x4", val_size=64).check_resumable(saved, done=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("adma", "no optimizer 'adma'; close ones: .*adam"), ("lamb", "lr must be")]
+)
+def test_an_optimizer_that_is_not_known_is_said_before_its_rate(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Recipe(optimizer=name)
 
 
 def test_a_checkpoint_of_before_a_setting_came_means_its_first_default() -> None:

@@ -244,6 +244,24 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
     assert_same_training(out, uninterrupted)
 
 
+def test_a_checkpoint_that_is_gone_is_said_and_the_one_before_it_gone_on_from(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(tiny_set, out, Recorder(after=9, do=stop_with(signal.SIGTERM)), checkpoint_every=4)
+    (out / "last.pt").unlink()
+    second = Recorder()
+    run(tiny_set, out, second, resume=str(out))
+    assert any("last.pt is gone; going on from" in note for note in second.notes)
+    assert second.steps[0] == 9
+    assert_same_training(out, uninterrupted)
+    for name in ("last.pt", "before.pt"):
+        (out / name).unlink()
+    for resume in (str(out), "auto"):
+        with pytest.raises(StateError, match=r"last.pt is gone; beside it best.pt can be read"):
+            run(tiny_set, out, Recorder(), resume=resume)
+
+
 FULL = """
 import resource, signal, sys
 from pathlib import Path
@@ -387,7 +405,7 @@ def test_a_share_of_several_processes_is_refused(
 
 
 def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterrupted: Path) -> None:
-    with pytest.raises(UsageError, match="--resume auto"):
+    with pytest.raises(UsageError, match="--resume "):
         run(tiny_set, uninterrupted, Recorder())
 
 

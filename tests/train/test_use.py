@@ -135,14 +135,28 @@ def test_weights_go_out_as_safetensors_and_come_back(trained: Path, tmp_path: Pa
     state = again.state_dict()
     for name, value in load_weights(trained, CPU).model.state_dict().items():
         assert torch.equal(value, state[name]), name
-    new = tmp_path / "new" / "folder" / "file"
+    new = tmp_path / "new" / "folder" / "file.safetensors"
     done = CliRunner().invoke(app, ["export", str(trained), str(new)])
     assert done.exit_code == 0, done.output
-    assert [path.name for path in new.parent.iterdir()] == ["file"]
-    done = CliRunner().invoke(app, ["export", str(trained), str(file / "file")])
+    assert [path.name for path in new.parent.iterdir()] == ["file.safetensors"]
+    done = CliRunner().invoke(app, ["export", str(trained), str(file / "file.safetensors")])
     assert done.exit_code == 2
     assert "cannot be written: " in done.output
     assert "name another file" in done.output
+
+
+def test_no_other_kind_of_file_is_written_over(trained: Path, tmp_path: Path) -> None:
+    before = (trained / "best.pt").read_bytes()
+    for file, said in (
+        (trained / "best.pt", "best.safetensors"),
+        (tmp_path / "model.onnx", "model.safetensors"),
+        (tmp_path, "it is a folder"),
+    ):
+        done = CliRunner().invoke(app, ["export", str(trained), str(file)])
+        assert done.exit_code == 2
+        assert said in done.output
+    assert (trained / "best.pt").read_bytes() == before
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_what_cannot_be_read_is_named_by_its_path_or_left_out(

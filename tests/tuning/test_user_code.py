@@ -29,6 +29,12 @@ numbers = list(range(300))
 loader = lambda: DataLoader(numbers, 4)
 dataset = lambda: numbers
 stream = Numbers
+
+
+def raising():
+    raise OSError("no such disk")
+
+
 nothing = lambda: None
 few = lambda: [1, 2, 3]
 empty = lambda: []
@@ -70,7 +76,7 @@ def test_what_it_gives_becomes_a_loader() -> None:
         ("feedline_no_module:loader", "cannot be found"),
         ("feedline_named_code:lader", "no function 'lader'"),
         ("feedline_named_code:numbers", "nothing that can be called"),
-        ("feedline_named_code:nothing", "gives a NoneType"),
+        ("feedline_named_code:nothing", "a value of type NoneType"),
         ("feedline_named_code:few", "3 samples, which are fewer than a batch of 64"),
         ("feedline_named_code:empty", "0 samples"),
     ],
@@ -85,6 +91,13 @@ def test_a_loader_has_its_own_settings() -> None:
         loader_of("feedline_named_code:loader", batch_size=8)
 
 
-def test_a_module_that_lacks_another_one_says_which() -> None:
-    with pytest.raises(ModuleNotFoundError, match="feedline_no_such_module"):
+def test_what_users_code_raises_is_named_with_its_place() -> None:
+    said = (
+        r"importing 'feedline_named_broken' raised ModuleNotFoundError: .*feedline_no_such_module"
+    )
+    with pytest.raises(UsageError, match=said):
         function_named("feedline_named_broken:loader")
+    said = r"code:raising', .* raised OSError: no such disk\n  [^\n]*, line \d+: raise OSError"
+    with pytest.raises(UsageError, match=said) as caught:
+        loader_of("feedline_named_code:raising")
+    assert "user_code.py" not in str(caught.value)

@@ -6,6 +6,7 @@ Imports torch and timm only when it runs: they take seconds.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -165,8 +166,9 @@ def train(
 
 def _say_end(result: Result) -> None:
     """How a run ended, and how to go on."""
-    for path, reason in result.skipped:
-        typer.echo(f"left out: {reason if str(path) in reason else f'{path}: {reason}'}")
+    for (path, reason), times in Counter(result.skipped).items():  # each epoch meets it again
+        often = "" if times == 1 else f" {times} times"
+        typer.echo(f"left out{often}: {reason if path in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
         typer.echo(
             f"stopped; everything is in {result.out}/. Go on with: feedline train --resume "

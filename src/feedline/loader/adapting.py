@@ -85,13 +85,13 @@ class Adapting:
         self.follow()
         self._ready_ns = 0
 
-    def came(self, asked_ns: int) -> None:
+    def notice(self, asked_ns: int) -> None:
         """A batch is there that was asked for at this time, on the monotonic clock."""
         if self.off:
             self._phase = None  # when it is switched on, a window begins anew
             return
         with self._off_on_error():
-            self._came(asked_ns)
+            self._notice(asked_ns)
 
     def follow(self) -> None:
         """Change what was decided: before a batch is asked for, as then none is on its way out."""
@@ -114,7 +114,7 @@ class Adapting:
                 error,
             )
 
-    def _came(self, asked_ns: int) -> None:
+    def _notice(self, asked_ns: int) -> None:
         batch, ready_ns = self._session.backend.batch, self._ready_ns
         self._ready_ns = now_ns = time.monotonic_ns()
         if batch is None:

@@ -138,7 +138,7 @@ class Session:
         finally:
             self.batch = self.backend.batch
         if adapting is not None:
-            adapting.came(asked_ns)
+            adapting.notice(asked_ns)
         return batch
 
     def delivered(self) -> None:

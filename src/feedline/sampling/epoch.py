@@ -62,7 +62,10 @@ class Epoch:
         return self.standing.step
 
     def after(self, step: int) -> Standing:
-        """How it stands when one more batch was handed out, perhaps before its turn."""
+        """How it stands when one more batch was handed out, perhaps before its turn.
+
+        Draws of before where it stands now are forgotten.
+        """
         now = self.standing
         self.draws.forget(now.step - self.first)
         if step != now.step:

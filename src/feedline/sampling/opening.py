@@ -219,5 +219,5 @@ class Sampling:
 
 
 def _as_it_was(epoch: Epoch, state: Mapping[str, Any]) -> bool:
-    """Whether an epoch that was opened again goes on as a state says, if it does."""
+    """Whether an epoch that was opened again gives next what a state says, if it says that."""
     return "upcoming" not in state or epoch.upcoming() == state["upcoming"]

@@ -91,8 +91,8 @@ def recipe_of(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
         raise UsageError(f"both a schedule and the preset {preset!r} are given; leave one out")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= 100_000:
         raise UsageError(
-            f"for how many epochs is the preset {preset!r}? Give epochs, a whole number from 1, "
-            f"got {epochs!r}"
+            f"for how many epochs is the preset {preset!r}? Give epochs (--epochs), a whole number "
+            + ("from 1" if epochs is None else f"from 1, not {epochs!r}")
         )
     own = preset_named(preset)
     return Recipe(**(own.recipe | {"schedule": own.phases(epochs)} | settings))

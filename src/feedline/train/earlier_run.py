@@ -70,25 +70,25 @@ class EarlierRun:
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
-    """A checkpoint, or the one before it where it is damaged, which the note says then.
+    """A checkpoint, or the one before it where it is damaged or gone, which the note says then.
 
     Raises:
-        StateError: both are damaged, or the one that was named is; names what else is whole.
+        StateError: neither can be read, nor the one that was named; names what else is whole.
     """
     folder, before = checkpoint.parent, checkpoint.with_name(BEFORE_NAME)
     try:
         return load_checkpoint(checkpoint), ""
     except StateError as error:
-        if error.__cause__ is None:  # it can be read, and is something else
+        first = error if checkpoint.is_file() else StateError(f"{checkpoint} is gone")
+        if checkpoint.is_file() and error.__cause__ is None:  # it is something else
             raise
-        first = error
     if checkpoint.name != CHECKPOINT_NAME or not before.is_file():
         raise StateError(f"{first}; {whole_ones(folder, [checkpoint])}") from first
     try:
         return load_checkpoint(before), f"{first}; going on from {before}, the one before it"
     except StateError as second:
         others = whole_ones(folder, [checkpoint, before])
-        raise StateError(f"{first}; nor is the one before it: {second}; {others}") from second
+        raise StateError(f"{first}; and of the one before it: {second}; {others}") from second
 
 
 def settled(asked: RunSettings, earlier: EarlierRun | None) -> RunSettings:

@@ -84,8 +84,9 @@ def _built(name: str, options: dict[str, Any], *, hub: bool) -> nn.Module:
     except Exception as error:
         if not hub:
             raise
+        said = str(error).strip().rstrip(".")
         raise UsageError(
-            f"timm's weights of {name!r} cannot be had: {type(error).__name__}: {error}. Where no "
+            f"timm's weights of {name!r} cannot be had: {type(error).__name__}: {said}. Where no "
             "hub can be reached, download the file elsewhere and name it with --pretrained FILE"
         ) from error
     assert isinstance(model, nn.Module)

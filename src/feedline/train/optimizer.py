@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
 from torch import nn
 
 from feedline.errors import UsageError
+from feedline.train.optimizer_names import refuse_unknown_optimizer
 from feedline.train.recipe import Recipe
 
 __all__ = ["create_optimizer", "parameter_groups"]
@@ -56,13 +56,9 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _of_timm(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
+    refuse_unknown_optimizer(recipe.optimizer)
     from timm import optim  # an extra, which takes seconds to import
 
-    known = ["adamw", "sgd", *optim.list_optimizers()]
-    if recipe.optimizer not in known:
-        close = difflib.get_close_matches(recipe.optimizer, known, n=3, cutoff=0.4)
-        hint = f"; close ones: {', '.join(close)}" if close else ""
-        raise UsageError(f"timm has no optimizer {recipe.optimizer!r}{hint}")
     try:
         made = optim.create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.peak_lr)
     except (ImportError, RuntimeError, AssertionError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from feedline.errors import UsageError
+from feedline.loader.saved_settings import SavedSettings
 from feedline.train.check_memory import check_memory
 from feedline.train.data import TrainData
 from feedline.train.earlier_run import EarlierRun
@@ -99,6 +100,8 @@ def prepared(
     """
     if asked.data is None:
         raise UsageError(_no_data(asked, earlier))
+    if asked.settings is not None:
+        SavedSettings.read(asked.settings)  # the loader reads it again; errors now
     device = choose_device(asked.device or "auto")
     precision = choose_precision(recipe.amp, device)
     if asked.resume == "auto" and earlier is None:
@@ -112,8 +115,8 @@ def prepared(
         journal = saved["journal"]
         between = None if journal["running"]["steps"] else len(journal["records"])
         extended = recipe.check_resumable(saved["recipe"], done=between)
-        if steered := recipe.steered(saved["recipe"]):
-            note(f"from here on other than before: {steered}")
+        if changed := recipe.changed(saved["recipe"]):
+            note(f"from here on other than before: {changed}")
         recipe = recipe.for_ranks(saved["ranks"], world)
     data = TrainData.found(asked.data, asked.val)
     if saved is not None:

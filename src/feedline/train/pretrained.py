@@ -88,7 +88,9 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         *(RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError),
     ) as error:
         first = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{path} is no file of weights that can be read ({first})") from error
+        # In bytes at random the unpickler meets any error, whose text says nothing.
+        why = f" ({first})" if isinstance(error, RuntimeError | OSError) and first else ""
+        raise UsageError(f"{path} is no file of weights that can be read{why}") from error
     for name in _WITHIN:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]

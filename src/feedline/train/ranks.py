@@ -57,11 +57,13 @@ class Ranks:
         distributed.all_reduce(total)
         return total
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on any rank."""
+    def largest(self, number: int) -> int:
+        """The largest of all ranks'."""
         if self.world == 1:
-            return flag
-        return bool(self.summed(torch.tensor(int(flag))).item())
+            return number
+        found = torch.tensor(number)
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return int(found)
 
     def from_first(self, make: Callable[[], _T]) -> _T:
         """What rank 0 makes, on every rank. Where it raises, torchrun ends the others, too."""

@@ -13,6 +13,7 @@ from typing import Any
 from feedline.errors import StateError, UsageError
 from feedline.plan.schedule import Schedule
 from feedline.train.check_settings import check_settings
+from feedline.train.optimizer_names import OWN_OPTIMIZERS, refuse_unknown_optimizer
 from feedline.train.phase import TrainPhase, grown, of_schedule, schedule_of
 
 __all__ = ["Recipe", "differences"]
@@ -22,10 +23,9 @@ __all__ = ["Recipe", "differences"]
 _ADAMW_LR = 0.002
 _SGD_LR_PER_ROW = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
-# Settings that may differ when a run goes on: they change what is measured, not the weights.
-_FREE_ON_RESUME = ("val_size", "patience")
-# Settings that may differ because someone means to save a training that fails: they are told.
-_STEERED = ("lr", "clip", "amp")
+# Settings that may differ when a run goes on, which is told: what is measured and when it ends, and
+# what can save a training that fails.
+_FREE_ON_RESUME = ("val_size", "patience", "lr", "clip", "amp")
 # Settings that came later, with what a checkpoint means that does not have them.
 _LATER = {"augment_on": "device", "ramp_from": 0.0}
 _OF_PHASES = (
@@ -128,7 +128,8 @@ class Recipe:
         if self.val_size is None:
             self._fill("val_size", phases[-1].val_size or phases[-1].size)
         if self.lr is None:
-            if self.optimizer not in ("adamw", "sgd"):
+            if self.optimizer not in OWN_OPTIMIZERS:
+                refuse_unknown_optimizer(self.optimizer)
                 raise UsageError(
                     f"lr must be given for {self.optimizer!r}: only for adamw and sgd is there one "
                     "that suits most trainings"
@@ -221,27 +222,34 @@ class Recipe:
         """
         own = self.as_dict()
         saved = {**_LATER, **saved}
-        free = (*_FREE_ON_RESUME, *_STEERED)
-        mine = {name: value for name, value in own.items() if name not in free}
+        mine = {name: value for name, value in own.items() if name not in _FREE_ON_RESUME}
         extended = done is not None and self._follows(saved, done)
         if extended:
             del mine["schedule"]
         found = differences(saved, mine, "was", "is")
         if found:
+            longer = ""
+            if saved.get("schedule") != own["schedule"] and not extended:
+                longer = (
+                    ". Another schedule may follow only where the run stands between two epochs, "
+                    "and begins with those that are done"
+                )
             raise StateError(
                 f"cannot resume: the checkpoint is of another recipe ({found}). Leave these "
-                "settings out, as --resume takes them from the run, or start anew without it"
+                f"settings out, as --resume takes them from the run, or start anew without it"
+                f"{longer}"
             )
         return extended
 
-    def steered(self, saved: Mapping[str, Any]) -> str:
-        """How it steers a run of the recipe `saved` that goes on, as text; "" where it does not.
+    def changed(self, saved: Mapping[str, Any]) -> str:
+        """What is otherwise for a run of the recipe `saved` that goes on, as text; "" for nothing.
 
         The rate, the limit of gradients and the precision may change on the way: what is trained
-        stays, and a training whose loss is lost can be saved.
+        stays, and a training whose loss is lost can be saved. So may the size of validation and
+        the patience, which change no weights.
         """
         own = self.as_dict()
-        return differences(saved, {name: own[name] for name in _STEERED}, "was", "is")
+        return differences(saved, {name: own[name] for name in _FREE_ON_RESUME}, "was", "is")
 
     def for_ranks(self, before: int, now: int) -> Recipe:
         """The same recipe on another number of processes: batches over all of them stay.

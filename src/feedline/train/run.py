@@ -165,13 +165,14 @@ def _trained(
             if extended:
                 done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
             over = len(training.journal.records) >= recipe.epochs
-            report.note(f"{out}: {'finished already' if over else 'going on'} after {done}")
+            going = "finished already, so nothing is trained or validated," if over else "going on"
+            report.note(f"{out}: {going} after {done}")
         if ranks.leads:
             files.begin(recipe, asked, {"machine": machine(device), "versions": versions("timm")})
         helps = device.type == "cuda" or recipe.compile
         if helps if asked.warm is None else asked.warm:
             _warm_up(learner, recipe, len(data.train.classes), report)
-        finished = training.fit()
+        stopped_by = training.fit()
         skipped = [*loader.skipped, *([] if validating is None else validating.skipped)]
 
     return Result(
@@ -179,7 +180,7 @@ def _trained(
         out=out,
         classes=list(data.train.classes),
         records=training.journal.records,
-        stopped_by=None if finished else stop.signum,
+        stopped_by=stopped_by,
         best_top1=training.journal.best_top1,
         weights=training.keeper.best,
         unkept=training.keeper.unkept,

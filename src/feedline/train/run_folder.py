@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,6 +43,8 @@ def find_checkpoint(
 ) -> Path | None:
     """The checkpoint to go on from, or None to start anew.
 
+    Of a run that is named, it may be missing where the run has others.
+
     Args:
         resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
             `out` is given that of the newest run, and none where there is none.
@@ -55,7 +58,8 @@ def find_checkpoint(
         return None
     if resume != "auto":
         path = Path(resume)
-        path = path / CHECKPOINT_NAME if path.is_dir() else path
+        if path.is_dir() and _is_run(path):
+            return path / CHECKPOINT_NAME
         if not path.is_file():
             raise StateError(
                 f"--resume {resume}: no checkpoint there; name a run's folder or its "
@@ -70,9 +74,14 @@ def find_checkpoint(
         made = [path for path in _RUNS.glob("*") if (path / CHECKPOINT_NAME).is_file()]
         folders = sorted(made, key=lambda path: (path / CHECKPOINT_NAME).stat().st_mtime)[::-1]
     for folder in folders:
-        if (folder / CHECKPOINT_NAME).is_file():
+        if (folder / CHECKPOINT_NAME).is_file() or (folder == out and _is_run(folder)):
             return folder / CHECKPOINT_NAME
     return None
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it has any checkpoint, or weights."""
+    return any(folder.glob("*.pt"))
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
@@ -97,8 +106,8 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
     last = out / CHECKPOINT_NAME
     if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
         raise UsageError(
-            f"{out} holds the checkpoint of an earlier run; go on from it with --resume auto, or "
-            "name another --out"
+            f"{out} holds the checkpoint of an earlier run; go on from it with feedline train "
+            f"--resume {shlex.quote(str(out))}, or name another --out"
         )
 
 

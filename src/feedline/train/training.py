@@ -86,6 +86,7 @@ class Training:
         self._steps = Steps(recipe=self.recipe, batches_in=self.loader.steps_in)
         self._total = self._steps.total
         self._judging = False
+        self._stopped_by: int | None = None
 
     def save(self, *, must: bool = False) -> None:
         """Write a checkpoint; where that cannot be, say so and go on, unless it must be.
@@ -133,22 +134,25 @@ class Training:
 
     def _stopping(self) -> bool:
         """Whether a stop was asked for, of any rank: then all stop at the same step."""
-        return self.ranks.any(bool(self.stop))
+        self._stopped_by = self.ranks.largest(self.stop.signum or 0) or None
+        return self._stopped_by is not None
 
-    def fit(self) -> bool:
+    def fit(self) -> int | None:
         """Train until the schedule is done or a stop is asked for.
 
         Returns:
-            Whether the schedule is done; False means stopped, with a checkpoint written.
+            The signal that stopped it, on whichever rank, with a checkpoint written; None where
+            the schedule is done.
 
         Raises:
             FeedlineError: the loss is not finite.
             UsageError: the device's memory is out; says what may go on with what.
         """
         with in_memory(self._too_large):
-            return self._fit()
+            return None if self._fit() else self._stopped_by
 
     def _fit(self) -> bool:
+        """Whether the schedule is done; else `_stopped_by` says what asked for a stop."""
         learner, journal, epochs = self.learner, self.journal, self.recipe.epochs
         self.report.planned(
             self.recipe,

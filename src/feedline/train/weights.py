@@ -82,10 +82,22 @@ def load_weights(path: Path, device: torch.device) -> Weights:
 def export_safetensors(weights: Weights, file: Path) -> None:
     """Write weights as safetensors, with model, classes and size as its metadata.
 
+    Args:
+        weights: to be written.
+        file: its name ends in ".safetensors", by which other programs know what it is.
+
     Raises:
-        UsageError: safetensors is not installed.
+        UsageError: it has another name, or safetensors is not installed.
         StateError: the file, or the folder that it is to be in, cannot be written.
     """
+    if file.is_dir() or file.suffix != ".safetensors":
+        wrong, name = "its name says another format", file.with_suffix(".safetensors")
+        if file.is_dir():
+            wrong, name = "it is a folder", file / "model.safetensors"
+        raise UsageError(
+            f"cannot export to {file}: {wrong}. Weights are written as safetensors; name a file "
+            f"of that kind, as {name}"
+        )
     try:
         from safetensors.torch import save_file
     except ModuleNotFoundError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,8 @@ def function_named(text: str) -> Callable[..., Any]:
     """Import a function. Modules of the current folder are found first, as by `python -m`.
 
     Raises:
-        UsageError: there is no such module, or nothing in it that can be called.
-        Exception: whatever the module raises when it is imported.
+        UsageError: there is no such module, it raises something when it is imported, or there is
+            nothing in it that can be called.
     """
     name, _, inner = text.partition(":")
     if "" not in sys.path:
@@ -42,11 +43,13 @@ def function_named(text: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that this one needs
+            raise _raised(f"importing {name!r}", error) from error  # of a module that it needs
         raise UsageError(
             f"{text!r} names the module {name!r}, which cannot be found; run this in the folder "
             "that it lies in, or install it"
         ) from None
+    except Exception as error:
+        raise _raised(f"importing {name!r}", error) from error
     for part in inner.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -69,11 +72,14 @@ def loader_of(
             64 samples. A loader has its own.
 
     Raises:
-        UsageError: there is no such function, it gives something else or less than a batch, or a
-            loader was given settings that it has itself.
-        Exception: whatever it raises.
+        UsageError: there is no such function, it raises something, it gives something else or less
+            than a batch, or a loader was given settings that it has itself.
     """
-    given: Any = function_named(text)()
+    function = function_named(text)
+    try:
+        given: Any = function()
+    except Exception as error:
+        raise _raised(f"{text!r}, called without arguments,", error) from error
     if isinstance(given, TorchDataLoader):
         named = {"--schedule": schedule, "--batch-size": batch_size}
         if useless := [name for name, value in named.items() if value is not None]:
@@ -88,7 +94,8 @@ def loader_of(
     indexed = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not (indexed or is_native(given)):
         raise UsageError(
-            f"{text!r} gives a {type(given).__name__}; it must give a DataLoader or a Dataset"
+            f"{text!r} gives a value of type {type(given).__name__}; it must give a DataLoader or "
+            "a Dataset"
         )
     if schedule is None and len(given) < rows:  # a schedule may have batches of its own
         raise UsageError(
@@ -98,3 +105,17 @@ def loader_of(
     return DataLoader(
         given, rows, shuffle=True, schedule=schedule, num_workers="auto", drop_last=True
     )
+
+
+def _raised(doing: str, error: Exception) -> UsageError:
+    """What to say where the user's own code raises something: that, and where."""
+    own = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
+    ]
+    where = "".join(f"\n  {frame.filename}, line {frame.lineno}: {frame.line}" for frame in own)
+    said = "".join(traceback.format_exception_only(error)).strip()
+    return UsageError(f"{doing} raised {said}{where}")
+
+
+def _is_users(file: str) -> bool:
+    return file != __file__ and not file.startswith("<frozen ") and file != importlib.__file__

@@ -28,7 +28,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        self.batch: Batch | None = None  # what was planned for the batch handed out last
+        self.batch: Batch | None = None  # what was planned for the batch that `next` gave last
         self.skipped: list[Skipped] = []  # samples left out so far
 
     @property

@@ -159,7 +159,7 @@ class TorchBackend(Backend):
                     raise
 
     def next(self) -> Any:
-        """Hand out the next batch."""
+        """The next batch of torch's iterator, which counts it."""
         # None is open after `set_epoch` or `load`, which may come between `begin` and here.
         if self._restored is not None or self._iterator is None:
             self._open()

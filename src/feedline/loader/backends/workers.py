@@ -55,8 +55,8 @@ class WorkerBackend(Backend):
         self._cursor = cursor
         self._policy = policy
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
-        self._left_out: list[Skipped] = []  # of the batch made last
-        self._failed_ahead = False  # the batch behind it could not be made
+        self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
+        self._failed_ahead = False  # the batch behind those in `_ahead` could not be made
         self._disturbed = False
 
     @property
