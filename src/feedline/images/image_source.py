@@ -21,6 +21,7 @@ from feedline.images.placement import Window
 from feedline.images.rows import RowPipeline, Store
 from feedline.plan.row import Field, Item
 from feedline.stores.cache_store import CacheStore
+from feedline.stores.chosen_store import Numbers, chosen
 from feedline.stores.store import Pixels
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ class ImageSource(RowPipeline[Store]):
         """
         if self.writes_rows:
             raise TypeError(
-                f"a {type(self).__name__} with {self.transform!r} has no samples by number: its "
-                "rows are made for feedline.DataLoader's batches. Give it a transform of "
-                "torchvision's, or use feedline.DataLoader"
+                f"{type(self).__name__} with {self.transform!r} has no samples by number: its "
+                "rows are made for feedline.DataLoader's batches. Give it, or a Subset of torch's "
+                "of it, to feedline.DataLoader; or give it a transform of torchvision's"
             )
         number, count = index(sample), len(self)
         if not -count <= number < count:
@@ -107,6 +108,16 @@ class ImageSource(RowPipeline[Store]):
         other = copy.copy(self)
         other.transform = given_transform(transform)
         return other
+
+    def chosen(self, numbers: Numbers) -> ImageSource[Any]:
+        """Some of the images, by int64 numbers (n), in the order given, read and shown alike."""
+        return ImageSource(
+            chosen(self.store, numbers),
+            self.transform,
+            scaled=self.reads_scaled,
+            exif=self.exif,
+            max_pixels=self.max_pixels,
+        )
 
 
 class _Whole:

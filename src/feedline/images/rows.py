@@ -25,6 +25,7 @@ from feedline.plan.row import Field, Item
 from feedline.stores.cache_layout import level_size
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
+from feedline.stores.chosen_store import ChosenStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
 from feedline.trace import laps
@@ -127,7 +128,8 @@ class RowPipeline(Generic[Store]):
     @property
     def copies_from(self) -> str:
         """Where the copies lie that rows are made of, in words; "" for the originals."""
-        store = self.store.cache if isinstance(self.store, CachedFiles) else self.store
+        store: Any = self.store.store if isinstance(self.store, ChosenStore) else self.store
+        store = store.cache if isinstance(store, CachedFiles) else store
         return store.location.in_words() if isinstance(store, CacheStore) else ""
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:

@@ -26,13 +26,15 @@ from feedline.loader.check_samples import check_length
 from feedline.plan.order import window_of
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
+from feedline.recognition.steps import NotRecognised
+from feedline.recognition.subsets import unwrapped
 
 __all__ = [
     "check_arguments",
     "check_size",
     "check_still",
     "is_native",
-    "is_source",
+    "source_of",
     "worker_count",
 ]
 
@@ -40,15 +42,28 @@ _WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 
 def is_native(dataset: object) -> bool:
-    """Whether a dataset writes rows by itself, as `feedline.ImageFolder` does.
+    """Whether a dataset writes rows by itself, as `feedline.ImageFolder` and Subsets of it do.
 
     One whose transform is of another library's does not: it has to be recognised.
     """
-    return is_source(dataset) and bool(getattr(dataset, "writes_rows", True))
+    source = source_of(dataset)
+    return source is not None and bool(getattr(source, "writes_rows", True))
 
 
-def is_source(dataset: object) -> bool:
-    """Whether a dataset is a source of feedline's own kind, whatever its transform."""
+def source_of(dataset: object) -> Any:
+    """The source of feedline's own kind that a dataset is, or that torch's Subsets choose from.
+
+    Whatever its transform; None for any other dataset.
+    """
+    try:
+        inner, subsets = unwrapped(dataset)
+    except NotRecognised:
+        return None
+    chosen_from = not subsets or hasattr(inner, "chosen")
+    return inner if chosen_from and _is_source(inner) else None
+
+
+def _is_source(dataset: object) -> bool:
     named = all(hasattr(dataset, name) for name in ("fields", "load", "fingerprint"))
     return named and not hasattr(dataset, "has_any_attribute")  # as a mock has
 
@@ -94,7 +109,8 @@ def check_arguments(
     _check_effects(given, native=native, sampled=sampled)
 
 
-def _check_native(source: Any, given: Mapping[str, Any]) -> None:
+def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
+    source = source_of(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
     missing = [name for name in methods if not hasattr(source, name)]
     kind = type(source).__name__
@@ -104,8 +120,9 @@ def _check_native(source: Any, given: Mapping[str, Any]) -> None:
             "feedline.ImageFolder, any object with the methods of feedline's Source, or a torch "
             "Dataset"
         )
-    if len(source) == 0:
-        raise DatasetError(f"{source!r} has no samples; look where it takes them from")
+    if len(dataset) == 0:
+        which = repr(source) if dataset is source else f"This Subset of {source!r}"
+        raise DatasetError(f"{which} has no samples; look where it takes them from")
     if given["cache"] is not None and not hasattr(source, "cached"):
         raise UsageError(
             f"cache={given['cache']!r} was given, and a {kind} knows of no caches; leave it out"

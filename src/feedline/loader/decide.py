@@ -18,10 +18,11 @@ from feedline.device.on_device import OnDevice
 from feedline.device.value_table import ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
-from feedline.loader.checks import check_still, is_source
+from feedline.loader.checks import check_still, source_of
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
 from feedline.loader.to_fill import ToFill, to_fill
+from feedline.recognition.steps import NotRecognised
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
         return Decision(kind="torch")
     check_still(settings.dataset, native=asked.native)
     if asked.native:
-        source, wanted = _cached(settings, settings.dataset, open_cache)
+        source, wanted = _cached(settings, _native(settings.dataset), open_cache)
         return _rows(settings, "native", source, to_fill=wanted, on_device=asked.on_device)
     decision = _of_datasets(settings, open_cache)
     if asked.device is not None and decision.kind != "rows":
@@ -168,13 +169,32 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
     return decision
 
 
+def _native(dataset: Any) -> Any:
+    """What writes the rows of a dataset that is a source of feedline's own, or Subsets of one.
+
+    Raises:
+        UsageError: the Subsets cannot be known to choose just samples of it.
+    """
+    if source_of(dataset) is dataset:
+        return dataset
+    from feedline.recognition.recognise import source_within  # loads decoders
+
+    try:
+        return source_within(dataset)
+    except NotRecognised as why:
+        raise UsageError(
+            f"this Subset of a feedline source cannot be loaded from: {why} Its rows are made by "
+            "number: give the Subset a list of whole numbers as its indices"
+        ) from why
+
+
 def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> Decision:
     """Whose code makes the batches of a map-style Dataset."""
     asked = settings.asked
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     # Decoders need not be loaded for anything else.
-    if "torchvision" in sys.modules or is_source(settings.dataset):
+    if "torchvision" in sys.modules or source_of(settings.dataset) is not None:
         pipeline, fast, unchanged, reasons = _recognised(settings)
     if asked.cache and pipeline is None:
         raise UsageError(

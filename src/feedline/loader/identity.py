@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
+from feedline.loader.checks import source_of
 from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
+from feedline.recognition.steps import NotRecognised
 from feedline.sampling.samplers import share_of
 
 __all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by", "warn_of"]
@@ -23,6 +26,11 @@ def fingerprint_of(dataset: object) -> str:
     It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
     else the dataset's class.
     """
+    if source_of(dataset) not in (None, dataset):
+        from feedline.recognition.recognise import source_within  # loads decoders
+
+        with contextlib.suppress(NotRecognised):
+            dataset = source_within(dataset)
     own = getattr(dataset, "fingerprint", None)
     if callable(own) and not isinstance(dataset, IterableDataset):
         return str(own())

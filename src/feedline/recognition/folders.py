@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised, altered
+from feedline.recognition.subsets import chosen_by
+from feedline.stores.chosen_store import Numbers
 
 __all__ = ["Chosen", "folders_of", "listed"]
 
 _DEEPEST = 100  # datasets in datasets
 _LOOKED_UP = ("__getitem__", "__getitems__", "__len__")
-
-Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class _Found:
             name = kind.__name__
             raise NotRecognised(f"The {name} is one of more than {_DEEPEST}, one in another.")
         if kind is Subset:
-            return _subset(dataset.indices, self.numbers(dataset.dataset, depth + 1))
+            return chosen_by(dataset.indices, self.numbers(dataset.dataset, depth + 1))
         if kind is ConcatDataset:
             parts = [self.numbers(part, depth + 1) for part in dataset.datasets]
             if np.cumsum([len(part) for part in parts]).tolist() != dataset.cumulative_sizes:
@@ -107,17 +107,3 @@ class _Found:
             self.end += len(listed(dataset))
         start = self.starts[id(dataset)]
         return np.arange(start, start + len(listed(dataset)))
-
-
-def _subset(given: Any, numbers: Numbers) -> Numbers:
-    """Those of some numbers that indices choose."""
-    indices = np.asarray(given)
-    if indices.shape == (0,):
-        indices = indices.astype(np.int64)
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise NotRecognised("The indices of the Subset are no list of whole numbers.")
-    length = len(numbers)
-    if indices.size and not (-length <= indices.min() and indices.max() < length):
-        raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
-    # Negative ones count from the end of what they choose from.
-    return numbers[indices.astype(np.int64) % max(length, 1)]

@@ -28,6 +28,7 @@ from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.subsets import numbers_of, unwrapped
 from feedline.recognition.transform_reader import read
 from feedline.recognition.view_form import Wrapped
 from feedline.recognition.views import Views
@@ -35,7 +36,7 @@ from feedline.recognition.views_pipeline import ViewsPipeline
 from feedline.recognition.wrappers import wrapped_in
 from feedline.stores.store import SampleStore
 
-__all__ = ["Recognition", "recognise"]
+__all__ = ["Recognition", "recognise", "source_within"]
 
 _LOOKED_UP = ("__getattr__", "__getattribute__", "__getitem__", "__getitems__", "__len__")
 """The methods by which a loader reaches a sample."""
@@ -67,13 +68,12 @@ class Recognition:
 def recognise(dataset: object) -> Recognition:
     """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such.
 
-    Or a source of feedline's own that has a transform of another library's.
+    Or a source of feedline's own that has a transform of another library's, or a Subset of one.
     """
     try:
         replacements = Replacements()
-        if ImageSource in type(dataset).__mro__:  # isinstance may run code of the user's
-            source = cast("ImageSource[Any]", dataset)
-            _check_source(source)
+        source = source_within(dataset)
+        if source is not None:
             store: SampleStore = source.store
             reading, transform, target = Reading.of(source), source.transform, None
         else:
@@ -99,6 +99,23 @@ def recognise(dataset: object) -> Recognition:
     except Exception as error:
         kind = type(dataset).__name__
         return Recognition(None, refused=(f"{kind} cannot be looked into: {said(error)}.",))
+
+
+def source_within(dataset: object) -> ImageSource[Any] | None:
+    """The source of feedline's own that a dataset is, or of those that its Subsets choose of one.
+
+    Returns:
+        None for any other dataset.
+
+    Raises:
+        NotRecognised: it may give something else than its images, or a Subset's indices are none.
+    """
+    inner, subsets = unwrapped(dataset)
+    if ImageSource not in type(inner).__mro__:  # isinstance may run code of the user's
+        return None
+    source = cast("ImageSource[Any]", inner)
+    _check_source(source)
+    return source.chosen(numbers_of(subsets, len(source))) if subsets else source
 
 
 def _of_views(

@@ -1,30 +1,89 @@
-"""A dataset within torch's Subsets of it."""
+"""A dataset within torch's Subsets of it, and which of its samples they choose.
+
+Guarantees: a Subset is taken off only where it is exactly torch's, unaltered, and its indices are
+whole numbers within what they choose from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from types import FunctionType
 from typing import Any
 
-from torch.utils.data import Subset
+import numpy as np
+from torch.utils.data import Dataset, Subset
+from torch.utils.data import dataset as torch_dataset
 
 from feedline.recognition.steps import NotRecognised
+from feedline.stores.chosen_store import Numbers
 
-__all__ = ["unwrapped"]
+__all__ = ["chosen_by", "numbers_of", "replaced", "unwrapped"]
 
 _DEEPEST = 100  # subsets of subsets
 
 
-def unwrapped(dataset: Any, altered: Callable[[Any], object]) -> tuple[Any, list[Any]]:
+def unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
     """The dataset within any unaltered subsets, and those, the outer one first.
 
-    Args:
-        dataset: any.
-        altered: says whether a method of a Subset was replaced: then unwrapping stops there.
+    Raises:
+        NotRecognised: there are too many, one in another.
     """
     subsets: list[Any] = []
-    while type(dataset) is Subset and not altered(dataset):
+    while type(dataset) is Subset and not replaced(dataset):
         if len(subsets) == _DEEPEST:
             raise NotRecognised(f"The Subset is one of more than {_DEEPEST}, one in another.")
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
+
+
+def numbers_of(subsets: list[Any], length: int) -> Numbers:
+    """The samples that subsets choose, in their order, of a dataset of this length.
+
+    Raises:
+        NotRecognised: the indices are no whole numbers, or beyond the dataset.
+    """
+    numbers = np.arange(length)
+    for subset in reversed(subsets):
+        numbers = chosen_by(subset.indices, numbers)
+    return numbers
+
+
+def chosen_by(given: Any, numbers: Numbers) -> Numbers:
+    """Those of some numbers that a Subset's indices choose.
+
+    Raises:
+        NotRecognised: the indices are no whole numbers, or beyond these.
+    """
+    indices = np.asarray(given)
+    if indices.shape == (0,):
+        indices = indices.astype(np.int64)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise NotRecognised("The indices of the Subset are no list of whole numbers.")
+    length = len(numbers)
+    if indices.size and not (-length <= indices.min() and indices.max() < length):
+        raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
+    # Negative ones count from the end of what they choose from.
+    return numbers[indices.astype(np.int64) % max(length, 1)]
+
+
+_torchs_own: dict[type, tuple[object, ...]] = {}
+"""The members of a class and of Dataset, once they were seen to be torch's own."""
+
+
+def replaced(dataset: Any) -> bool:
+    """Whether a method of a dataset of torch's was replaced. A quick look, as for each batch."""
+    kind = type(dataset)
+    members = *vars(kind).values(), *vars(Dataset).values()
+    own = _torchs_own.get(kind, ())
+    if len(own) != len(members) or any(map(operator.is_not, members, own)):
+        if any(callable(member) and not _is_torchs(member) for member in members):
+            return True
+        _torchs_own[kind] = members
+    # Loaders ask an object itself for `__getitems__`, which not every class has.
+    return any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
+
+
+def _is_torchs(function: Any) -> bool:
+    # By its globals: a decorator copies the name of its module.
+    return type(function) is FunctionType and function.__globals__ is vars(torch_dataset)

@@ -11,24 +11,21 @@ mapped from files, as reading those may wait for a disk.
 
 from __future__ import annotations
 
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
-from torch.utils.data import dataset as torch_dataset
+from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from feedline.recognition.steps import NotRecognised, said
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.subsets import replaced, unwrapped
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
@@ -69,7 +66,7 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
         rows: of the largest batch; 0 where that is unknown.
     """
     try:
-        data, subsets = unwrapped(dataset, _altered)
+        data, subsets = unwrapped(dataset)
         _check(data, subsets)
         if collate_fn is not default_collate or not _collates_as_torch():
             raise NotRecognised("A collate_fn of its own wants single samples.")
@@ -94,34 +91,12 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
     kind = type(dataset)
     if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
         raise NotRecognised("The indices of the Subset are of a class that may do anything.")
-    if kind in (Subset, TensorDataset) and _altered(dataset):
+    if kind in (Subset, TensorDataset) and replaced(dataset):
         raise NotRecognised(f"A method of {kind.__name__} was replaced.")
     if kind is not TensorDataset:
         raise NotRecognised(f"{kind.__name__} is not torch's TensorDataset.")
     if type(dataset.tensors) not in (tuple, list) or not dataset.tensors:
         raise NotRecognised("The TensorDataset has no tensors.")
-
-
-_torchs_own: dict[type, tuple[object, ...]] = {}
-"""The members of a class and of Dataset, once they were seen to be torch's own."""
-
-
-def _altered(dataset: Any) -> bool:
-    """Whether a method was replaced. A quick look, as it is taken for each batch."""
-    kind = type(dataset)
-    members = *vars(kind).values(), *vars(Dataset).values()
-    own = _torchs_own.get(kind, ())
-    if len(own) != len(members) or any(map(operator.is_not, members, own)):
-        if any(callable(member) and not _is_torchs(member) for member in members):
-            return True
-        _torchs_own[kind] = members
-    # Loaders ask an object itself for `__getitems__`, which not every class has.
-    return any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
-
-
-def _is_torchs(function: Any) -> bool:
-    # By its globals: a decorator copies the name of its module.
-    return type(function) is FunctionType and function.__globals__ is vars(torch_dataset)
 
 
 def _collates_as_torch() -> bool:

@@ -10,9 +10,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from feedline.plan.row import Field
 from feedline.stores.index import FolderIndex
 from feedline.stores.originals import NamedOriginals, Paths
+from feedline.stores.path_table import LabelledPaths
 from feedline.stores.read_file import read_file
 
 __all__ = ["FileStore", "files_of"]
@@ -53,6 +56,13 @@ class FileStore(NamedOriginals[Paths]):
     def name(self, sample: int) -> str:
         """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
         return self.path(sample).decode("utf-8", "backslashreplace")
+
+    def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> FileStore[LabelledPaths]:
+        """Some of the files, by number, in the order given."""
+        paths, folders = self.paths, self.folders
+        if isinstance(paths, FolderIndex):  # whose table names the classes' folders
+            folders = [folders[0][: -len(os.path.join(os.fsencode(paths.classes[0]), b""))]]
+        return FileStore(paths.chosen(numbers), folders)
 
     def without_repeats(self) -> FileStore[Any]:
         """Each file once. A folder has each once as it is."""

@@ -59,8 +59,12 @@ class LabelledPaths:
         first = {name: number for number, name in reversed(list(enumerate(names)))}
         if len(first) == len(names):
             return self
-        numbers = sorted(first.values())
-        blob = np.frombuffer(b"".join(names[number] + b"\0" for number in numbers), np.uint8)
+        return self.chosen(np.array(sorted(first.values())))
+
+    def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> LabelledPaths:
+        """Some of the samples, by number, in the order given; their paths as `table` has them."""
+        names = self.table().split(b"\0")[:-1]
+        blob = np.frombuffer(b"".join(names[k] + b"\0" for k in numbers.tolist()), np.uint8)
         return LabelledPaths(blob, starts_of(blob), self.labels[numbers])
 
     def table(self) -> bytes:

@@ -1,0 +1,158 @@
+"""Subsets of torch's, of feedline's own sources: what they choose, made as the source makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, random_split
+from torchvision.datasets import ImageFolder as Torchvisions
+
+import feedline
+from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop
+from feedline.errors import DatasetError, StateError, UsageError
+from own_sources import (
+    PIPELINES,
+    SOURCES,
+    a_folder,
+    array,
+    assert_same,
+    colours,
+    csv,
+    epochs,
+    files,
+    zipped,
+)
+
+CHOSEN = [7, 2, 2, -1, 0, 11, 5]
+
+
+class Reversing(Subset[Any]):
+    """A user's own, which may do anything."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return super().__getitems__([len(self) - 1 - index for index in indices])
+
+
+@pytest.mark.parametrize("pipeline", ["colours", "views"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_batches_are_those_of_a_subset_of_torchvisions_folder(
+    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    transform = PIPELINES[pipeline]()
+    ours = Subset(source(jpeg_folder, tmp_path, transform), CHOSEN)
+    theirs = Subset(Torchvisions(jpeg_folder, transform), CHOSEN)
+    assert_same(epochs(ours), epochs(theirs))
+    with DataLoader(ours, 5) as loader:
+        assert "recognised" in loader.explain()
+
+
+def test_they_come_from_workers_too(jpeg_folder: Path, tmp_path: Path) -> None:
+    transform = colours()
+    ours = Subset(zipped(jpeg_folder, tmp_path, transform), CHOSEN)
+    theirs = epochs(Subset(Torchvisions(jpeg_folder, transform), CHOSEN))
+    assert_same(epochs(ours, num_workers=2), theirs)
+
+
+@pytest.mark.parametrize("source", [a_folder, csv, zipped, array])
+def test_rows_of_a_crop_are_the_sources(source: Any, jpeg_folder: Path, tmp_path: Path) -> None:
+    whole = source(jpeg_folder, tmp_path, None).with_transform(EvalCrop())
+    wanted = epochs(whole, shuffle=False, image_size=24)
+    images = torch.cat([images for images, _ in wanted])[: len(whole)]
+    labels = torch.cat([labels for _, labels in wanted])[: len(whole)]
+    numbers = [k % len(whole) for k in CHOSEN]
+    for workers in (0, 2):
+        part = Subset(Subset(whole, range(len(whole))), CHOSEN)
+        made = epochs(part, shuffle=False, image_size=24, num_workers=workers)
+        assert torch.equal(torch.cat([each for each, _ in made])[: len(part)], images[numbers])
+        assert torch.equal(torch.cat([each for _, each in made])[: len(part)], labels[numbers])
+
+
+def test_a_random_split_is_a_schedules_two_halves(jpeg_folder: Path) -> None:
+    source = ImageFolder(jpeg_folder, TrainCrop())
+    halves = random_split(source, [0.5, 0.5], torch.Generator().manual_seed(0))
+    seen: list[str] = []
+    for half in halves:
+        with DataLoader(half, 2, schedule="16x1,24x1", seed=1, num_workers=0) as loader:
+            sizes = [images.shape[-1] for _ in range(2) for images, _ in loader]
+            assert sizes == [16] * 3 + [24] * 3
+            assert loader.batch is not None
+            assert loader.explain().splitlines()[0].startswith("samples     6 from ImageFolder(")
+            decision = loader._session.decision()
+            assert decision.rows is not None
+            seen += [decision.rows.name(sample) for sample in range(6)]
+    assert sorted(seen) == [str(path) for path in files(jpeg_folder)]
+
+
+def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder: Path) -> None:
+    source = ImageFolder(jpeg_folder, TrainCrop())
+    options: dict[str, Any] = {"image_size": 16, "seed": 0, "shuffle": True}
+    with DataLoader(Subset(source, CHOSEN), 2, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        state, rest = loader.state_dict(), list(batches)
+    with DataLoader(Subset(ImageFolder(jpeg_folder, TrainCrop()), CHOSEN), 2, **options) as again:
+        again.load_state_dict(state)
+        assert_same(list(again), rest)
+    with (
+        DataLoader(Subset(source, CHOSEN[::-1]), 2, **options) as other,
+        pytest.raises(StateError, match="dataset"),
+    ):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["files", "cache"])
+def test_copies_of_a_cache_are_read(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    feedline.build_cache(jpeg_folder, root, sizes=[32], workers=0)
+    wanted: dict[str, Any] = {"schedule": "16x1,24x1", "shuffle": False, "num_workers": 0}
+    transform = PIPELINES["evaluation"]()
+    theirs = epochs(Subset(Torchvisions(jpeg_folder, transform), CHOSEN), cache=root, **wanted)
+    if kind == "files":
+        part, cache = Subset(ImageFolder(jpeg_folder, transform), CHOSEN), {"cache": root}
+    else:
+        part, cache = Subset(ImageFolder(root, transform), CHOSEN), {}
+    assert_same(epochs(part, **cache, **wanted), theirs)
+    with DataLoader(part, 4, **cache) as loader:
+        assert "copies" in loader.explain()
+
+
+def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) -> None:
+    part = Subset(ImageFolder(jpeg_folder, TrainCrop()), CHOSEN)
+    with DataLoader(part, 4, schedule="24x3", cache=tmp_path / "filled", num_workers=0) as loader:
+        filled = loader._session.decision().to_fill
+        assert filled is not None
+        assert len(filled.files) == 12
+        assert filled.classes == ["cats", "dogs"]
+
+
+def test_indices_that_choose_nothing_known_are_refused(jpeg_folder: Path) -> None:
+    source = ImageFolder(jpeg_folder, TrainCrop())
+    for indices, kind, said in (
+        ([0.5, 1.0], UsageError, "no list of whole numbers"),
+        ([0, 12], UsageError, "go beyond its 12 samples"),
+        ([], DatasetError, "This Subset of ImageFolder.* has no samples"),
+    ):
+        with pytest.raises(kind, match=said):
+            DataLoader(Subset(source, indices), 2, image_size=16)  # type: ignore[arg-type]
+
+
+def test_what_may_choose_otherwise_runs_as_it_is(jpeg_folder: Path) -> None:
+    source = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
+    numbers = list(range(12))
+    with DataLoader(Reversing(source, numbers), 12) as loader:
+        (batch,) = loader
+        assert "recognised" not in loader.explain()
+    with DataLoader(source, 12) as loader:
+        (wanted,) = loader
+    assert torch.equal(batch[1], wanted[1].flip(0))
+    assert (batch[0].float() - wanted[0].flip(0).float()).abs().mean() < 1  # Pillow's pixels
+    crops = ImageFolder(jpeg_folder, TrainCrop())
+    for data in (Reversing(crops, numbers), ConcatDataset([crops, crops])):
+        with (
+            DataLoader(data, 12, image_size=16) as loader,
+            pytest.raises(TypeError, match=r"has no samples by number.*a Subset of torch's"),
+        ):
+            list(loader)
