@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, which a loop looks at between two steps.
 
 Guarantees: the first signal is only noted, and told at once, also while a step computes in C code
-that runs no Python; a second one acts as it did before (so that a stuck step can be left). The
-earlier handlers are back when the context ends.
+that runs no Python; a second one acts as it did before (so that a stuck step can be left), at the
+next look at the latest where Python lost what it raised, as in a destructor. The earlier handlers
+are back when the context ends.
 """
 
 from __future__ import annotations
@@ -33,19 +34,38 @@ class StopRequest:
     """
 
     def __init__(self, told: Callable[[int], object] = lambda signum: None) -> None:
-        self.signum: int | None = None
+        self._signum: int | None = None
+        self._raised: BaseException | None = None
         self._told = told
         self._before: dict[int, Any] = {}
         self._wakeup_before = -1
         self._waker: socket.socket | None = None
         self._watcher: threading.Thread | None = None
 
-    def __bool__(self) -> bool:
-        return self.signum is not None
+    def asked(self) -> int | None:
+        """The first signal; None before any.
 
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
-        self.signum = signum
+        Raises:
+            BaseException: what the handler of a second one raised, which Python has lost.
+        """
+        if self._raised is not None:
+            raise self._raised
+        return self._signum
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        before = self._before[signum]
+        if self._signum is None:
+            self._signum = signum
+            return
         self._restore()
+        if not callable(before):  # the process ends, or nothing is to happen
+            signal.raise_signal(signum)
+            return
+        try:
+            before(signum, frame)
+        except BaseException as error:
+            self._raised = error
+            raise
 
     def _restore(self) -> None:
         for each, handler in self._before.items():

@@ -134,7 +134,7 @@ class Training:
 
     def _stopping(self) -> bool:
         """Whether a stop was asked for, of any rank: then all stop at the same step."""
-        self._stopped_by = self.ranks.largest(self.stop.signum or 0) or None
+        self._stopped_by = self.ranks.largest(self.stop.asked() or 0) or None
         return self._stopped_by is not None
 
     def fit(self) -> int | None:
