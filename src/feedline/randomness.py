@@ -59,7 +59,7 @@ class seeded:  # used as a statement
 
     Args:
         seed: 64 bits.
-        torch_only: leave Python's and numpy's alone, which makes it 2 us instead of 20.
+        torch_only: leave Python's and numpy's alone, which makes it 3 us instead of 20.
     """
 
     def __init__(self, seed: int, *, torch_only: bool = False) -> None:
