@@ -90,6 +90,8 @@ def test_classes_may_be_given(jpeg_folder: Path) -> None:
     data = listed(jpeg_folder, classes=["dog", "eel", "cat"])
     assert data.targets.tolist() == [2] * 6 + [0] * 6
     assert data.classes == ["dog", "eel", "cat"]
+    labels = ["cat ", *["cat"] * 11]
+    assert listed(jpeg_folder, labels, classes=["cat", "cat "]).targets.tolist() == [1] + [0] * 11
     assert listed(jpeg_folder, [1] * 12, classes=["a", "b"]).class_to_idx == {"a": 0, "b": 1}
 
 
@@ -100,6 +102,11 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "truths and numbers": ([1, True, *[1] * 10], {}, "mixed types"),
     "missing": ([1, None, *[1] * 10], {}, r"sample 1, 'cats/1.jpg', has no label \(None\)"),
     "no name": (["a", "", *["b"] * 10], {}, "sample 1.* has no label"),
+    "blanks": (
+        ["a", "b ", *["b"] * 10],
+        {},
+        r"sample 2.*'b' and sample 1.*'b ': they differ in bl",
+    ),
     "NaN among names": (["a", float("nan"), *["b"] * 10], {}, r"sample 1.* no label \(nan\)"),
     "NaN": (np.array([0.5, np.nan, *[1] * 10]), {}, "sample 1.* has the label nan, which is no fi"),
     "NaN in a row": ([[0.5, float("nan")]] * 12, {}, r"sample 0.*\[0\.5, nan\], which is no fin"),

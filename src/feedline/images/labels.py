@@ -213,7 +213,11 @@ def _numbered(
     if "" in values:
         sample = list(values).index("")
         raise UsageError(f"{called(sample)} has no label (''): give it one, or leave it out")
-    known = sorted(set(values)) if classes is None else classes
+    if classes is None:
+        known = sorted(set(values))
+        _check_blanks(known, values, called)
+    else:
+        known = classes
     number = {name: k for k, name in enumerate(known)}
     unknown = [k for k, name in enumerate(values) if name not in number]
     if unknown:
@@ -224,6 +228,20 @@ def _numbered(
             f"{called(unknown[0])} has {name!r}; nearest: {', '.join(map(repr, near))}"
         )
     return Labels(np.array([number[name] for name in values], np.int64), list(map(str, known)))
+
+
+def _check_blanks(known: list[str], values: Sequence[str], called: Callable[[int], str]) -> None:
+    """See whether names that a table has made of one class are two, by blanks around them."""
+    plain: dict[str, str] = {}
+    for name in known:
+        other = plain.setdefault(name.strip(), name)
+        if other != name:
+            samples = [list(values).index(each) for each in (other, name)]
+            raise UsageError(
+                f"{called(samples[0])} has the label {other!r} and {called(samples[1])} has "
+                f"{name!r}: they differ in blanks alone. Strip them, or give classes=[...] where "
+                "they are two classes"
+            )
 
 
 def _checked_classes(classes: Any) -> list[str]:
