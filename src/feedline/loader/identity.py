@@ -26,7 +26,8 @@ def fingerprint_of(dataset: object) -> str:
     It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
     else the dataset's class.
     """
-    if source_of(dataset) not in (None, dataset):
+    whole = source_of(dataset)
+    if whole is not None and whole is not dataset:  # a Subset chooses some of it
         from feedline.recognition.recognise import source_within  # loads decoders
 
         with contextlib.suppress(NotRecognised):

@@ -5,7 +5,7 @@ Guarantees: the global random states stay as they are.
 
 from __future__ import annotations
 
-from feedline.randomness import seeded
+from feedline.randomness import seeded, unbroken
 from feedline.trace.run import Run
 
 __all__ = ["print_why"]
@@ -16,7 +16,7 @@ def print_why(run: Run) -> None:
 
     As HTML in a notebook, in colours in a terminal, as text elsewhere.
     """
-    with seeded(0):  # rich draws from Python's random state when it is loaded
+    with unbroken(), seeded(0):  # rich draws from Python's random state when it is loaded
         from feedline.diagnose.diagnose import diagnose
         from feedline.report.why import show
 

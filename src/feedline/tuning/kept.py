@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from feedline.randomness import seeded
+from feedline.randomness import seeded, unbroken
 
 __all__ = ["Stateful", "kept"]
 
@@ -100,7 +100,7 @@ def _random_states(device: torch.device) -> Iterator[None]:
     on_cuda = device.type == "cuda"
     state = torch.cuda.get_rng_state(device) if on_cuda else None
     try:
-        with seeded(0):
+        with unbroken(), seeded(0):
             yield
     finally:
         if state is not None:

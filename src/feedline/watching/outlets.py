@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedline.errors import UsageError
-from feedline.randomness import seeded
+from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
 from feedline.trace.recorder import Recorder
 from feedline.trace.run_file import check_folder, run_file, write_run
@@ -95,7 +95,7 @@ class Outlets:
             self._outlets.append(self._timeline)
         if self.metrics is not None:
             self._outlets.append(Metrics(recorder, self.metrics, self.every_s))
-        with seeded(0):  # rich draws from Python's random state when it is loaded
+        with unbroken(), seeded(0):  # rich draws from Python's random state when it is loaded
             from feedline.watching.panel import panel_for
         if (panel := panel_for(recorder, self.panel)) is not None:
             self._outlets.append(panel)
