@@ -128,6 +128,91 @@ def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) ->
         assert filled.classes == ["cats", "dogs"]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_set_on_the_source_is_followed(workers: int, jpeg_folder: Path) -> None:
+    options: dict[str, Any] = {"seed": 0, "shuffle": False, "num_workers": workers}
+    source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
+    other = EvalCrop(fraction=0.5)
+    wanted = epochs(Subset(source.with_transform(other), CHOSEN), image_size=16, **options)
+    with DataLoader(Subset(source, CHOSEN), 5, image_size=16, **options) as loader:
+        before = list(loader)
+        source.transform = other
+        after = list(loader)
+        assert_same(after, wanted[: len(after)])
+        assert not torch.equal(before[0][0], after[0][0])
+        source.transform = PIPELINES["evaluation"]()
+        with pytest.raises(UsageError, match="is a transform of another library's"):
+            iter(loader)
+
+
+class Given:
+    """A `worker_init_fn` that notes what it sees, and sets another transform."""
+
+    def __call__(self, worker: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        dataset: Any = info.dataset
+        assert type(dataset) is Subset
+        assert dataset.dataset.classes == ["cats", "dogs"]
+        dataset.dataset.transform = EvalCrop(fraction=0.5)
+
+
+def test_a_worker_init_fn_sees_the_subset(jpeg_folder: Path) -> None:
+    options: dict[str, Any] = {"seed": 0, "shuffle": False, "num_workers": 1, "image_size": 16}
+    source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
+    made = epochs(Subset(source, CHOSEN), worker_init_fn=Given(), **options)
+    other = source.with_transform(EvalCrop(fraction=0.5))
+    assert_same(made, epochs(Subset(other, CHOSEN), **options))
+
+
+class Named(ImageFolder):
+    """A user's source, which may do anything."""
+
+    def name(self, sample: int) -> str:
+        return f"mine {super().name(sample)}"
+
+
+def test_a_source_with_methods_of_its_own_is_not_taken_apart(jpeg_folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"Named has a name of its own.*a sampler"):
+        DataLoader(Subset(Named(jpeg_folder, TrainCrop()), CHOSEN), 2, image_size=16)
+    with DataLoader(Subset(Named(jpeg_folder, colours()), CHOSEN), 2) as loader:
+        assert "Named has a name of its own" in loader.explain()
+        assert len(list(loader)) == 4
+
+
+class Wrapping:
+    """A source of a user's own, which is none of feedline's classes."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "source":
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def test_a_source_of_another_class_is_not_taken_apart(jpeg_folder: Path) -> None:
+    part: Any = Subset(Wrapping(ImageFolder(jpeg_folder, TrainCrop())), CHOSEN)  # type: ignore[arg-type]
+    with DataLoader(part, 2, image_size=16) as loader, pytest.raises(TypeError, match="Wrapping"):
+        next(iter(loader))
+
+
+def test_images_at_urls_may_be_chosen_and_cached(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    feedline.build_cache(jpeg_folder, root, sizes=[32], workers=0)
+    far = ImageFolder(f"file://{jpeg_folder}", EvalCrop(), local_dir=tmp_path / "kept")
+    near = ImageFolder(jpeg_folder, EvalCrop())
+    for options in ({}, {"cache": root}):
+        wanted: dict[str, Any] = {"shuffle": False, "image_size": 16, **options}
+        assert_same(epochs(Subset(far, CHOSEN), **wanted), epochs(Subset(near, CHOSEN), **wanted))
+    with pytest.raises(UsageError, match="is no cache yet, and one of images at URLs"):
+        DataLoader(Subset(far, CHOSEN), 2, image_size=16, cache=tmp_path / "none")
+
+
 def test_indices_that_choose_nothing_known_are_refused(jpeg_folder: Path) -> None:
     source = ImageFolder(jpeg_folder, TrainCrop())
     for indices, kind, said in (

@@ -26,7 +26,8 @@ __all__ = ["fingerprint", "put_back_later", "seed_all", "seeded", "unbroken"]
 
 _NUMPY, _PYTHON = 1, 2  # each generator gets numbers of its own
 _numpy: Any = np.random  # its stubs leave two functions out
-_numpy_bits = np.random.MT19937(0)
+_numpy_bits: dict[int, np.random.MT19937] = {}
+"""What stands in for numpy's own generator, by how much is put aside: one within another differ."""
 _turn: Any = threading.RLock()
 _aside: list[Callable[[], object]] = []
 """What puts back what the thread that has its turn has put aside; the last one comes first."""
@@ -81,7 +82,10 @@ class seeded:  # used as a statement
             put_back_later(partial(random.setstate, random.getstate()))
             # Numpy's is put aside, not copied: that is ten times as quick.
             put_back_later(partial(_numpy.set_bit_generator, _numpy.get_bit_generator()))
-            _numpy.set_bit_generator(_numpy_bits)
+            depth = len(_aside)
+            if depth not in _numpy_bits:
+                _numpy_bits[depth] = np.random.MT19937(0)
+            _numpy.set_bit_generator(_numpy_bits[depth])
             seed_all(self._seed)
         except BaseException:
             self.__exit__()
@@ -97,8 +101,8 @@ class seeded:  # used as a statement
 class unbroken:  # used as a statement
     """Put back at the end of a `with` what a `seeded` in it did not, which Ctrl-C broke off.
 
-    Python hears signals wherever a function begins, `seeded.__exit__` too. Of one signal, at most
-    one of the two does not hear of the end.
+    Python raises KeyboardInterrupt between any two calls, so also where `seeded.__exit__` begins,
+    which then puts nothing back. This `__exit__` is called in any case, and does.
     """
 
     def __enter__(self) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "image_size",
     "per_size",
     "requested",
+    "stand_at",
 ]
 
 
@@ -62,6 +63,11 @@ _current: ContextVar[Request | None] = ContextVar("feedline_request", default=No
 def requested() -> Request | None:
     """The request that is being answered; None where no loader is calling."""
     return _current.get()
+
+
+def stand_at(request: Request | None) -> None:
+    """Answer this request from now on, whatever else was begun; see `requested`."""
+    _current.set(request)
 
 
 def image_size(default: int | None = None) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
-from feedline.dataset.generators import describe, find, lend_own, seed_own
+from feedline.dataset.generators import describe, find, seed_own, seed_own_meanwhile
 from feedline.loader import DataLoader
 from feedline.randomness import seeded
 from sets import plain, through_json
@@ -275,7 +275,7 @@ def test_each_has_a_stream_of_its_own_and_not_the_global_states() -> None:
     data = Photos(Steps(*[lambda value, state=state: state.rand() for state in kept]))
     for seed in (5, 6):
         with seeded(seed):
-            lend_own(find(data), seed)
+            seed_own_meanwhile(find(data), seed)
             kept.append([state.rand() for state in kept[:3]])
     assert len({*kept[3], *kept[4]}) == 6
     with DataLoader(Photos(lambda _: (np.random.rand(), kept[0].rand())), 2, seed=1) as loader:

@@ -25,6 +25,7 @@ import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
 from feedline.randomness import fingerprint, seeded
+from feedline.request import requested
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "__next__"}
@@ -193,7 +194,10 @@ class Drawing(Numbers):
 
 
 def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
-    """A generator of numpy's that was put aside would otherwise never come back."""
+    """A generator of numpy's that was put aside would otherwise never come back.
+
+    Nor is the request of the batch left behind, of which `feedline.image_size` would tell.
+    """
     data = Drawing(4000)
     global_one = np.random.get_bit_generator()  # type: ignore[attr-defined]
     with DataLoader(data, 2, shuffle=True, seed=1) as loader:
@@ -204,14 +208,15 @@ def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
             _, where = interrupted(lambda: next(batches), line)
             assert np.random.get_bit_generator() is global_one, where  # type: ignore[attr-defined]
             assert (fingerprint(), data.own.bit_generator.state) == states, where
+            assert requested() is None, where
             with ThreadPoolExecutor(1) as another:  # it gets its turn
-                another.submit(data_seeded).result(10)
+                another.submit(take_a_turn).result(10)
             if where is None:
                 break
     assert line > 100
 
 
-def data_seeded() -> None:
+def take_a_turn() -> None:
     with seeded(0):
         pass
 

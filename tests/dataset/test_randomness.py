@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from operator import ne
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, get_worker_info
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 from feedline import ImageArray
 from feedline.loader import DataLoader
+from feedline.randomness import fingerprint, seeded
 
 
 class Random(Dataset[Any]):
@@ -87,3 +92,37 @@ def test_a_sample_that_comes_twice_is_cropped_twice() -> None:
             found.append(torch.cat([images for images, _ in loader]))
     assert torch.equal(found[0], found[1])
     assert len({image.numpy().tobytes() for image in found[0]}) == 8
+
+
+def test_within_one_another_each_gives_back_what_it_found() -> None:
+    before = fingerprint()
+    with seeded(1):
+        within = fingerprint()
+        with seeded(2):
+            assert all(map(ne, fingerprint(), within))
+            with seeded(3):
+                np.random.rand()
+        assert fingerprint() == within
+    assert fingerprint() == before
+
+
+def drawing(samples: list[Any]) -> tuple[float, float, float]:
+    """A `collate_fn` that draws, as one that mixes does."""
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+def negative(label: int) -> int:
+    """A `target_transform`."""
+    return -label
+
+
+def test_a_collate_fn_draws_the_same_without_workers(jpeg_folder: Path) -> None:
+    """A `target_transform` is called with seeded states, within those of the batch."""
+    steps = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    data = ImageFolder(jpeg_folder, steps, target_transform=negative)
+    found = []
+    for workers in (0, 2):
+        with DataLoader(data, 4, seed=1, collate_fn=drawing, num_workers=workers) as loader:
+            found.append(list(loader))
+    assert found[0] == found[1]
+    assert len(set(sum(found[0], ()))) == 9

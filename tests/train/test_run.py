@@ -255,11 +255,17 @@ def test_a_checkpoint_that_is_gone_is_said_and_the_one_before_it_gone_on_from(
     assert any("last.pt is gone; going on from" in note for note in second.notes)
     assert second.steps[0] == 9
     assert_same_training(out, uninterrupted)
+    (out / "last.pt").unlink()
+    third = Recorder()
+    run(tiny_set, out, third, resume=str(out / "last.pt"))
+    assert any("last.pt is gone; going on from" in note for note in third.notes)
     for name in ("last.pt", "before.pt"):
         (out / name).unlink()
-    for resume in (str(out), "auto"):
-        with pytest.raises(StateError, match=r"last.pt is gone; beside it best.pt can be read"):
-            run(tiny_set, out, Recorder(), resume=resume)
+    with pytest.raises(StateError, match=r"last.pt is gone; beside it best.pt can be read"):
+        run(tiny_set, out, Recorder(), resume=str(out))
+    anew = Recorder()  # as after a kill before the first checkpoint, when weights were written
+    run(tiny_set, out, anew, resume="auto")
+    assert anew.steps[0] == 1
 
 
 FULL = """

@@ -12,6 +12,7 @@ from feedline.errors import UsageError
 from feedline.tuning.user_code import function_named, is_function_name, loader_of
 
 CODE = """
+import feedline
 from torch.utils.data import DataLoader, IterableDataset
 
 
@@ -29,6 +30,10 @@ numbers = list(range(300))
 loader = lambda: DataLoader(numbers, 4)
 dataset = lambda: numbers
 stream = Numbers
+
+
+def missing():
+    return feedline.ImageFolder("no such folder")
 
 
 def raising():
@@ -101,3 +106,6 @@ def test_what_users_code_raises_is_named_with_its_place() -> None:
     with pytest.raises(UsageError, match=said) as caught:
         loader_of("feedline_named_code:raising")
     assert "user_code.py" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"raised feedline.errors.DatasetError: ") as caught:
+        loader_of("feedline_named_code:missing")
+    assert str(caught.value).count(", line ") == 1

@@ -50,14 +50,14 @@ def seed(outermost: Any, number: int) -> None:
 
 
 def state(outermost: Any) -> _State:
-    """What `restore` needs. Seeds it: what that changes is its state, whatever the release."""
+    """What `restore` needs: what is changed where it is seeded, whatever the release."""
     within = [vars(thing) for thing in _within(outermost)]
     before = [dict(attributes) for attributes in within]
-    seed(outermost, 0)
-    return [
-        (now, {name: had.get(name, _MISSING) for name in _changed(had, now)})
-        for now, had in zip(within, before, strict=True)
-    ]
+    try:
+        seed(outermost, 0)
+        return _differences(within, before)
+    finally:
+        restore(outermost, _differences(within, before))
 
 
 def restore(_: object, state: _State) -> None:
@@ -68,6 +68,13 @@ def restore(_: object, state: _State) -> None:
                 attributes.pop(name, None)
             else:
                 attributes[name] = value
+
+
+def _differences(within: list[dict[str, Any]], before: list[dict[str, Any]]) -> _State:
+    return [
+        (now, {name: had.get(name, _MISSING) for name in _changed(had, now)})
+        for now, had in zip(within, before, strict=True)
+    ]
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

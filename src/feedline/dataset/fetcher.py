@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import length_hint
 from typing import Any, TypeAlias
 
 from torch.utils.data import default_collate
 
 from feedline.dataset.collate import collate_into, odd_one_out
-from feedline.dataset.generators import OwnGenerator, find, lend_own, seed_own
+from feedline.dataset.generators import OwnGenerator, find, seed_own, seed_own_meanwhile
 from feedline.dataset.notes import blame, explain
 from feedline.dataset.outline import outline
 from feedline.dataset.pack import lay
@@ -31,8 +32,8 @@ from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
 from feedline.errors import note
 from feedline.plan.batches import Batch
-from feedline.randomness import fingerprint, seed_all, seeded, unbroken
-from feedline.request import Request
+from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
+from feedline.request import Request, requested, stand_at
 from feedline.trace import laps
 from feedline.trace.switch import recorded
 
@@ -125,7 +126,8 @@ class DatasetFetcher:
     def make_here(self, batch: Batch) -> Any:
         """Make a batch in this process, which is no worker: what a worker would make.
 
-        All random states, the dataset's own among them, are afterwards as they were.
+        All random states, the dataset's own among them, and the request that is being answered are
+        afterwards as they were, also where Ctrl-C came.
 
         Raises:
             Exception: whatever a user's dataset raises, as it is.
@@ -139,7 +141,8 @@ class DatasetFetcher:
             strength=batch.phase.strength,
         )
         with unbroken(), seeded(task.seed):
-            lend_own(self._look(), task.seed)
+            put_back_later(partial(stand_at, requested()))
+            seed_own_meanwhile(self._look(), task.seed)
             return self._make(batch.asked, task, None, None)
 
     def _make(self, keys: Any, task: BatchTask, space: Space | None, at: Told | None) -> Any:

@@ -5,8 +5,8 @@ from generators of their own, as albumentations' do, would give equal batches in
 other batches on another number of workers.
 
 Guarantees: after `seed_own(found, seed)` every generator that was found depends on `seed` and on
-its place among them alone. After `lend_own` they are at the end of the `with seeded(...)` as they
-were before, also after an exception. No code of the user's runs while they are looked for.
+its place among them alone. After `seed_own_meanwhile` they are at the end of the `with seeded(...)`
+as they were before, also after an exception. No code of the user's runs while they are looked for.
 Relies on: `attributes` for what can be reached; `find` says in which bounds.
 """
 
@@ -27,7 +27,7 @@ from feedline.dataset.attributes import class_of_any, parts
 from feedline.plan.seeds import extend
 from feedline.randomness import put_back_later
 
-__all__ = ["OwnGenerator", "describe", "find", "lend_own", "seed_own"]
+__all__ = ["OwnGenerator", "describe", "find", "seed_own", "seed_own_meanwhile"]
 
 _OWN = 3
 """Sets them apart from the global states, which are seeded from the same number."""
@@ -107,8 +107,8 @@ def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
         own.kind.seed(own.thing, extend(seed, place))
 
 
-def lend_own(found: Sequence[OwnGenerator], seed: int) -> None:
-    """Seed generators, within a `seeded`, at whose end they are as they were."""
+def seed_own_meanwhile(found: Sequence[OwnGenerator], seed: int) -> None:
+    """Seed generators within a `seeded`, at whose end they are as they were before."""
     for own in found:
         put_back_later(partial(own.kind.restore, own.thing, own.kind.state(own.thing)))
     seed_own(found, seed)

@@ -85,11 +85,16 @@ def _add(thing: Any, values: list[object], seen: set[int]) -> None:
                 values.extend(thing)  # the keys
             for part in thing.values() if kind is dict else thing:
                 _add(part, values, seen)
-    elif issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS):
+    elif issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or _is_source(kind):
         _look_into(thing, values, seen)
     elif call := users_call(thing):  # it may stand for the transforms that it has
         values.append(call)
         _look_into(thing, values, seen)
+
+
+def _is_source(kind: type) -> bool:
+    """Whether it is a source of feedline's own, or derives from one."""
+    return any(base.__module__.startswith("feedline.images.") for base in kind.__mro__)
 
 
 def _look_into(thing: object, values: list[object], seen: set[int]) -> None:

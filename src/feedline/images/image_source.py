@@ -21,7 +21,6 @@ from feedline.images.placement import Window
 from feedline.images.rows import RowPipeline, Store
 from feedline.plan.row import Field, Item
 from feedline.stores.cache_store import CacheStore
-from feedline.stores.chosen_store import Numbers, chosen
 from feedline.stores.store import Pixels
 
 if TYPE_CHECKING:
@@ -108,16 +107,6 @@ class ImageSource(RowPipeline[Store]):
         other = copy.copy(self)
         other.transform = given_transform(transform)
         return other
-
-    def chosen(self, numbers: Numbers) -> ImageSource[Any]:
-        """Some of the images, by int64 numbers (n), in the order given, read and shown alike."""
-        return ImageSource(
-            chosen(self.store, numbers),
-            self.transform,
-            scaled=self.reads_scaled,
-            exif=self.exif,
-            max_pixels=self.max_pixels,
-        )
 
 
 class _Whole:

@@ -24,7 +24,7 @@ from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
 from feedline.stores.cache_layout import level_size
 from feedline.stores.cache_store import CacheStore
-from feedline.stores.cached_files import CachedFiles
+from feedline.stores.cached_files import CachedFiles, cache_within
 from feedline.stores.chosen_store import ChosenStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
@@ -82,8 +82,11 @@ class RowPipeline(Generic[Store]):
         Raises:
             UsageError: the images are no files.
         """
-        if isinstance(self.store, FileStore):
-            return self.store
+        store: Any = self.store
+        if isinstance(store, FileStore):
+            return store
+        if isinstance(store, ChosenStore) and isinstance(store.store, FileStore):
+            return store.store.chosen(store.numbers)
         raise UsageError(
             f"a cache holds copies of the files of a folder, and {type(self).__name__} has its "
             "images elsewhere; leave `cache` out"
@@ -128,9 +131,8 @@ class RowPipeline(Generic[Store]):
     @property
     def copies_from(self) -> str:
         """Where the copies lie that rows are made of, in words; "" for the originals."""
-        store: Any = self.store.store if isinstance(self.store, ChosenStore) else self.store
-        store = store.cache if isinstance(store, CachedFiles) else store
-        return store.location.in_words() if isinstance(store, CacheStore) else ""
+        cache = cache_within(self.store)
+        return "" if cache is None else cache.location.in_words()
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """These rows are about to be loaded; fetch together what lies on another machine."""

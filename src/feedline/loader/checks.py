@@ -6,6 +6,7 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ __all__ = [
     "check_size",
     "check_still",
     "is_native",
-    "source_of",
+    "own_source",
     "worker_count",
 ]
 
@@ -46,11 +47,11 @@ def is_native(dataset: object) -> bool:
 
     One whose transform is of another library's does not: it has to be recognised.
     """
-    source = source_of(dataset)
+    source = own_source(dataset)
     return source is not None and bool(getattr(source, "writes_rows", True))
 
 
-def source_of(dataset: object) -> Any:
+def own_source(dataset: object) -> Any:
     """The source of feedline's own kind that a dataset is, or that torch's Subsets choose from.
 
     Whatever its transform; None for any other dataset.
@@ -59,8 +60,15 @@ def source_of(dataset: object) -> Any:
         inner, subsets = unwrapped(dataset)
     except NotRecognised:
         return None
-    chosen_from = not subsets or hasattr(inner, "chosen")
-    return inner if chosen_from and _is_source(inner) else None
+    if subsets and not _has_images(inner):  # whatever it is, it is not known what samples it has
+        return None
+    return inner if _is_source(inner) else None
+
+
+def _has_images(dataset: object) -> bool:
+    # Decoders need not be loaded for anything else.
+    module: Any = sys.modules.get("feedline.images.image_source")
+    return module is not None and module.ImageSource in type(dataset).__mro__
 
 
 def _is_source(dataset: object) -> bool:
@@ -110,7 +118,7 @@ def check_arguments(
 
 
 def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
-    source = source_of(dataset)
+    source = own_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
     missing = [name for name in methods if not hasattr(source, name)]
     kind = type(source).__name__

@@ -18,7 +18,7 @@ from feedline.device.on_device import OnDevice
 from feedline.device.value_table import ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
-from feedline.loader.checks import check_still, source_of
+from feedline.loader.checks import check_still, own_source
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
 from feedline.loader.to_fill import ToFill, to_fill
@@ -170,12 +170,12 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
 
 
 def _native(dataset: Any) -> Any:
-    """What writes the rows of a dataset that is a source of feedline's own, or Subsets of one.
+    """What writes the rows of a dataset that is a source of feedline's own, or a Subset of one.
 
     Raises:
-        UsageError: the Subsets cannot be known to choose just samples of it.
+        UsageError: which rows a Subset has cannot be known.
     """
-    if source_of(dataset) is dataset:
+    if own_source(dataset) is dataset:
         return dataset
     from feedline.recognition.recognise import source_within  # loads decoders
 
@@ -183,8 +183,9 @@ def _native(dataset: Any) -> Any:
         return source_within(dataset)
     except NotRecognised as why:
         raise UsageError(
-            f"this Subset of a feedline source cannot be loaded from: {why} Its rows are made by "
-            "number: give the Subset a list of whole numbers as its indices"
+            f"this Subset of a feedline source cannot be loaded from: {why} Rows are made by "
+            "number: a Subset's indices are whole numbers, of a source that has no methods of its "
+            "own. Or give the loader the source itself, and a sampler that gives these numbers"
         ) from why
 
 
@@ -194,7 +195,7 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     # Decoders need not be loaded for anything else.
-    if "torchvision" in sys.modules or source_of(settings.dataset) is not None:
+    if "torchvision" in sys.modules or own_source(settings.dataset) is not None:
         pipeline, fast, unchanged, reasons = _recognised(settings)
     if asked.cache and pipeline is None:
         raise UsageError(

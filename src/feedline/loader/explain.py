@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from feedline.dataset import generators
 from feedline.engine.defaults import slots_for
-from feedline.loader.checks import source_of
+from feedline.loader.checks import own_source
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.forecast import forecast_of
 from feedline.loader.levels import copies_in_words
@@ -60,7 +60,7 @@ def explain(
 def _samples(settings: Settings) -> str:
     dataset = settings.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
-    source = source_of(dataset)
+    source = own_source(dataset)
     if source is not None:
         text = " ".join(repr(source).split())  # a pipeline's has several lines
         return count + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")

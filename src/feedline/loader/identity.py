@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
-from feedline.loader.checks import source_of
+from feedline.loader.checks import own_source
 from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
 from feedline.recognition.steps import NotRecognised
@@ -26,7 +26,7 @@ def fingerprint_of(dataset: object) -> str:
     It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
     else the dataset's class.
     """
-    whole = source_of(dataset)
+    whole = own_source(dataset)
     if whole is not None and whole is not dataset:  # a Subset chooses some of it
         from feedline.recognition.recognise import source_within  # loads decoders
 

@@ -8,16 +8,14 @@ from feedline.images.crops import wanted_side
 from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
 from feedline.stores.cache_store import CacheStore
-from feedline.stores.cached_files import CachedFiles
+from feedline.stores.cached_files import cache_within
 
 __all__ = ["cache_of", "copies_in_words", "level_read"]
 
 
 def cache_of(decision: Decision) -> CacheStore | None:
     """The cache that images come from; None for originals."""
-    store: Any = getattr(decision.rows or decision.samples, "store", None)
-    store = store.cache if isinstance(store, CachedFiles) else store
-    return store if isinstance(store, CacheStore) else None
+    return cache_within(getattr(decision.rows or decision.samples, "store", None))
 
 
 def level_read(decision: Decision, size: int | None) -> tuple[int | None, int | None]:

@@ -33,6 +33,7 @@ from feedline.plan.seeds import extend
 from feedline.stores.cache_layout import Level
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles
+from feedline.stores.chosen_store import ChosenStore
 from feedline.system import cacheable_memory_bytes, usable_cores
 
 __all__ = ["Rows", "in_memory", "measured", "predicted"]
@@ -157,6 +158,8 @@ def _store_apart(store: Any) -> Any:
     other = copy.copy(store)
     if isinstance(other, CachedFiles):
         other.cache = _store_apart(other.cache)
+    if isinstance(other, ChosenStore):
+        other.store = _store_apart(other.store)
     return other
 
 

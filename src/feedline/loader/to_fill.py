@@ -13,7 +13,7 @@ from typing import Any
 
 from feedline.errors import UsageError
 from feedline.images.crops import wanted_side
-from feedline.loader.checks import source_of
+from feedline.loader.checks import own_source
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
 from feedline.recognition.replacements import Replacements
@@ -72,7 +72,7 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
             "training runs: build it first with feedline.build_cache(dataset, ...), or leave "
             "`cache` out, as what is fetched is kept here in any case"
         )
-    whole = source_of(settings.dataset)
+    whole = own_source(settings.dataset)
     if whole is not None:
         files = whole.originals()  # of all images, where a Subset chooses some
         where, classes = whole.root, list(whole.classes) or None

@@ -16,9 +16,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
+from feedline.images.chosen_images import ChosenImages
 from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled, calls_of
 from feedline.recognition.folders import folders_of
@@ -102,20 +104,33 @@ def recognise(dataset: object) -> Recognition:
 
 
 def source_within(dataset: object) -> ImageSource[Any] | None:
-    """The source of feedline's own that a dataset is, or of those that its Subsets choose of one.
+    """The source of feedline's own that a dataset is, or what its Subsets choose of one.
 
     Returns:
         None for any other dataset.
 
     Raises:
-        NotRecognised: it may give something else than its images, or a Subset's indices are none.
+        NotRecognised: it may give something else than its images, or the indices of a Subset are
+            no numbers of samples.
     """
     inner, subsets = unwrapped(dataset)
     if ImageSource not in type(inner).__mro__:  # isinstance may run code of the user's
         return None
     source = cast("ImageSource[Any]", inner)
     _check_source(source)
-    return source.chosen(numbers_of(subsets, len(source))) if subsets else source
+    if not subsets:
+        return source
+    for base in takewhile(_is_users, type(source).__mro__):
+        for name in vars(base):
+            if hasattr(ImageSource, name) and not name.startswith("__"):
+                raise NotRecognised(
+                    f"{type(source).__name__} has a {name} of its own, which may do anything."
+                )
+    return ChosenImages(source, numbers_of(subsets, len(source)))
+
+
+def _is_users(kind: type) -> bool:
+    return not kind.__module__.startswith("feedline.")
 
 
 def _of_views(

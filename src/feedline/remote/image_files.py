@@ -82,6 +82,12 @@ class RemoteImages(FileStore[Paths]):
         self._in_hand = {}
         self._files.close()
 
+    def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> RemoteImages[Any]:
+        """Some of the images, by number, in the order given."""
+        files = super().chosen(numbers)
+        status = None if self._status is None else self._status[numbers]
+        return RemoteImages(files.paths, files.folders, self._files, self._room, status)
+
     def url(self, sample: int) -> str:
         """The URL of a sample's file.
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from feedline.errors import ImageError, UsageError
 from feedline.stores.cache_store import CacheStore
+from feedline.stores.chosen_store import ChosenStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import printable
 from feedline.stores.store import Pixels
 
-__all__ = ["CachedFiles"]
+__all__ = ["CachedFiles", "cache_within"]
 
 _NAMED = 3
 _BROKEN = -1
@@ -100,6 +101,15 @@ class CachedFiles:
             why = next(why for _, left_out, why in self.cache.manifest.skipped if left_out == name)
             raise ImageError(f"it was left out of the cache {self.cache.root!r}: {why}")
         return row
+
+
+def cache_within(store: object) -> CacheStore | None:
+    """The cache that a store's images come from; None for originals."""
+    if isinstance(store, ChosenStore):
+        store = store.store
+    if isinstance(store, CachedFiles):
+        store = store.cache
+    return store if isinstance(store, CacheStore) else None
 
 
 def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[np.int64]]:

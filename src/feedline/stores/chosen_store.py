@@ -1,7 +1,7 @@
 """Some of the samples of a store, in an order of their own.
 
 Guarantees: sample k is that of the store whose number stands at place k, with its image, label and
-name, or its error; of files nothing else is kept, so that whatever takes files takes these.
+name, or its error.
 """
 
 from __future__ import annotations
@@ -12,24 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
 
-__all__ = ["ChosenStore", "Numbers", "chosen"]
+__all__ = ["ChosenStore", "Numbers"]
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-
-
-def chosen(store: Any, numbers: Numbers) -> Any:
-    """A store of some samples of another.
-
-    Args:
-        store: a `SampleStore`.
-        numbers: int64 (n), of its samples, in the order that they are to have.
-    """
-    if type(store) is FileStore:
-        return store.chosen(numbers)
-    return ChosenStore(store, numbers)
 
 
 class ChosenStore:

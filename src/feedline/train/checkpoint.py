@@ -23,6 +23,7 @@ from feedline.system import unwritten
 __all__ = [
     "BEFORE_NAME",
     "CHECKPOINT_NAME",
+    "EPOCHS",
     "WEIGHTS",
     "keep_checkpoint",
     "load_checkpoint",
@@ -32,6 +33,8 @@ __all__ = [
 CHECKPOINT_NAME = "last.pt"
 BEFORE_NAME = "before.pt"
 """The one before the last, for when that is damaged."""
+EPOCHS = "epoch-*.pt"
+"""Those that are kept, each of an epoch's end; a pattern."""
 WEIGHTS = "feedline model weights"
 """The kind of a file that a model can be used from, but no training can go on from."""
 

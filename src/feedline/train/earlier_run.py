@@ -73,7 +73,8 @@ def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
     """A checkpoint, or the one before it where it is damaged or gone, which the note says then.
 
     Raises:
-        StateError: neither can be read, nor the one that was named; names what else is whole.
+        StateError: neither can be read, or another one was named and cannot; names what else is
+            whole.
     """
     folder, before = checkpoint.parent, checkpoint.with_name(BEFORE_NAME)
     try:

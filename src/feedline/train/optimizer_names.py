@@ -20,7 +20,10 @@ def refuse_unknown_optimizer(name: str) -> None:
     """
     if name in OWN_OPTIMIZERS:
         return
-    from timm import optim  # an extra, which takes seconds to import
+    try:
+        from timm import optim  # an extra, which takes seconds to import
+    except ModuleNotFoundError:
+        return  # a training, which needs it, says that it is not there
 
     known = [*OWN_OPTIMIZERS, *optim.list_optimizers()]
     if name not in known:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
-from feedline.train.checkpoint import CHECKPOINT_NAME
+from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, EPOCHS
 
 if sys.platform != "win32":
     import fcntl
@@ -24,6 +24,7 @@ __all__ = ["BEST_NAME", "check_run_folder", "find_checkpoint", "make_run_folder"
 
 BEST_NAME = "best.pt"
 _RUNS = Path("runs")
+_CHECKPOINTS = (CHECKPOINT_NAME, BEFORE_NAME, EPOCHS)
 
 
 def _stem(model: str) -> str:
@@ -41,9 +42,9 @@ def _numbered(model: str) -> list[tuple[int, Path]]:
 def find_checkpoint(
     resume: str | None, *, out: Path | None, model: str | None = None
 ) -> Path | None:
-    """The checkpoint to go on from, or None to start anew.
+    """The last checkpoint of the run to go on from, or None to start anew.
 
-    Of a run that is named, it may be missing where the run has others.
+    It may be gone where the run has others, which `way_out.whole_ones` names.
 
     Args:
         resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
@@ -58,9 +59,9 @@ def find_checkpoint(
         return None
     if resume != "auto":
         path = Path(resume)
-        if path.is_dir() and _is_run(path):
-            return path / CHECKPOINT_NAME
-        if not path.is_file():
+        path = path / CHECKPOINT_NAME if path.is_dir() else path
+        beside = path.name == CHECKPOINT_NAME and _has(path.parent, *_CHECKPOINTS, BEST_NAME)
+        if not path.is_file() and not beside:
             raise StateError(
                 f"--resume {resume}: no checkpoint there; name a run's folder or its "
                 f"{CHECKPOINT_NAME}, or use --resume auto"
@@ -71,17 +72,22 @@ def find_checkpoint(
     elif model is not None:
         folders = [path for _, path in reversed(_numbered(model))]
     else:
-        made = [path for path in _RUNS.glob("*") if (path / CHECKPOINT_NAME).is_file()]
-        folders = sorted(made, key=lambda path: (path / CHECKPOINT_NAME).stat().st_mtime)[::-1]
+        made = [path for path in _RUNS.glob("*") if _has(path, *_CHECKPOINTS)]
+        folders = sorted(made, key=_written, reverse=True)
     for folder in folders:
-        if (folder / CHECKPOINT_NAME).is_file() or (folder == out and _is_run(folder)):
+        if _has(folder, *_CHECKPOINTS):
             return folder / CHECKPOINT_NAME
     return None
 
 
-def _is_run(folder: Path) -> bool:
-    """Whether it has any checkpoint, or weights."""
-    return any(folder.glob("*.pt"))
+def _has(folder: Path, *names: str) -> bool:
+    """Whether a folder has a file of one of these names."""
+    return any(path.is_file() for name in names for path in folder.glob(name))
+
+
+def _written(folder: Path) -> float:
+    """When the latest checkpoint of a run was written."""
+    return max(path.stat().st_mtime for name in _CHECKPOINTS for path in folder.glob(name))
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from feedline.errors import StateError
-from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, WEIGHTS, load_checkpoint
+from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, EPOCHS, WEIGHTS, load_checkpoint
 from feedline.train.recipe import Recipe
 from feedline.train.run_files import RECIPE_NAME
 from feedline.train.run_folder import BEST_NAME
@@ -93,7 +93,7 @@ def _anew(out: Path) -> str:
 def _earlier(out: Path) -> list[Path]:
     """A run's checkpoints besides the last one: the one before it, whether it is there or not, and
     those of epochs, oldest first."""
-    return [out / BEFORE_NAME, *sorted(out.glob("epoch-*.pt"))]
+    return [out / BEFORE_NAME, *sorted(out.glob(EPOCHS))]
 
 
 def _reads(path: Path, **of: str) -> bool:

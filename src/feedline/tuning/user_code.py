@@ -8,13 +8,16 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
+import feedline
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.checks import is_native, worker_count
@@ -118,4 +121,7 @@ def _raised(doing: str, error: Exception) -> UsageError:
 
 
 def _is_users(file: str) -> bool:
-    return file != __file__ and not file.startswith("<frozen ") and file != importlib.__file__
+    """Whether code is a user's: neither feedline's, nor Python's, nor of an installed package."""
+    paths = sysconfig.get_paths()
+    libraries = (paths[name] for name in ("stdlib", "purelib", "platlib"))
+    return not file.startswith(("<frozen ", str(Path(feedline.__file__).parent), *libraries))

@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from torch.utils.data import Subset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.fetcher import DatasetFetcher
@@ -103,7 +104,8 @@ def _rows_backend(
     assert decision.rows is not None
     source: Source = decision.rows
     if settings.worker_init_fn is not None:
-        init = WorkerInit(source, settings.worker_init_fn, asked.seed or 0)
+        shown = settings.dataset if isinstance(settings.dataset, Subset) else source
+        init = WorkerInit(shown, settings.worker_init_fn, asked.seed or 0)
         source = RowsWithInit(source, init)
     count = slots_for(asked.prefetch)
     crew = start_crew(
