@@ -49,13 +49,13 @@ def test_an_epoch_that_another_loader_draws_twice_is_warned_of() -> None:
     first = made()
     other = DataLoader(list(range(9)), batch_sampler=first.batch_sampler)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         once = epoch(other)
     with pytest.warns(RuntimeWarning, match="epochs do not go on with it. Call set_epoch"):
         assert epoch(other) == once
     first.set_epoch(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         assert epoch(other) != once
 
 

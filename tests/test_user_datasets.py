@@ -516,7 +516,7 @@ def test_what_does_not_go_with_a_dataset_is_refused(
 def test_a_stock_loader_in_its_place_is_noticed() -> None:
     made = loader(list(range(12)), seed=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         assert sorted(torch.cat(list(made)).tolist()) == list(range(12))
     stock = TorchDataLoader(made.dataset, batch_sampler=made.batch_sampler)
     with pytest.warns(RuntimeWarning, match="put a stock DataLoader in its place"):

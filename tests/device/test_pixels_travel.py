@@ -149,7 +149,7 @@ def test_slots_shrink_and_what_decides_the_pixels_is_the_same(root: Path, sent: 
         next(iter(there))
         state = there.state_dict()
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", RuntimeWarning)
             here.load_state_dict(state)
         assert_same(list(here), batches(root, USUAL)[1:])
 

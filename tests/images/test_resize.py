@@ -166,7 +166,7 @@ def test_read_only_and_oddly_strided_images_are_taken_without_a_warning():
     for image in (frozen, plain[::-1, ::-1][::-1, ::-1], np.asfortranarray(plain)):
         for placement in (*boxes, Window(40, 36, 3, 2)):
             with warnings.catch_warnings():
-                warnings.simplefilter("error")
+                warnings.simplefilter("error", UserWarning)
                 row = filled(image, placement, 32)
             assert np.array_equal(row, filled(plain, placement, 32))
     turned = plain.transpose(1, 0, 2)[::-1]

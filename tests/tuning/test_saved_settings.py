@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_is_left_out_is_taken_from_the_file(file: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         with DataLoader(images(), 8, image_size=16, settings=file) as loader:
             assert (loader.num_workers, loader.prefetch) == (2, 5)
             assert not loader.adapts
@@ -65,11 +65,11 @@ def test_what_has_no_effect_on_whole_batches_is_said(file: Path) -> None:
         loader = DataLoader(list(range(64)), 8, settings=file)
     assert caught[0].filename == __file__
     with loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         assert sum(1 for _ in loader) == 8
         copy.copy(loader).close()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         DataLoader(list(range(64)), 8, settings=file, num_workers=0).close()
 
 
