@@ -47,6 +47,28 @@ with DataLoader(Mine(20), 4, image_size=4, num_workers=3, start_method={method!r
     list(loader)
 """
 
+OPENCVS_THREADS = """
+import time
+import cv2
+import numpy as np
+import torch
+from feedline import DataLoader
+
+class Blurred(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        pixels = np.full((512, 512, 3), index, np.uint8)
+        return torch.from_numpy(cv2.GaussianBlur(pixels, (31, 31), 5)[:8, :8])
+
+if __name__ == "__main__":
+    Blurred()[0]
+    time.sleep(1)  # until OpenCV's threads sleep
+    loader = DataLoader(Blurred(), 4, num_workers=2)
+    print([int(image[0, 0, 0]) for batch in loader for image in batch])
+"""
+
 LOADER_IN_A_DATASET = """
 from faulty import Steady
 from feedline.loader import DataLoader
@@ -130,3 +152,9 @@ def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
     assert "a loader with num_workers=1 was built inside a worker process" in errors
     assert "Build it in the training process, or with num_workers=0" in errors
     assert "if __name__" not in errors
+
+
+def test_workers_do_not_wait_for_opencvs_threads_which_no_fork_has(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+    output, errors = start_script(OPENCVS_THREADS, tmp_path).communicate(timeout=100)
+    assert output.strip() == str(list(range(16))), errors

@@ -128,4 +128,6 @@ def limit_threads() -> None:
     if torch is not None:
         torch.set_num_threads(1)
     if cv2 is not None:
-        cv2.setNumThreads(1)
+        # None, not one: for one OpenCV would end its threads, and wait for ever for those that a
+        # process had from which this one was forked.
+        cv2.setNumThreads(0)
