@@ -111,8 +111,13 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "NaN": (np.array([0.5, np.nan, *[1] * 10]), {}, "sample 1.* has the label nan, which is no fi"),
     "NaN in a row": ([[0.5, float("nan")]] * 12, {}, r"sample 0.*\[0\.5, nan\], which is no fin"),
     "infinite as float32": ([1e300] * 12, {}, r"1e\+300, which is no finite number of float32"),
-    "rows of texts": ([["a", "b"]] * 12, {}, "all must be numbers"),
-    "rows of two lengths": ([[1], *[[1, 2]] * 11], {}, "Rows must have one length"),
+    "rows of texts": ([["a", "b"]] * 12, {}, "in which 'a' is no number: all parts of a row must"),
+    "NaN as a text": (["a", " NaN", *["b"] * 10], {}, r"sample 1.*' NaN', as programs write one"),
+    "rows of two lengths": (
+        [[1], *[[1, 2]] * 11],
+        {},
+        r"\[1\] and sample 1.*Rows must have one len",
+    ),
     "rows of nothing": ([[]] * 12, {}, "an axis has length 0"),
     "objects": ([{}] * 12, {}, r"has the label \{\} \(dict\)"),
     "too large": ([2**70] * 12, {}, "fit into 64 bits"),
@@ -285,7 +290,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mixed": ("path,label\na,1\nb,cat", {}, "mixed types: 'cat' of sample 1.*and '1' is one.*clas"),
     "NaN": ("path,label\na,1\nb,nan", {}, r"CSV file.*sample 1, 'b', has .*nan"),
     "no label": ("path,label\na,1\nb,", {}, r"sample 1, 'b', has no label \(''\)"),
-    "no label of several": ("path,a\nx,", {"label": ["a"]}, "sample 0.* must be numbers"),
+    "no label of several": ("path,a\nx,", {"label": ["a"]}, "sample 0.* '' is no number"),
     "no path": ("path,label\n,1", {}, "sample 0 has an empty path"),
     "open quotes": ('path,label\n"a,1', {}, "cannot be read: unexpected end"),
     "two characters": ("path,label\na,1", {"sep": ",,"}, "sep must be one character"),
@@ -439,3 +444,34 @@ def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path
     for (images, labels), (other, other_labels) in zip(first, second, strict=True):
         assert torch.equal(labels, other_labels)
         assert (images.float() - other.float()).abs().mean() < 8
+
+
+def test_a_csv_files_whole_numbers_may_be_those_of_classes(tmp_path: Path) -> None:
+    table = tmp_path / "list.csv"
+    for cells, targets in (("1", [1, 0]), ("cat", [0, 0])):
+        table.write_text(f"path,label\na.jpg,{cells}\nb.jpg,{0 if cells == '1' else 'cat'}\n")
+        data = ImageList.from_csv(table, classes=["cat", "dog"])
+        assert data.targets.tolist() == targets
+    table.write_text("path,label\na.jpg,1\nb.jpg,0\n")
+    assert ImageList.from_csv(table, classes=["1", "0"]).targets.tolist() == [0, 1]
+
+
+def test_classes_of_a_frame_are_in_its_own_order() -> None:
+    pandas = pytest.importorskip("pandas")
+    sizes = ["small", "large"]
+    column = pandas.Categorical(["small", "large", "small"], categories=[*sizes, "medium"])
+    frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg", "c.jpg"], "label": column})
+    data = ImageList.from_frame(frame)
+    assert (data.classes, data.targets.tolist()) == ([*sizes, "medium"], [0, 1, 0])
+    assert ImageList.from_frame(frame, classes=["large", "small"]).targets.tolist() == [1, 0, 1]
+    frame["label"] = ["small", "large", "small"]
+    assert ImageList.from_frame(frame).classes == sorted(sizes)
+
+
+def test_classes_of_an_enum_of_polars_are_in_its_own_order() -> None:
+    polars = pytest.importorskip("polars")
+    sizes = ["small", "large"]
+    enum = polars.DataFrame(
+        {"path": ["a.jpg", "b.jpg"], "label": sizes}, schema_overrides={"label": polars.Enum(sizes)}
+    )
+    assert ImageList.from_frame(enum).classes == sizes

@@ -269,8 +269,12 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
     assert [name for name, _ in data.left_out] == [f"{path}/000{k}" for k in (1, 2, 3)]
     lacks = ("no image", "no label: there is only", "in its .cls is empty")
     assert all(text in why for text, (_, why) in zip(lacks, data.left_out, strict=True))
-    with pytest.raises(DatasetError, match=r"4 of 4 samples .*its \.json has none \(KeyError"):
+    with pytest.raises(
+        DatasetError, match=r"its \.json has none: there is no field 'labels'; there are"
+    ):
         ImageList.from_webdataset(path, label="json:labels", incomplete="skip", image="txt")
+    with pytest.raises(UsageError, match="a class of each whole JSON text: name the field"):
+        ImageList.from_webdataset(path, label="cls;json")
     with pytest.raises(DatasetError, match="4 of 4 samples cannot be used"):
         ImageList.from_webdataset(path, image="gif", incomplete="skip")
 

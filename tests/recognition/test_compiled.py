@@ -309,9 +309,9 @@ def test_what_cannot_be_read_is_an_error_that_names_it(pictures, tmp_path):
     bad = {
         "empty.jpg": (b"", "the file is empty"),
         "text.jpg": (b"<html>not found</html>", "a web page"),
-        "noise.jpg": (b"\xff\xd8\xff" + bytes(range(200)), "Pillow says"),
+        "noise.jpg": (b"\xff\xd8\xff" + bytes(range(200)), "Pillow (says|knows no such format)"),
         "cut.jpg": (pictures["plain.jpg"].read_bytes()[:900], "truncated|ends before"),
-        "cut.png": (pictures["plain.png"].read_bytes()[:900], "Pillow says"),
+        "cut.png": (pictures["plain.png"].read_bytes()[:900], "Pillow (says|knows no such format)"),
     }
     for name, (data, why) in bad.items():
         path = tmp_path / name

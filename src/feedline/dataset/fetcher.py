@@ -186,6 +186,8 @@ class DatasetFetcher:
             if odd is not None:
                 where, how = odd
                 note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
+            elif isinstance(samples, Sequence) and samples and _holds_none(samples[0]):
+                note(error, f"Sample {keys[0]!r} holds a None: does a transform return nothing?")
             raise
 
     def _samples(
@@ -234,8 +236,14 @@ class DatasetFetcher:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
             if first is not None and not samples:
+                alone = "It is the only sample of its batch"
                 if len(skipped) > 1:
-                    note(first, f"Not one of its batch's {len(skipped)} samples could be made.")
+                    alone = f"Not one of its batch's {len(skipped)} samples could be made"
+                note(
+                    first,
+                    f"{alone}, and a batch of nothing cannot be handed out. drop_last=True leaves "
+                    "small last batches out.",
+                )
                 raise first
             return samples, made
         finally:
@@ -247,3 +255,8 @@ class DatasetFetcher:
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, key)
             raise
+
+
+def _holds_none(sample: Any) -> bool:
+    parts = sample if isinstance(sample, (tuple, list)) else (sample,)
+    return any(part is None for part in parts)

@@ -48,7 +48,8 @@ class FromTables:
             image: the column of the paths.
             label: that of the labels; or a list of columns of numbers, which make a row together.
                 A column is of whole numbers where all cells are, of fractions where all are
-                numbers, and else of class names; with `classes` always of names.
+                numbers, and else of class names; with `classes` of names, or of whole numbers where
+                no cell is a name.
             transform: as of `ImageList`.
             root: the folder that relative paths are relative to, or its URL; None for the CSV
                 file's folder.
@@ -60,8 +61,7 @@ class FromTables:
             DatasetError: the file cannot be read or has no rows; and as `ImageList`.
             UsageError: it has no such column; numbers and texts are mixed; and as `ImageList`.
         """
-        as_text = options.get("classes") is not None
-        table = of_csv(path, image, label, sep=sep, as_text=as_text)
+        table = of_csv(path, image, label, sep=sep, classes=options.get("classes"))
         return cls._of(table, transform, _folder_of(path) if root is None else root, options)
 
     @classmethod
@@ -96,7 +96,8 @@ class FromTables:
         """The images that a DataFrame of pandas or polars lists.
 
         Arguments and errors are those of `from_csv`; relative paths are relative to the working
-        directory, unless `root` is given.
+        directory, unless `root` is given. Of a column of pandas' categories or of a polars Enum
+        these are the classes, in their order.
         """
         return cls._of(of_frame(frame, image, label), transform, root, options)
 
@@ -108,6 +109,8 @@ class FromTables:
         root: str | os.PathLike[str] | None,
         options: dict[str, Any],
     ) -> Self:
+        if table.classes is not None and options.get("classes") is None:
+            options = {**options, "classes": table.classes}
         try:
             return cls(table.images, table.labels, transform, root=root, **options)
         except UsageError as error:  # DatasetError is one

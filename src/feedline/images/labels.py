@@ -157,17 +157,34 @@ def _array(values: Sequence[Any], kind: str, called: Callable[[int], str]) -> Ar
     try:
         array = np.array([np.asarray(value) for value in values] if kind == "row" else values)
     except (ValueError, OverflowError, TypeError) as error:
+        other = _of_another_shape(values) if kind == "row" else None
+        if other is not None:
+            raise UsageError(
+                f"{called(0)} has the label {values[0]!r:.200} and {called(other)} has "
+                f"{values[other]!r:.200}. Rows must have one length"
+            ) from error
         raise UsageError(
-            f"no array can be made of the labels: {error}. Rows must have one length, and whole "
-            "numbers fit into 64 bits"
+            f"no array can be made of the labels: {str(error).rstrip('.')}. Rows must have one "
+            "length, and whole numbers fit into 64 bits"
         ) from error
     bad = next((k for k in _doubtful(array, values) if not _is_number(values[k])), None)
     if bad is not None:
-        raise UsageError(
-            f"{called(bad)} has the label {values[bad]!r:.200}, and all must be numbers that fit "
-            "into 64 bits"
-        )
+        parts = values[bad] if isinstance(values[bad], (list, tuple)) else ()
+        text = next((part for part in parts if isinstance(part, str)), None)
+        must = "and all must be numbers that fit into 64 bits"
+        if text is not None:
+            must = f"in which {text!r:.99} is no number: all parts of a row must be"
+        raise UsageError(f"{called(bad)} has the label {values[bad]!r:.200}, {must}")
     return array
+
+
+def _of_another_shape(values: Sequence[Any]) -> int | None:
+    """The first row that has another shape than the first one."""
+    try:
+        shapes = [np.shape(value) for value in values]
+    except ValueError:  # one has parts of several lengths itself
+        return None
+    return next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
 
 
 def _doubtful(array: Array, values: Sequence[Any]) -> Iterable[int]:
@@ -215,7 +232,7 @@ def _numbered(
         raise UsageError(f"{called(sample)} has no label (''): give it one, or leave it out")
     if classes is None:
         known = sorted(set(values))
-        _check_blanks(known, values, called)
+        _check_names(known, values, called)
     else:
         known = classes
     number = {name: k for k, name in enumerate(known)}
@@ -230,10 +247,15 @@ def _numbered(
     return Labels(np.array([number[name] for name in values], np.int64), list(map(str, known)))
 
 
-def _check_blanks(known: list[str], values: Sequence[str], called: Callable[[int], str]) -> None:
-    """See whether names that a table has made of one class are two, by blanks around them."""
+def _check_names(known: list[str], values: Sequence[str], called: Callable[[int], str]) -> None:
+    """See whether programs have written a label that is missing, or blanks around a name."""
     plain: dict[str, str] = {}
     for name in known:
+        if name.strip().lower() == "nan":
+            raise UsageError(
+                f"{called(list(values).index(name))} has the label {name!r}, as programs write one "
+                "that is missing: leave the sample out, or give classes=[...] where it is a class"
+            )
         other = plain.setdefault(name.strip(), name)
         if other != name:
             samples = [list(values).index(each) for each in (other, name)]

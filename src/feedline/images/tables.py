@@ -34,11 +34,13 @@ class Table(NamedTuple):
         images: the paths, as the table has them.
         labels: one for each; rows of some where several columns were named.
         where: what to call the table.
+        classes: of the labels, where the table itself has put them in an order.
     """
 
     images: list[Any]
     labels: list[Any]
     where: str
+    classes: list[str] | None = None
 
 
 def of_csv(
@@ -47,7 +49,7 @@ def of_csv(
     label: str | Sequence[str],
     *,
     sep: str,
-    as_text: bool,
+    classes: Any,
 ) -> Table:
     """Two columns of a CSV file, UTF-8, whose first line names the columns.
 
@@ -55,8 +57,9 @@ def of_csv(
         path: of the file.
         image, label: the columns' names.
         sep: what stands between cells, one character.
-        as_text: labels are texts, whatever they look like; else they are whole numbers where all
-            of a column are, and fractions where all are numbers.
+        classes: names of classes, or None. Labels are texts where one is among them, whatever they
+            look like; else whole numbers where all of a column are. Without names they are also
+            fractions, where all are numbers.
 
     Raises:
         DatasetError: the file cannot be read, or has no rows.
@@ -94,7 +97,10 @@ def of_csv(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with a line for each image"
         ) from error
     texts = columns[1:]
-    labels = texts if as_text else [typed(where, column) for column in texts]
+    labels = [
+        typed(where, column) if classes is None or _are_numbers(column, classes) else column
+        for column in texts
+    ]
     return _table(where, columns[0], labels, several=not isinstance(label, str))
 
 
@@ -144,7 +150,18 @@ def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
     for name in wanted:
         _place(where, header, name)
     columns = [frame[name].to_list() for name in wanted]
-    return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+    table = _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+    if not isinstance(label, str):
+        return table
+    return table._replace(classes=_categories(frame[label].dtype))
+
+
+def _categories(dtype: Any) -> list[str] | None:
+    """The names that a column was declared with, in order: pandas' categories, polars' Enum."""
+    if type(dtype).__name__ not in ("CategoricalDtype", "Enum"):
+        return None
+    names = list(dtype.categories)
+    return names if names and all(isinstance(name, str) for name in names) else None
 
 
 def _file(kind: str, path: Any) -> tuple[str, str]:
@@ -186,10 +203,14 @@ def _place(where: str, header: Sequence[Any], name: str) -> int:
     near = difflib.get_close_matches(name, known, _NEAR)
     nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
     some = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
+    blank = [each for each in known if each.strip() == name]
+    if blank:
+        nearest = f": the blanks of {blank[0]!r} belong to its name"
     seps = [sep for sep in ";\t|," if len(known) == 1 and sep in known[0]]
     hint = f"; if there are several, give sep={seps[0]!r}" if seps else ""
     raise UsageError(
         f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}{hint}"
+        + ("" if near or blank or hint else ". The first line of a file names its columns")
     )
 
 
@@ -219,6 +240,12 @@ def typed(
                 f"and {other!r:.99} is one. If all are names of classes, give them in `classes`"
             )
     return cells if "" in cells else list(map(float, cells))
+
+
+def _are_numbers(cells: list[str], classes: Any) -> bool:
+    """Whether cells are numbers of classes, where these have names."""
+    names = set(ordered(classes) or ())
+    return names.isdisjoint(cells) and all(map(_WHOLE.fullmatch, cells))
 
 
 def _table(where: str, images: list[Any], columns: list[list[Any]], *, several: bool) -> Table:

@@ -115,7 +115,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             not there or not finished is filled during an epoch of originals, and read from the
             next iteration on: see docs/CACHE.md.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
-            leaves its row out of its batch and lists it in `skipped`.
+            leaves its row out of its batch and lists it in `skipped`; where not one of a batch
+            can be loaded, it raises, as a batch of nothing cannot be handed out.
         start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
             Linux; for any other Dataset what multiprocessing would take.
         rank, world_size: this process's share, with a seed or a schedule. None asks

@@ -41,7 +41,11 @@ def samples_to_skip(
         what = f"sample {sample}, {first.kind}: {what}"
     what += f" (epoch {batch.epoch}, step {batch.step})"
     if on_error == "skip":
-        what = f"not one of a batch's {batch.rows} samples could be loaded; the first: {what}"
+        what = (
+            f"not one of a batch's {batch.rows} samples could be loaded; the first: {what}. A "
+            "batch of nothing cannot be handed out: remove or mend the sample, or leave small last "
+            "batches out (drop_last=True)"
+        )
     else:
         what += '. Mend or remove it, or skip such samples: on_error="skip", --on-error skip'
     raise ImageError(what) if unreadable else SampleError(f"{what}\n{first.trace}".rstrip())

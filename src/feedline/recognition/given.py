@@ -14,7 +14,7 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
@@ -104,9 +104,10 @@ def opened(file: FileBytes, why: ImageError | None) -> Image.Image:
         return Image.open(io.BytesIO(file.data)).convert("RGB")
     except Exception as error:
         ours = f"{why}; " if why is not None else ""
-        raise ImageError(
-            f"{file.name} cannot be loaded: {ours}Pillow says {said(error)}"
-        ) from error
+        pillow = f"Pillow says {said(error)}"
+        if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+            pillow = "Pillow knows no such format either"
+        raise ImageError(f"{file.name} cannot be loaded: {ours}{pillow}") from error
 
 
 def has_rgb_pixels(image: object) -> bool:

@@ -176,6 +176,11 @@ def _check(dataset: Any, replacements: Replacements) -> None:
     """Raise NotRecognised where something else than the pipeline could matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
+    if ImageSource in kind.__mro__:
+        raise NotRecognised(
+            f"{kind.__name__} is a source of feedline's own within another dataset, of which only "
+            "torch's Subset is taken apart: make one ImageList of all images."
+        )
     if module is None or module.DatasetFolder not in kind.__mro__:
         raise NotRecognised(
             f"{kind.__name__} is not torchvision's ImageFolder or DatasetFolder, nor a subclass."

@@ -14,6 +14,8 @@ from feedline.stores.shard_samples import ShardMember, content_of
 
 __all__ = ["LabelPlace", "endings_of", "label_at", "label_places"]
 
+_NAMED = 10
+
 LabelPlace = tuple[str, tuple[str, ...]]
 """The ending of a file, and the names that lead to a value in it; none for its whole text."""
 
@@ -44,6 +46,11 @@ def label_places(given: Any) -> tuple[LabelPlace, ...]:
         if not ending or not all(fields):
             places = []
             break
+        if ending == "json" and not fields:
+            raise UsageError(
+                f"label={given!r:.200} would make a class of each whole JSON text: name the field "
+                'that holds the label, as "json:label" or "json:about.label"'
+            )
         places.append((ending, fields))
     if not places:
         raise UsageError(
@@ -75,12 +82,25 @@ def label_at(
             if fields:
                 value = json.loads(value)
                 for name in fields:
+                    if not isinstance(value, dict) or name not in value:
+                        raise LookupError(_no_field(name, value))
                     value = value[name]
-        except (ValueError, RecursionError, LookupError, TypeError) as error:
-            problem = f"its .{ending} has none ({type(error).__name__}: {error})"
+        except LookupError as error:
+            problem = f"its .{ending} has none: {error.args[0]}"
+            continue
+        except (ValueError, RecursionError) as error:
+            problem = f"its .{ending} cannot be read ({type(error).__name__}: {error})"
             continue
         if value not in ("", None):
             return value, ""
         problem = f"that in its .{ending} is empty"
     has = ", ".join(f".{ending}" for ending in found)
     return None, f"it has no label: {problem or f'there is only {has}'}"
+
+
+def _no_field(name: str, value: Any) -> str:
+    """Why there is no such field in a value of JSON."""
+    if not isinstance(value, dict):
+        return f"{name!r} was wanted of {value!r:.99}, which has no fields"
+    there = ", ".join(map(repr, list(value)[:_NAMED])) or "none"
+    return f"there is no field {name!r}; there are: {there}"

@@ -21,13 +21,17 @@ __all__ = ["as_text", "keys_of", "opened", "texts_at"]
 _PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 
 
+_NAMED = 3
+
+
 def opened(path: str) -> OpenLmdb:
     """An LMDB that is to be looked through.
 
     Raises:
         DatasetError: there is none, it is damaged, or the package lmdb is missing.
     """
-    if not os.path.exists(path):
+    holds = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+    if not os.path.exists(holds):
         raise DatasetError(
             f"there is no LMDB {path!r}: name the folder that holds its data.mdb, or its file"
         )
@@ -59,10 +63,11 @@ def keys_of(
     else:
         keys, numbers = [_as_bytes(key, sample) for sample, key in enumerate(given)], None
     if not keys:
+        asked = "" if given is None else f" of {given!r:.99}"
+        there = _listed(lmdb)[:_NAMED] if given is not None else []
         raise DatasetError(
-            f"the LMDB {path!r} has no entries"
-            + ("" if given is None else " of those that are asked for")
-            + ": there is nothing to load"
+            f"the LMDB {path!r} has no entries{asked}: there is nothing to load"
+            + (f"; it has {', '.join(repr(as_text(key)) for key in there)}, ..." if there else "")
         )
     return keys, numbers
 
