@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from feedline.dataset.attributes import attributes
+from feedline.recognition.subsets import has_images
 from feedline.recognition.wrappers import users_call
 
 __all__ = ["Outline", "outline"]
@@ -85,16 +86,11 @@ def _add(thing: Any, values: list[object], seen: set[int]) -> None:
                 values.extend(thing)  # the keys
             for part in thing.values() if kind is dict else thing:
                 _add(part, values, seen)
-    elif issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or _is_source(kind):
+    elif issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind):
         _look_into(thing, values, seen)
     elif call := users_call(thing):  # it may stand for the transforms that it has
         values.append(call)
         _look_into(thing, values, seen)
-
-
-def _is_source(kind: type) -> bool:
-    """Whether it is a source of feedline's own, or derives from one."""
-    return any(base.__module__.startswith("feedline.images.") for base in kind.__mro__)
 
 
 def _look_into(thing: object, values: list[object], seen: set[int]) -> None:

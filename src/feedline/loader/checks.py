@@ -6,7 +6,6 @@ Guarantees: what cannot be used is a UsageError that says what was asked and wha
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from feedline.plan.order import window_of
 from feedline.plan.schedule import MAX_SIZE_PX, Schedule
 from feedline.plan.state import is_size
 from feedline.recognition.steps import NotRecognised
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.subsets import has_images, unwrapped
 
 __all__ = [
     "check_arguments",
@@ -60,15 +59,11 @@ def own_source(dataset: object) -> Any:
         inner, subsets = unwrapped(dataset)
     except NotRecognised:
         return None
-    if subsets and not _has_images(inner):  # whatever it is, it is not known what samples it has
+    if subsets and not has_images(
+        type(inner)
+    ):  # whatever it is, it is not known what samples it has
         return None
     return inner if _is_source(inner) else None
-
-
-def _has_images(dataset: object) -> bool:
-    # Decoders need not be loaded for anything else.
-    module: Any = sys.modules.get("feedline.images.image_source")
-    return module is not None and module.ImageSource in type(dataset).__mro__
 
 
 def _is_source(dataset: object) -> bool:

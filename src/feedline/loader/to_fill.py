@@ -65,16 +65,15 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     """
     asked = settings.asked
     assert asked.cache is not None
-    files = source.originals()
+    whole = own_source(settings.dataset)
+    files = (source if whole is None else whole).originals()  # all, where a Subset chooses some
     if isinstance(files, RemoteImages):
         raise UsageError(
             f"{asked.cache!r} is no cache yet, and one of images at URLs is not filled while a "
             "training runs: build it first with feedline.build_cache(dataset, ...), or leave "
             "`cache` out, as what is fetched is kept here in any case"
         )
-    whole = own_source(settings.dataset)
     if whole is not None:
-        files = whole.originals()  # of all images, where a Subset chooses some
         where, classes = whole.root, list(whole.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:

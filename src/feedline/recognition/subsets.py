@@ -7,6 +7,7 @@ whole numbers within what they choose from.
 from __future__ import annotations
 
 import operator
+import sys
 from types import FunctionType
 from typing import Any
 
@@ -17,9 +18,16 @@ from torch.utils.data import dataset as torch_dataset
 from feedline.recognition.steps import NotRecognised
 from feedline.stores.chosen_store import Numbers
 
-__all__ = ["chosen_by", "numbers_of", "replaced", "unwrapped"]
+__all__ = ["chosen_by", "has_images", "numbers_of", "replaced", "unwrapped"]
 
 _DEEPEST = 100  # subsets of subsets
+
+
+def has_images(kind: type) -> bool:
+    """Whether it is a class of feedline's own sources of images, or derives from one."""
+    # Where it is one, its module is there; decoders need not be loaded for anything else.
+    module: Any = sys.modules.get("feedline.images.image_source")
+    return module is not None and module.ImageSource in kind.__mro__
 
 
 def unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
