@@ -11,7 +11,8 @@ FeedlineError
 ├── SampleError (RuntimeError)     one sample could not be loaded; names it
 │   └── ImageError                 an image that cannot be decoded as it claims to be
 └── WorkerError (RuntimeError)     the machinery broke: a worker or the fork server failed
-    └── StartError                 a worker could not begin with the dataset that it was given
+    ├── StartError                 a worker could not begin with the dataset that it was given
+    └── LoadTimeoutError           no batch came within `timeout` seconds
 
 A message says what was asked, what was found, the likely cause and the next step.
 `UsageError` and below and `ResourceError` end a command with exit status 2, the others with 1.
@@ -26,6 +27,7 @@ __all__ = [
     "DatasetError",
     "FeedlineError",
     "ImageError",
+    "LoadTimeoutError",
     "ResourceError",
     "SampleError",
     "SaveError",
@@ -84,6 +86,30 @@ class WorkerError(FeedlineError, RuntimeError):
 
 class StartError(WorkerError):
     """A worker could not begin with the dataset that it was given. Holds the worker's traceback."""
+
+
+class LoadTimeoutError(WorkerError):
+    """No batch came within the loader's `timeout`. Iterating again loads the same batch again.
+
+    Args:
+        message: what happened.
+        seconds: for how long no worker finished anything.
+        worker: number of the worker that the batch waits for; None if unknown.
+        sample: number or key of the sample that this worker is on; None if unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        seconds: float = 0.0,
+        worker: int | None = None,
+        sample: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.worker = worker
+        self.sample = sample
 
 
 def note(error: BaseException, text: str) -> None:

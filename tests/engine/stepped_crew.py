@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feedline.engine.crew import Death
+from feedline.engine.crew import CurrentRow, Death
 from feedline.engine.inline_crew import InlineCrew
 from feedline.engine.messages import Report
 from feedline.engine.source import Source
@@ -41,17 +41,17 @@ class SteppedCrew(InlineCrew):
         self.now_s, self._piece_s = self.now_s + left_s, 0.0
         return super().wait(left_s)
 
-    def busy(self) -> dict[int, tuple[int, int]]:
+    def busy(self) -> dict[int, CurrentRow]:
         """The oldest piece, and the row that time has come to."""
         if not self._queue:
             return {}
         row = int(np.searchsorted(self._ends(), self._piece_s, side="right"))
-        return {0: (self._queue[0].id, row)}
+        return {0: CurrentRow(self._queue[0].id, row)}
 
     def kill(self, seat: int, why: str) -> None:
         """Note whom the feed takes for hung: the sample."""
         piece = self._queue[0]
-        self.killed.append(int(piece.samples[self.busy()[seat][1]]))
+        self.killed.append(int(piece.samples[self.busy()[seat].row]))
 
     def _ends(self) -> list[float]:
         """When each row of the oldest piece is made, in seconds since the piece began."""

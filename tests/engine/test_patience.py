@@ -1,38 +1,268 @@
-"""Who is taken for hung: a worker that stays on one row, and none that goes on."""
+"""Which workers are replaced when they stay on a row, and which are waited for."""
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from faulty import Steady
 from feeds import expected, feed_on, plan_of, planned, slot_bytes, take
 from stepped_crew import SteppedCrew
+from torch.utils.data import IterableDataset
 
 from feedline.engine import feed as feed_module
+from feedline.engine.crew import CurrentRow
+from feedline.engine.patience import Patience, Place
+from feedline.errors import LoadTimeoutError, SampleError, WorkerError
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.plan.row import Item
+from processes import eventually
+from sets import Made
 from sources import Rows
 
 SOURCE = Rows(12)
 PLAN = plan_of(SOURCE, 12)  # one batch, and for one worker one piece
+LIMIT_S = 3.5
 
 
-def killed_while(monkeypatch: pytest.MonkeyPatch, row_s: dict[int, float]) -> list[int]:
-    """The samples at which a feed with 3.5 s of patience kills the worker, and the batch comes."""
-    crew = SteppedCrew(SOURCE, slot_bytes(SOURCE, 12), row_s)
-    monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=crew.monotonic))
-    feed = feed_on(crew, SOURCE, 12, slots=1, workers=1, timeout_s=3.5)
-    feed.start(planned(PLAN))
-    assert take(feed, SOURCE) == expected(SOURCE, PLAN)
-    return crew.killed
+class Workers:
+    """Workers as `Patience` sees them: what each is on is set by hand."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, CurrentRow] = {}
+        self.ready: set[int] = set()
+        self.reading: set[int] = set()
+        self.killed: list[int] = []
+        self.pids = [1, 2]
+
+    def busy(self) -> dict[int, CurrentRow]:
+        return self.rows
+
+    def idle(self) -> set[int]:
+        return self.ready
+
+    def waits_for_storage(self, seat: int) -> bool:
+        return seat in self.reading
+
+    def kill(self, seat: int, why: str) -> None:
+        self.killed.append(seat)
+
+
+def patience_on(workers: Workers) -> Patience:
+    """Each task is a row of one batch, by its id."""
+    return Patience(workers, LIMIT_S, lambda id, row: Place(0, id % 100, id, f"sample {id}"))  # type: ignore[arg-type]
+
+
+def check(patience: Patience, seconds: int = 6) -> None:
+    for _ in range(seconds):
+        patience.check(1.0, False)
+
+
+def test_a_worker_that_alone_is_stuck_is_replaced_when_the_others_have_nothing_left_to_do() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
+    patience.finished(1, 20)
+    check(patience)
+    assert workers.killed == [0]
+    # Again, on another worker, with no other task left.
+    workers.rows, workers.ready = {1: CurrentRow(107, 0, since_ns=30)}, {0}
+    check(patience)
+    assert workers.killed == [0, 1]
+
+
+@pytest.mark.parametrize("begun_ns", [5, None])
+def test_tasks_that_others_began_earlier_are_no_progress(begun_ns: int | None) -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
+    if begun_ns is not None:
+        patience.finished(1, begun_ns)
+    check(patience)
+    assert workers.killed == []
+
+
+def test_workers_that_are_all_stuck_are_waited_for_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
+    patience.finished(1, 12)
+    with caplog.at_level(logging.WARNING, "feedline"):
+        check(patience, 100)
+    assert workers.killed == []
+    assert len(caplog.records) == 1
+    assert "sample 7" in caplog.text
+
+
+def test_one_worker_is_never_replaced() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    patience.finished(0, 5)
+    workers.rows = {0: CurrentRow(7, 0, since_ns=10)}
+    check(patience, 100)
+    assert workers.killed == []
+
+
+def test_a_worker_that_reads_from_storage_is_never_replaced() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, {1}, {0}
+    patience.finished(1, 20)
+    check(patience, 100)
+    assert workers.killed == []
+
+
+def test_ready_workers_that_begin_nothing_are_an_error() -> None:
+    workers = Workers()
+    workers.ready = {0, 1}
+    with pytest.raises(WorkerError):
+        check(patience_on(workers), 100)
 
 
 @pytest.mark.parametrize("row_s", [0.4, 1.0, 2.5])
 def test_a_worker_that_goes_on_row_by_row_is_not_taken_for_hung(
     row_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert killed_while(monkeypatch, dict.fromkeys(range(12), row_s)) == []
+    crew = SteppedCrew(SOURCE, slot_bytes(SOURCE, 12), dict.fromkeys(range(12), row_s))
+    monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=crew.monotonic))
+    feed = feed_on(crew, SOURCE, 12, slots=1, workers=1, timeout_s=LIMIT_S)
+    feed.start(planned(PLAN))
+    assert take(feed, SOURCE) == expected(SOURCE, PLAN)
+    assert crew.killed == []
 
 
-def test_a_worker_that_stays_on_a_row_for_longer_than_its_timeout_is_killed_for_that_row(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.loader.backends.build._ROW_TIMEOUT_S", 1.0)
+
+
+class Stalled(Steady):
+    """Rows that are all made only when a file is there; or one of them never."""
+
+    def __init__(self, folder: Path, hangs: int = -1) -> None:
+        super().__init__(96)
+        self.here, self.hangs = folder / "here", hangs
+
+    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+        assert eventually(self.here.exists, within_s=60)
+        if item.sample == self.hangs:
+            threading.Event().wait()
+        super().load(item, row)
+
+
+class Warned(logging.Handler):
+    """Calls a function at the first warning."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(logging.WARNING)
+        self.call, self.texts = call, []  # type: ignore[var-annotated]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.call()
+
+    def __enter__(self) -> Warned:
+        logging.getLogger("feedline").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("feedline").removeHandler(self)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_storage_that_stalls_is_waited_for(workers: int, row_limit: None, tmp_path: Path) -> None:
+    source = Stalled(tmp_path)
+    loader = DataLoader(source, 16, num_workers=workers, image_size=8, shuffle=False, seed=0)
+    with loader, Warned(source.here.touch) as warned:
+        labels = [label for _, labels in loader for label in labels.tolist()]
+        assert labels == list(range(96))
+        assert not loader.worker_deaths
+    assert len(warned.texts) == 1
+    assert "sample-" in warned.texts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_sample_that_hangs_alone_is_named(on_error: str, row_limit: None, tmp_path: Path) -> None:
+    source = Stalled(tmp_path, hangs=41)
+    source.here.touch()
+    options: dict[str, Any] = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": on_error}
+    with DataLoader(source, 16, num_workers=2, **options) as loader:
+        if on_error == "raise":
+            with pytest.raises(SampleError, match="sample-41"):
+                list(loader)
+        else:
+            labels = [label for _, labels in loader for label in labels.tolist()]
+            assert labels == [k for k in range(96) if k != 41]
+        assert len(loader.worker_deaths) == 2
+
+
+def test_a_file_that_cannot_be_opened_for_long_is_waited_for(
+    row_limit: None, jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert killed_while(monkeypatch, {5: 6.0}) == [5]
+    flag, open_now = tmp_path / "here", os.open
+
+    def slow(path: Any, *args: Any, **options: Any) -> int:
+        if os.fsencode(path).endswith(victim):
+            assert eventually(flag.exists, within_s=60)
+        return open_now(path, *args, **options)
+
+    source = ImageFolder(jpeg_folder)
+    victim = os.path.basename(os.fsencode(source.path(4)))
+    monkeypatch.setattr(os, "open", slow)
+    options: dict[str, Any] = {"image_size": 8, "seed": 0, "start_method": "fork"}
+    with DataLoader(source, 4, num_workers=2, **options) as loader, Warned(flag.touch) as warned:
+        assert sum(len(labels) for _, labels in loader) == 12
+        assert not loader.worker_deaths
+    assert victim.decode() in warned.texts[0]
+
+
+def rows(folder: Path) -> Any:
+    return Stalled(folder)
+
+
+def samples(folder: Path) -> Any:
+    return Made(96, lambda index: eventually((folder / "here").exists, within_s=60) and index)
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Any:
+        assert eventually((self.folder / "here").exists, within_s=60)
+        return iter(range(96))
+
+
+@pytest.mark.parametrize("dataset", [rows, samples, Stream])
+def test_a_timeout_is_torchs_error_with_its_facts_and_the_batch_comes_later(
+    dataset: Any, tmp_path: Path
+) -> None:
+    options = {"image_size": 8, "seed": 0} if dataset is rows else {}
+    with DataLoader(dataset(tmp_path), 16, num_workers=1, timeout=1, **options) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match="timed out") as caught:
+            next(batches)
+        assert isinstance(caught.value, LoadTimeoutError)
+        assert caught.value.worker == 0
+        assert caught.value.seconds >= 1
+        assert caught.value.sample == (None if dataset is Stream else 0)
+        assert not loader.worker_deaths
+        (tmp_path / "here").touch()
+        assert len(list(batches)) == 6
+
+
+def test_a_timeout_does_not_end_work_that_goes_on(tmp_path: Path) -> None:
+    with DataLoader(
+        Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, piece_ms=100
+    ) as loader:
+        assert len(list(loader)) == 2

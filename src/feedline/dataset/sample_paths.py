@@ -10,7 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["sample_bytes", "sample_path"]
+from feedline.plan.batches import Batch
+
+__all__ = ["key_in_words", "sample_bytes", "sample_path"]
 
 _LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames")
 _DEEPEST = 16  # subsets of subsets
@@ -46,6 +48,16 @@ def _path(dataset: Any, number: int) -> str | None:
     if type(dataset).__module__.startswith("feedline."):
         return str(dataset.path(number))  # as its own ImageFolder has it
     return None
+
+
+def key_in_words(dataset: Any, batch: Batch, row: int) -> tuple[Any, str]:
+    """Key of a batch's sample, and what to call it with its path; None if it is not known."""
+    keys = batch.asked if isinstance(batch.asked, (list, tuple)) else [batch.asked]
+    if hasattr(dataset, "__getitems__") or row >= len(keys):
+        return None, f"a batch of {len(keys)} samples"
+    key = keys[row]
+    path = sample_path(dataset, key) if isinstance(key, int) else None
+    return key, f"sample {key!r}" + (f", {path}" if path else "")
 
 
 def sample_bytes(dataset: Any) -> int | None:

@@ -21,9 +21,10 @@ _LINES_BYTES = MAX_SEATS * _WORDS * 8
 BOARD_BYTES = _LINES_BYTES + MAX_SEATS * PAGE_BYTES
 """The head of a block; slots lie behind it."""
 
-PIECE, ROW, PID = 0, 1, 2
+PIECE, ROW, PID, SINCE, READING = range(5)
 """Columns: the piece held, 0 for none; the row of it being made, counted from 0; the process id, 0
-before the worker is ready for its first piece."""
+before the worker is ready for its first piece; when the row was begun (of a whole batch: the task),
+on the monotonic clock in ns; 1 while the worker reads from storage."""
 
 
 def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -16,17 +16,17 @@ import logging
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.board import MAX_SEATS, PIECE, ROW, board_of
+from feedline.engine.board import MAX_SEATS, PID, PIECE, READING, ROW, SINCE, board_of
 from feedline.engine.memory import Memfd, Named
 from feedline.engine.messages import Report, Task
 from feedline.errors import StartError, UsageError, WorkerError
 
-__all__ = ["MAX_FRUITLESS_DEATHS", "UNGUARDED", "Crew", "Death", "ProcessCrew"]
+__all__ = ["MAX_FRUITLESS_DEATHS", "UNGUARDED", "Crew", "CurrentRow", "Death", "ProcessCrew"]
 
 MAX_FRUITLESS_DEATHS = 8
 """Workers that end one after another, before any has finished anything, until this is an error."""
@@ -49,12 +49,30 @@ class Death:
         lost: ids of the pieces it held, not made.
         piece: the one of them that it was working on; 0 where none is to blame.
         row: the row of that piece that it was on, counted from 0.
+        hung: `kill` was called.
     """
 
     how: str
     lost: tuple[int, ...] = ()
     piece: int = 0
     row: int = 0
+    hung: bool = False
+
+
+class CurrentRow(NamedTuple):
+    """The row that a worker is on.
+
+    Args:
+        piece: id of its task.
+        row: counted from 0 within the task.
+        since_ns: when it was begun (of a whole batch: the task), on the monotonic clock.
+        pid: of the worker.
+    """
+
+    piece: int
+    row: int
+    since_ns: int = 0
+    pid: int = 0
 
 
 class Crew(Protocol):
@@ -83,8 +101,14 @@ class Crew(Protocol):
     def recall(self) -> list[int]:
         """Take back the pieces that no worker has begun; their ids."""
 
-    def busy(self) -> dict[int, tuple[int, int]]:
-        """What the workers hold: seat to (piece, row)."""
+    def busy(self) -> dict[int, CurrentRow]:
+        """Workers that are at a task, by seat."""
+
+    def idle(self) -> set[int]:
+        """Seats of the workers that are ready for a task and have none."""
+
+    def waits_for_storage(self, seat: int) -> bool:
+        """True if a worker is inside a read of its store, or in the kernel's disk sleep."""
 
     def kill(self, seat: int, why: str) -> None:
         """Kill a worker; its `Death` will say why."""
@@ -118,10 +142,22 @@ class ProcessCrew:
         """The shared memory, shape (bytes,); its head is the board."""
         return self._memory.array
 
-    def busy(self) -> dict[int, tuple[int, int]]:
-        """What the workers hold: seat to (piece, row)."""
+    def busy(self) -> dict[int, CurrentRow]:
+        """Workers that are at a task, by seat."""
         lines = {seat: self._board[seat].tolist() for seat in self._workers}
-        return {seat: (line[PIECE], line[ROW]) for seat, line in lines.items() if line[PIECE] > 0}
+        return {
+            seat: CurrentRow(line[PIECE], line[ROW], line[SINCE], line[PID])
+            for seat, line in lines.items()
+            if line[PIECE] > 0
+        }
+
+    def idle(self) -> set[int]:
+        """Seats of the workers that are ready for a task and have none."""
+        return {s for s in self._workers if self._board[s, PID] and not self._board[s, PIECE]}
+
+    def waits_for_storage(self, seat: int) -> bool:
+        """True if a worker is inside a read of its store, or in the kernel's disk sleep."""
+        return bool(self._board[seat, READING]) or _in_disk_sleep(int(self._board[seat, PID]))
 
     def _not_started(self, report: Report) -> StartError:
         """What a report with id 0 means: a worker could not open its source."""
@@ -142,10 +178,11 @@ class ProcessCrew:
         Raises:
             WorkerError: too many in a row ended, and none of them finished anything.
         """
-        how = self._killed.pop(seat, None) or _how_it_ended(pid, status)
+        killed = self._killed.pop(seat, None)
+        how = killed or _how_it_ended(pid, status)
         self._count_death(how)
         piece, row = self._board[seat, [PIECE, ROW]].tolist()
-        return Death(how, tuple(lost), piece if piece in lost else 0, row)
+        return Death(how, tuple(lost), piece if piece in lost else 0, row, hung=killed is not None)
 
     def _count_death(self, how: str) -> None:
         _log.warning("%s; another worker does its work again", how)
@@ -160,6 +197,15 @@ class ProcessCrew:
         """Let go of the memory."""
         self._board = np.empty((0, 8), np.int64)
         self._memory.close()
+
+
+def _in_disk_sleep(pid: int) -> bool:
+    """True if the kernel says that a process waits for a disk or server, as in a page fault."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
+    except OSError:  # no /proc here, or the process has ended
+        return False
 
 
 def _how_it_ended(pid: int, status: int) -> str:

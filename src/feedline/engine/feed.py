@@ -4,8 +4,8 @@ Guarantees: batches come in the order they were planned, each row made by exactl
 piece whose worker died is made again; a row that kills its worker twice is given up and named.
 A source of rows has its batches divided into pieces; a source of whole batches gets one task for
 each batch.
-Every wait has a deadline: a worker that makes no progress on one row is killed and counts as
-dead. No thread runs here: pieces are queued ahead of need, and all else happens in `take`.
+Every wait has a deadline, if the user has set one, and a check of the workers: see `patience`.
+No thread runs here: pieces are queued ahead of need, and all else happens in `take`.
 Relies on: a crew that hands every piece back exactly once.
 """
 
@@ -14,17 +14,18 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 from feedline.engine.board import pages_of
 from feedline.engine.crew import Crew, Death
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
-from feedline.engine.messages import Failure, Report
-from feedline.engine.patience import CHECK_S, Patience
+from feedline.engine.messages import HUNG, Failure, Report
+from feedline.engine.patience import CHECK_S, Patience, Place
 from feedline.engine.tasks import PieceTasks, Span, Tasks
-from feedline.errors import WorkerError
+from feedline.errors import LoadTimeoutError
 from feedline.plan.batches import Batch
 from feedline.trace.stage_page import Spent, read_pages
 
@@ -36,6 +37,11 @@ _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
 _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
+def _sample(batch: Batch, row: int) -> tuple[Any, str]:
+    sample = int(batch.samples[row])
+    return sample, f"sample {sample}"
+
+
 class Feed:
     """Batches through slots, made by a crew.
 
@@ -43,9 +49,11 @@ class Feed:
         tasks: how batches are asked for, and the slots they are made in.
         crew: the workers.
         settings: what may be changed later, by `apply`; the crew has that many workers.
-        timeout_s: how long a worker may stay on one row before it is taken for hung.
-        deadline_s: how long `take` may wait for one batch.
+        timeout_s: how long a worker may stay on one row before it counts as stuck.
+        deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
         in_order: batches come in the order they were planned; else as soon as they are made.
+        replaces: replace stuck workers, see `patience`; else only warn.
+        sample: the number or key of a row, None if unknown, and what to call it in a message.
     """
 
     def __init__(
@@ -57,6 +65,8 @@ class Feed:
         timeout_s: float,
         deadline_s: float = inf,
         in_order: bool = True,
+        replaces: bool = True,
+        sample: Callable[[Batch, int], tuple[Any, str]] = _sample,
     ) -> None:
         self._in_order = in_order
         self._tasks = tasks
@@ -71,9 +81,11 @@ class Feed:
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
-        self._patience = Patience(crew, timeout_s)
+        self._sample = sample
+        self._patience = Patience(crew, timeout_s, self._place, replaces=replaces)
         self._unchecked_s = 0.0  # waited since the last look at the workers
         self._reported = False  # a report has come since then
+        self._events = 0  # reports and deaths so far
         self.deaths: list[str] = []
 
     @property
@@ -160,29 +172,75 @@ class Feed:
         Its slot is the caller's, to be given to `slots.release` or `slots.lend`.
 
         Raises:
-            WorkerError: the batch did not come before the deadline, or workers cannot be had.
+            LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
+            WorkerError: workers cannot be had.
         """
         self._pump()
-        while not self._flights and self._outstanding:
+        if not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
-            self.poll(CHECK_S)
-            self._pump()
+            self._wait(lambda: bool(self._flights or not self._outstanding))
         if not self._flights:
             return None
-        patience_s = self._deadline_s
-        while (flight := self._made()) is None:
-            before = time.monotonic()
-            self.poll(min(CHECK_S, patience_s))
-            self._pump()
-            patience_s -= time.monotonic() - before
-            if patience_s <= 0 and self._made() is None:
-                raise WorkerError(
-                    f"DataLoader timed out after {self._deadline_s:g} seconds: that long no batch "
-                    "came. Is a sample so slow, or stuck? Pass a larger timeout, or 0 for none"
-                )
+        flight = self._made()
+        if flight is None:
+            self._wait(lambda: self._made() is not None)
+            flight = self._made()
+            assert flight is not None
         self._flights.remove(flight)
         self._pump()
         return flight
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Poll until `is_over`.
+
+        Raises:
+            LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
+        """
+        idle_s, events = 0.0, self._events
+        while not is_over():
+            before = time.monotonic()
+            left_s = self._deadline_s - idle_s
+            self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
+            self._pump()
+            # As in `poll`: the program may have been stopped meanwhile.
+            idle_s += min(time.monotonic() - before, 2 * CHECK_S)
+            if self._events != events:
+                idle_s, events = 0.0, self._events
+            elif idle_s >= self._deadline_s and not is_over():
+                idle_s = self._patience.idle_s(idle_s)
+                if self._patience.has_ended(idle_s, self._deadline_s):
+                    raise self._timed_out(idle_s)
+
+    def _timed_out(self, idle_s: float) -> LoadTimeoutError:
+        awaited = self._flights[0] if self._flights else None
+        busy = [
+            (self._outstanding[row.piece][0] is not awaited, row.since_ns, seat, row)
+            for seat, row in self._crew.busy().items()
+            if row.piece in self._outstanding
+        ]
+        said, facts = "no worker is at the batch", {}
+        unit = "row" if self.shares_batches else "batch"
+        if busy:
+            _, _, seat, row = min(busy)
+            place = self._place(row.piece, row.row)
+            said = f"worker {seat} (pid {row.pid}) is on {place.name}"
+            facts = {"worker": seat, "sample": place.sample}
+        return LoadTimeoutError(
+            f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
+            f"a {unit}; {said}. The storage may have been unavailable (a network disk or server "
+            "that does not answer), or the sample takes longer. Pass a larger timeout, or 0 to "
+            "wait for ever; iterating again loads the same batch again",
+            seconds=idle_s,
+            **facts,
+        )
+
+    def _place(self, id: int, row: int) -> Place:
+        """The row of a task, by the task's id and the row's number in it."""
+        if id not in self._outstanding:
+            return Place(-1, row, None, "a task that was cancelled")
+        flight, span = self._outstanding[id]
+        sample, name = self._sample(flight.batch, span[0] + row)
+        return Place(flight.number, span[0] + row, sample, name)
 
     def poll(self, timeout_s: float) -> None:
         """Take in what the workers have told; wait for it if there is nothing yet."""
@@ -251,6 +309,8 @@ class Feed:
 
     def _on_report(self, report: Report) -> None:
         self._reported = True
+        self._events += 1
+        self._patience.finished(report.seat, report.started_ns)
         flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
@@ -261,6 +321,7 @@ class Feed:
     def _on_death(self, death: Death) -> None:
         """Queue again what a dead worker held; what kills again and again is given up."""
         self.deaths.append(death.how)
+        self._events += 1
         for id in death.lost:
             flight, span = self._outstanding[id]
             if not flight.cancelled:
@@ -272,7 +333,8 @@ class Feed:
                     spans = self._tasks.again(span, row, hopeless)
                     if hopeless:
                         said = f"ended its worker {_DEATHS_PER_ROW} times; the last: {death.how}"
-                        flight.failures.append(Failure(row, "WorkerDied", said))
+                        kind = HUNG if death.hung else "WorkerDied"
+                        flight.failures.append(Failure(row, kind, said))
                 for again in spans:
                     self._add(flight, again)
             self._forget(id)

@@ -12,12 +12,13 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.board import ROW
+from feedline.engine.board import ROW, SINCE
 from feedline.engine.layout import arrays
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
+from feedline.stores.reading import reading
 from feedline.trace import laps
 from feedline.trace.stage_page import StagePage
 
@@ -60,7 +61,7 @@ def _filled(
 ) -> Report:
     samples = piece.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
-        with contextlib.suppress(Exception):
+        with reading, contextlib.suppress(Exception):
             prepare(samples, piece.image_size)
         laps.lap("fetch")
     # To wait for another machine is no work: pieces that wait long must not become shorter for it.
@@ -71,6 +72,7 @@ def _filled(
     seed = mix(piece.seed)
     clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
     for k, sample in enumerate(samples):
+        line[SINCE] = clock()
         line[ROW] = k
         row = piece.start + k
         own = extend(seed, sample)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.board import BOARD_BYTES, board_of, pages_of
-from feedline.engine.crew import Death
+from feedline.engine.crew import CurrentRow, Death
 from feedline.engine.fill import fill
 from feedline.engine.messages import Piece, Report, Task
 from feedline.engine.source import Source
@@ -62,9 +62,17 @@ class InlineCrew:
         self._queue.clear()
         return ids
 
-    def busy(self) -> dict[int, tuple[int, int]]:
+    def busy(self) -> dict[int, CurrentRow]:
         """No worker, ever."""
         return {}
+
+    def idle(self) -> set[int]:
+        """No worker, ever."""
+        return set()
+
+    def waits_for_storage(self, seat: int) -> bool:
+        """There is no worker."""
+        return False
 
     def kill(self, seat: int, why: str) -> None:
         """There is no worker to kill."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from feedline.errors import ResourceError
 
 __all__ = [
+    "HUNG",
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
     "BatchTask",
@@ -34,6 +35,9 @@ __all__ = [
     "send",
     "task_id",
 ]
+
+HUNG = "WorkerHung"
+"""`Failure.kind` of a row whose workers were killed as they made no progress."""
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_BYTES = 32 * 1024

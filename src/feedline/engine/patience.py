@@ -1,35 +1,114 @@
-"""How long a feed waits for its workers: for one row, and for all of them together."""
+"""Deadlines and liveness of the workers: which are replaced, and which are waited for.
+
+A worker that stays on one row for longer than the limit is replaced if the row alone is stuck. Two
+things must hold. First, the worker does not wait for storage: it is not inside a read of its store
+and not in the kernel's disk sleep. A restart repairs no disk and no server. Second, the other
+workers make progress: one of them has finished a task that it began after the stuck worker began
+its row, and one of them is not stuck itself (it has no task, as when all batch buffers are full, or
+is on its row for less than the limit). A row that was replaced once on that evidence needs no new
+evidence of finished tasks, as there may be no other work left until it is made.
+
+In all other cases nothing tells a slow disk from a hang, so the worker is waited for, as torch
+does, with one warning. With one worker there is nothing to compare with, and it is never replaced.
+The number of finished tasks and not their speed counts, so the outcome is the same on a slow
+machine. Workers that end by themselves are noticed by the worker pool at once.
+"""
 
 from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from feedline.engine.crew import Crew
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "Patience"]
+__all__ = ["CHECK_S", "OPEN_S", "Patience", "Place"]
 
 CHECK_S = 1.0
 """How often the workers are looked at, in seconds."""
 
-_OPEN_S = 60.0  # to import the libraries and open the source, beyond the timeout of a row
+OPEN_S = 60.0
+"""Time to import the libraries and open the source, in seconds."""
+
+_log = logging.getLogger("feedline")
+
+
+class Place(NamedTuple):
+    """A row of a batch under way.
+
+    Args:
+        batch: number of the batch.
+        row: of the batch; the first one of the task, if the source does not tell.
+        sample: its number or key; None if unknown.
+        name: what to call it in a message.
+    """
+
+    batch: int
+    row: int
+    sample: Any
+    name: str
 
 
 class Patience:
-    """Has hung workers killed, and gives up where all stand still.
+    """Replaces hung workers, and warns when storage stalls.
 
     Args:
         crew: the workers.
-        timeout_s: how long a worker may stay on one row before it is taken for hung.
+        timeout_s: how long a worker may stay on one row before it counts as stuck.
+        place: the row of a task, by the task's id and the row's number in it.
+        replaces: replace stuck workers; else only warn.
     """
 
-    def __init__(self, crew: Crew, timeout_s: float) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        timeout_s: float,
+        place: Callable[[int, int], Place],
+        *,
+        replaces: bool = True,
+    ) -> None:
         self._crew = crew
         self._timeout_s = timeout_s
+        self._place = place
+        self._replaces = replaces
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, with workers that are new."""
+        """Forget everything: all workers are new."""
         self._rows: dict[int, tuple[tuple[int, int], float]] = {}  # by seat: its row, for how long
+        self._begun_ns: dict[int, int] = {}  # by seat: when its latest finished task was begun
+        self._alone: set[tuple[int, int]] = set()  # batch and row: stuck once while others were not
         self._idle_s = 0.0
+        self._has_warned = False
+
+    def finished(self, seat: int, begun_ns: int) -> None:
+        """Note that a worker has finished a task, which it began at this time."""
+        self._begun_ns[seat] = begun_ns
+
+    def idle_s(self, unreported_s: float) -> float:
+        """Return for how long no worker has begun a row, in seconds.
+
+        Args:
+            unreported_s: for how long none has reported a finished task.
+        """
+        begun_ns = max((row.since_ns for row in self._crew.busy().values()), default=0)
+        return min(unreported_s, (time.monotonic_ns() - begun_ns) / 1e9)
+
+    def has_ended(self, idle_s: float, deadline_s: float) -> bool:
+        """True if a deadline has passed and no replacement of a stuck worker is to be expected.
+
+        Args:
+            idle_s: for how long no worker has begun a row.
+            deadline_s: the user's; workers that are starting have `OPEN_S` in addition.
+        """
+        if idle_s < deadline_s:
+            return False
+        busy = self._crew.busy()
+        if not busy and not self._crew.idle():
+            return idle_s >= deadline_s + OPEN_S
+        return not any(self._is_stuck_alone(seat, row.since_ns) for seat, row in busy.items())
 
     def check(self, waited_s: float, reported: bool) -> None:
         """Look at the workers, as is to be done every `CHECK_S`.
@@ -39,25 +118,62 @@ class Patience:
             reported: one of them has finished something since.
 
         Raises:
-            WorkerError: no worker has begun or finished a row for very long.
+            WorkerError: workers are ready and none begins the tasks that are queued.
         """
         was, self._rows = self._rows, {}
         busy = self._crew.busy()
-        moved = reported or any(
-            seat not in was or was[seat][0] != row for seat, row in busy.items()
-        )
-        self._idle_s = 0.0 if moved else self._idle_s + waited_s
-        if self._idle_s >= self._timeout_s + _OPEN_S:
-            idle_s, self._idle_s = self._idle_s, 0.0
-            raise WorkerError(
-                f"no worker has begun or finished a row for {idle_s:.0f} s. Does the dataset take "
-                "so long to open (then pass a larger timeout), or was a worker or the fork server "
-                f"stopped? Workers: {self._crew.pids}"
-            )
-        for seat, row in busy.items():
+        for seat, current in busy.items():
+            row = current.piece, current.row
             before, held_s = was.get(seat, (row, 0.0))
-            held_s = held_s + waited_s if before == row else 0.0
-            if held_s >= self._timeout_s:
+            self._rows[seat] = row, held_s + waited_s if before == row else 0.0
+        moved = reported or any(not held_s for _, held_s in self._rows.values())
+        self._idle_s = 0.0 if moved else self._idle_s + waited_s
+        stuck = {s: held_s for s, (_, held_s) in self._rows.items() if held_s >= self._timeout_s}
+        if moved and not stuck:
+            self._has_warned = False
+        for seat, held_s in stuck.items():
+            row = self._rows[seat][0]
+            place = self._place(*row)
+            if self._is_stuck_alone(seat, busy[seat].since_ns):
+                self._alone.add((place.batch, place.row))
+                self._rows[seat] = row, 0.0  # its death will be told
                 self._crew.kill(seat, f"killed after {held_s:.0f} s without progress (timeout)")
-                held_s = 0.0  # its death will be told
-            self._rows[seat] = row, held_s
+            else:
+                self._warn(
+                    f"worker {seat} (pid {busy[seat].pid}) has been on {place.name} for "
+                    f"{held_s:.0f} s; waiting for it. The storage may be unavailable (a network "
+                    "disk or server that does not answer). timeout= sets a limit in seconds"
+                )
+        if self._idle_s >= self._timeout_s + OPEN_S and not busy:
+            self._check_start()
+
+    def _is_stuck_alone(self, seat: int, since_ns: int) -> bool:
+        """True if a worker's row alone is stuck, see the module."""
+        if not self._replaces or self._crew.waits_for_storage(seat):
+            return False
+        if not self._crew.idle() and not any(
+            held_s < self._timeout_s for other, (_, held_s) in self._rows.items() if other != seat
+        ):
+            return False
+        place = self._place(*self._rows[seat][0]) if seat in self._rows else None
+        return (place is not None and (place.batch, place.row) in self._alone) or any(
+            begun_ns > since_ns for other, begun_ns in self._begun_ns.items() if other != seat
+        )
+
+    def _check_start(self) -> None:
+        idle_s = self._idle_s
+        if self._crew.idle():
+            self._idle_s = 0.0
+            raise WorkerError(
+                f"no worker has begun or finished a row for {idle_s:.0f} s, and tasks are queued. "
+                f"Was a worker or the fork server stopped? Workers: {self._crew.pids}"
+            )
+        self._warn(
+            f"no worker has opened the dataset for {idle_s:.0f} s; waiting for it. The storage may "
+            f"be unavailable. timeout= sets a limit in seconds. Workers: {self._crew.pids}"
+        )
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(text)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from multiprocessing.connection import Connection, wait
 
 from feedline.engine import shipment
-from feedline.engine.board import PIECE, board_of
+from feedline.engine.board import PID, PIECE, SINCE, board_of
 from feedline.engine.make_batch import PrivateMemory
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, task_id
@@ -52,12 +53,14 @@ def run(
     except BaseException as error:
         pipe.send_bytes(Report.start_failure(seat, error).pack())
         return
+    line[PID] = os.getpid()
     try:
         while True:
             message = pipe.recv_bytes()
             id = task_id(message)
             if id < 0:
                 return
+            line[SINCE] = time.monotonic_ns()
             line[:2] = id, 0
             report = work(message, -1)
             pipe.send_bytes(report.pack())

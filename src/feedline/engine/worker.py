@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine import shipment
-from feedline.engine.board import PID, PIECE, board_of
+from feedline.engine.board import PID, PIECE, SINCE, board_of
 from feedline.engine.make_batch import MappedMemory
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, task_id
@@ -108,6 +108,7 @@ def run(
             if not message:
                 return
             id = task_id(message)
+            line[SINCE] = time.monotonic_ns()
             line[:2] = id, 0
         if id < 0:
             return

@@ -8,12 +8,13 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.board import pages_of
+from feedline.engine.board import READING, pages_of
 from feedline.engine.fill import fill
 from feedline.engine.make_batch import SlotMemory, make_batch
 from feedline.engine.messages import BatchTask, Piece, Report
 from feedline.engine.process import keep_freed_memory
 from feedline.engine.source import AnySource, BatchSource, Source, packs
+from feedline.stores.reading import reading
 from feedline.trace.stage_page import StagePage
 from feedline.trace.switch import recorded
 
@@ -41,6 +42,7 @@ def work_for(
         seat: this worker's number.
         workers: how many there are to be.
     """
+    reading.show_in(line[READING : READING + 1])
     page = StagePage(pages_of(block)[seat]) if recorded() else None
     if not packs(source):
         rows = cast(Source, source)

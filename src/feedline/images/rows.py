@@ -27,6 +27,7 @@ from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles, cache_within
 from feedline.stores.chosen_store import ChosenStore
 from feedline.stores.file_store import FileStore
+from feedline.stores.reading import reading
 from feedline.stores.store import Pixels, SampleStore
 from feedline.trace import laps
 
@@ -163,7 +164,8 @@ class RowPipeline(Generic[Store]):
             self.open(0, 1)
         try:
             wanted = wanted_side(self.transform, item.side)
-            image = self.store.read(item.sample, wanted)
+            with reading:
+                image = self.store.read(item.sample, wanted)
             if laps.timed:
                 laps.lap("read")
             if not isinstance(image, np.ndarray):
@@ -171,7 +173,8 @@ class RowPipeline(Generic[Store]):
                     return self._decoded(image, item)
                 except ImageError:
                     anew = getattr(self.store, "anew", None)
-                    other = None if anew is None else anew(item.sample, image)
+                    with reading:
+                        other = None if anew is None else anew(item.sample, image)
                     if other is not None:
                         return self._decoded(other, item)
                     rescued = self._rescued(image)

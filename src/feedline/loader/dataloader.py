@@ -68,9 +68,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             schedule, "auto".
         collate_fn, pin_memory, worker_init_fn, generator: as torch's.
         drop_last: leave out an epoch's last batch where it is not full.
-        timeout: for feedline's own sources, seconds after which a worker stuck on one sample is
-            replaced, 0 for 120. For any other Dataset as torch's: seconds that a batch may take,
-            0 for ever.
+        timeout: as torch's, seconds to wait while no worker finishes a batch (where workers share
+            batches: a row of one), then a RuntimeError, LoadTimeoutError; 0 waits for ever, with a
+            warning after 120 s. Where workers share batches, one that hangs alone on a row, while
+            the others make progress and it does not read from storage, is replaced after that
+            time, 120 s if it is 0; the second time the sample is an error.
         multiprocessing_context: how workers start, as torch's; or see `start_method`.
         prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
         persistent_workers: keep the workers from epoch to epoch. They are kept in any case with a

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.messages import HUNG
 from feedline.engine.slots import Slots
 from feedline.engine.source import Source
 from feedline.errors import ImageError, SampleError
 from feedline.loader.backends.backend import Skipped
+from feedline.plan.batches import Batch
 
-__all__ = ["samples_to_skip"]
+__all__ = ["row_in_words", "samples_to_skip"]
 
 
 def samples_to_skip(
@@ -46,9 +48,20 @@ def samples_to_skip(
             "batch of nothing cannot be handed out: remove or mend the sample, or leave small last "
             "batches out (drop_last=True)"
         )
+    elif first.kind == HUNG:
+        what += (
+            ". Its storage may have been unavailable, or the code that loads it hangs. Wait longer "
+            'with timeout=, or skip such samples: on_error="skip", --on-error skip'
+        )
     else:
         what += '. Mend or remove it, or skip such samples: on_error="skip", --on-error skip'
     raise ImageError(what) if unreadable else SampleError(f"{what}\n{first.trace}".rstrip())
+
+
+def row_in_words(source: Source, batch: Batch, row: int) -> tuple[int, str]:
+    """Number of a batch's sample, and what to call it with its name."""
+    sample = int(batch.samples[row])
+    return sample, f"sample {sample}, {_name(source, sample)}"
 
 
 def _name(source: Source, sample: int) -> str:

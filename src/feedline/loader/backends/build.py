@@ -12,6 +12,7 @@ from torch.utils.data import Subset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.dataset.fetcher import DatasetFetcher
+from feedline.dataset.sample_paths import key_in_words
 from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
 from feedline.dataset.worker_init import RowsWithInit, WorkerInit
 from feedline.device.accelerator import TorchAccelerator
@@ -32,7 +33,7 @@ from feedline.loader.backends.in_process import InProcessBackend
 from feedline.loader.backends.workers import WorkerBackend
 from feedline.loader.cursor import BatchCursor
 from feedline.loader.decide import Decision
-from feedline.loader.failure_policy import samples_to_skip
+from feedline.loader.failure_policy import row_in_words, samples_to_skip
 from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.recognition.tensors import batched_tensors
@@ -41,7 +42,7 @@ from feedline.trace.split import Timing
 __all__ = ["build"]
 
 _ROW_TIMEOUT_S = 120.0
-"""How long a worker may stay on one row of a native source before it is replaced."""
+"""How long a worker may stay on one row before it counts as stuck, see `engine.patience`."""
 
 # The fork server imports these once, so that every worker starts with them at once.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
@@ -125,8 +126,9 @@ def _rows_backend(
                 prefetch=settings.prefetch,
                 piece_ns=settings.piece_ns,
             ),
-            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S if native else _ROW_TIMEOUT_S,
-            deadline_s=inf if native else settings.timeout_s or inf,
+            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
+            deadline_s=settings.timeout_s or inf,
+            sample=partial(row_in_words, source),
         )
         # torch's default collate makes lists of tuples.
         form: Callable[[Tensors], Any] = tuple if native else list
@@ -171,9 +173,11 @@ def _whole_batches(
         tasks,
         crew,
         live,
-        timeout_s=inf,  # a user's sample may take as long as it likes
+        timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
         deadline_s=settings.timeout_s or inf,
         in_order=settings.in_order,
+        replaces=False,  # a user's sample may take as long as it likes
+        sample=partial(key_in_words, settings.dataset),
     )
     carrier = WholeBatchCarrier(slots, spare=_KEPT_BY_USER, pin=settings.pin)
     carrier.timing = timing

@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.dataset.torch_workers import TorchWorkers
-from feedline.errors import StateError, UsageError
+from feedline.errors import LoadTimeoutError, StateError, UsageError
 from feedline.loader.backends.backend import Backend
 from feedline.plan.schedule import Phase
 from feedline.plan.state import (
@@ -38,6 +38,7 @@ from feedline.trace.switch import recorded
 __all__ = ["TorchBackend"]
 
 _END = object()
+_TIMED_OUT = "DataLoader timed out"
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
@@ -169,13 +170,33 @@ class TorchBackend(Backend):
         except StopIteration:
             self._go_to(self.position.epoch + 1)
             raise
-        except Exception:
+        except Exception as error:
             if _order_changed(self._iterator, before):
                 self._raised.append(self.position.step)
                 self.position = self.position.at(self.position.step + 1)
+            elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
+                raise self._timed_out(error) from None
             raise
         self.position = self.position.at(self.position.step + 1)
         return made
+
+    def _timed_out(self, error: RuntimeError) -> LoadTimeoutError:
+        """An error of torch's, with its facts."""
+        iterator: Any = self._iterator
+        # Names of torch's: where a release lacks them, the worker is not known.
+        task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))
+        worker, which = None, ""
+        if isinstance(task, tuple) and task and task[0] in range(len(self._processes)):
+            worker = int(task[0])
+            pid = self._processes[worker].pid
+            which = f": worker {worker} (pid {pid}) has not made its next batch"
+        return LoadTimeoutError(
+            f"{error}{which}. The storage may have been unavailable (a network disk or server "
+            "that does not answer), or a batch takes longer. Pass a larger timeout, or 0 to wait "
+            "for ever",
+            seconds=float(self._loader.timeout),
+            worker=worker,
+        )
 
     def _go_to(self, epoch: int) -> None:
         """Stand at the beginning of an epoch that is not opened yet."""
