@@ -1,7 +1,8 @@
 """The bytes of a file or of a part of it, read without surprises.
 
 Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than
-1 GiB, leaves no descriptor open. Relies on the kernel alone: open, look, read to the size seen.
+1 GiB, leaves no descriptor open. Waits for a file on which another process or host holds a lease.
+Relies on the kernel alone: open, look, read to the size seen.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ __all__ = ["check_size", "read_file", "read_part", "read_small", "without_waitin
 _MOST_BYTES = 1 << 30
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _FLAGS = (
     os.O_RDONLY
-    | getattr(os, "O_NONBLOCK", 0)
+    | _NONBLOCK
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
@@ -44,7 +46,7 @@ def read_file(path: bytes) -> bytes:
     """
     try:
         # os.open is measured faster than open(), and reading into kept memory is no faster.
-        descriptor = os.open(path, _FLAGS)
+        descriptor = _open(path, _FLAGS)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -70,7 +72,18 @@ def read_file(path: bytes) -> bytes:
 
 def without_waiting(path: str | bytes, flags: int) -> int:
     """Open what may be a pipe: an `opener` of Python's `open`."""
-    return os.open(path, flags | _FLAGS)
+    return _open(path, flags | _FLAGS)
+
+
+def _open(path: str | bytes, flags: int) -> int:
+    try:
+        return os.open(path, flags)
+    except BlockingIOError:
+        # A lease on the file (fcntl, an NFS delegation, a Samba oplock) is given up for an open
+        # that waits, and refuses one that does not.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise
+        return os.open(path, flags & ~_NONBLOCK)
 
 
 def read_small(path: str | os.PathLike[str], most_bytes: int) -> bytes:
@@ -102,7 +115,7 @@ def read_part(path: bytes, first: int, length: int) -> bytes:
     check_size(length)
     parts: list[bytes] = []
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = _open(path, _FLAGS)
         try:
             while length > 0 and (part := os.pread(descriptor, length, first)):
                 parts.append(part)
