@@ -8,6 +8,7 @@ Relies on: /proc and /sys/fs/cgroup where they exist; elsewhere on what psutil s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -22,6 +23,7 @@ import psutil
 __all__ = [
     "CoreLimits",
     "MemoryLimits",
+    "affinity_cores",
     "available_memory_bytes",
     "cacheable_memory_bytes",
     "core_limits",
@@ -172,6 +174,14 @@ def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
 
 
+def affinity_cores() -> int:
+    """Cores that the scheduler may run this process on: all of the machine's if it does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        with contextlib.suppress(OSError):  # a sandbox refuses the call
+            return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def core_limits(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> CoreLimits:
     """What decides how many cores this process may use.
 
@@ -185,7 +195,7 @@ def core_limits(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> 
     alone = allotted is not None and "TORCHELASTIC_RUN_ID" not in environ
     return CoreLimits(
         machine=cores,
-        affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        affinity=affinity_cores(),
         quota=_cpu_quota(root),
         allotted=allotted,
         processes=1 if alone else local_processes(environ),

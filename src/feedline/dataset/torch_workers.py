@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.dataset.timed_steps import time_steps
+from feedline.engine.memory import nameless_file
 from feedline.trace import laps
 from feedline.trace.stage_page import (
     PAGE_BYTES,
@@ -199,10 +201,9 @@ class _NotedIterator(_Noted):
 def _file(nbytes: int) -> tuple[str, Callable[[], None]]:
     """A file of zeros that other processes can open: its path, and how to let go of it."""
     owner = os.getpid()
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("feedline-pages")
+    if sys.platform == "linux":
+        descriptor = nameless_file(nbytes)
         path = f"/proc/{owner}/fd/{descriptor}"
-        os.truncate(descriptor, nbytes)
 
         def let_go() -> None:
             with contextlib.suppress(OSError):

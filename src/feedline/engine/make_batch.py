@@ -29,7 +29,8 @@ class MappedMemory:
     """The memory of slots behind descriptors: they come with tasks, or go along with reports."""
 
     def __init__(self) -> None:
-        self._mapped: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by slot: inode, bytes
+        # By slot: device and inode, bytes.
+        self._mapped: dict[int, tuple[tuple[int, int], NDArray[np.uint8]]] = {}
         self._new = -1
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
@@ -37,14 +38,14 @@ class MappedMemory:
         self._new = -1
         if task.memory < 0:
             return np.empty(0, np.uint8)
-        inode = os.fstat(task.memory).st_ino
-        known, memory = self._mapped.get(task.slot, (0, None))
-        if known == inode and memory is not None:
+        file = _identity(task.memory)
+        known, memory = self._mapped.get(task.slot, (None, None))
+        if known == file and memory is not None:
             os.close(task.memory)
             return memory
         memory = Memfd(task.memory).array
         os.close(task.memory)  # the mapping stays
-        self._mapped[task.slot] = inode, memory
+        self._mapped[task.slot] = file, memory
         return memory
 
     def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
@@ -55,12 +56,18 @@ class MappedMemory:
         """
         made = Memfd.create(nbytes)
         self._new = made.fd
-        self._mapped[slot] = os.fstat(made.fd).st_ino, made.array
+        self._mapped[slot] = _identity(made.fd), made.array
         return made.array
 
     def attach(self, report: Report) -> None:
         """Send new memory along, if there is any; the descriptor is then the sender's to close."""
         report.memory, self._new = self._new, -1
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """Device and inode: no other file has both while this one is mapped."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 class PrivateMemory:

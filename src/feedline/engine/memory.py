@@ -2,25 +2,36 @@
 
 Guarantees: its size is fixed and paid for at creation (no page of it can be missing later, so
 no SIGBUS), and it goes with its processes: nothing stays behind, whichever is killed.
-Relies on: memfd on Linux, which needs no /dev/shm; elsewhere, and with spawned workers,
-`multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
+Relies on: memfd on Linux, which needs no /dev/shm, or, if the kernel or a sandbox refuses it, a
+file without a name in /dev/shm or the folder for temporary files; elsewhere, and with spawned
+workers, `multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import logging
 import mmap
 import os
 import sys
+import tempfile
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.process import in_worker
 from feedline.errors import ResourceError
 from feedline.system import available_memory_bytes
 
-__all__ = ["Memfd", "Named", "require_memory"]
+__all__ = ["Memfd", "Named", "nameless_file", "require_memory"]
+
+_SHARED_MEMORY = "/dev/shm"
+_ZEROS_BYTES = 1 << 20
+
+_log = logging.getLogger("feedline")
 
 
 def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
@@ -37,11 +48,80 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
         )
 
 
+def nameless_file(nbytes: int) -> int:
+    """Descriptor of `nbytes` zero bytes that processes can share and that no folder names. Linux.
+
+    Not inheritable: the fork server hands descriptors on by name of a call.
+
+    Raises:
+        OSError: there is no room for them.
+    """
+    refused: OSError | None = None
+    for folder in (None, *_folders()):
+        fd = -1
+        try:
+            fd = _memfd() if folder is None else _unlinked(folder)
+            _allocate(fd, nbytes)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            refused = refused or error
+            continue
+        if folder is not None:
+            _log_once(f"batches lie in unnamed files in {folder}: {refused}")
+        return fd
+    assert refused is not None
+    raise refused
+
+
+def _memfd() -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "this Python has no memfd_create")
+    try:
+        return os.memfd_create("feedline", os.MFD_CLOEXEC)
+    except OSError as error:  # an old kernel, or a sandbox's filter of system calls
+        raise OSError(error.errno, f"memfd_create is refused ({error.strerror})") from error
+
+
+def _folders() -> list[str]:
+    """Folders for files without a name; the first is memory."""
+    folders = [_SHARED_MEMORY]
+    with contextlib.suppress(OSError):  # none can be written to
+        folders.append(tempfile.gettempdir())
+    return folders
+
+
+def _unlinked(folder: str) -> int:
+    fd, path = tempfile.mkstemp(prefix="feedline-", dir=folder)
+    os.unlink(path)
+    return fd
+
+
+def _allocate(fd: int, nbytes: int) -> None:
+    """Make a file so long, with all of its pages."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
+            raise
+        zeros = bytes(min(nbytes, _ZEROS_BYTES))
+        for first in range(0, nbytes, _ZEROS_BYTES):
+            left = memoryview(zeros)[: nbytes - first]
+            while left:
+                left = left[os.write(fd, left) :]
+
+
+@functools.cache
+def _log_once(said: str) -> None:
+    if not in_worker():
+        _log.warning(said)
+
+
 class Memfd:
     """A block behind a file descriptor. Linux.
 
     Args:
-        fd: an open memfd; owned from here on.
+        fd: from `nameless_file`; owned from here on.
 
     Raises:
         OSError: it cannot be mapped.
@@ -60,13 +140,13 @@ class Memfd:
         Raises:
             ResourceError: the kernel would not give that much.
         """
-        # The fork server hands descriptors on by name of this call: not inheritable otherwise.
-        fd = os.memfd_create("feedline", os.MFD_CLOEXEC)
+        fd = -1
         try:
-            os.posix_fallocate(fd, 0, nbytes)
+            fd = nameless_file(nbytes)
             return cls(fd)
         except OSError as error:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise ResourceError(
                 f"cannot allocate {nbytes / 2**20:,.0f} MiB for batches: {error}; "
                 "use a smaller batch_size, image size or prefetch"
@@ -112,7 +192,13 @@ class Named:
         self.nbytes = nbytes
         self._owner = name is None
         if name is None and sys.platform == "linux":
-            room = os.statvfs("/dev/shm")
+            try:
+                room = os.statvfs(_SHARED_MEMORY)
+            except OSError as error:
+                raise ResourceError(
+                    f"spawned workers need {_SHARED_MEMORY}: {error}. Mount it (docker run "
+                    '--shm-size=8g), or use start_method="forkserver", which needs none'
+                ) from error
             if nbytes > room.f_bavail * room.f_frsize:
                 raise ResourceError(
                     f"batches need {nbytes / 2**20:,.0f} MiB of /dev/shm, which has "

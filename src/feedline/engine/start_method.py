@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -33,6 +36,8 @@ __all__ = [
     "taking_arguments",
 ]
 
+_log = logging.getLogger("feedline")
+
 _METHODS = ("fork", "forkserver", "spawn")
 _taking = ContextVar("_taking", default=False)
 
@@ -52,8 +57,22 @@ def taking_arguments() -> Iterator[None]:
 
 def default_start_method() -> str:
     """The best start method this platform has: "forkserver" or "spawn"."""
-    linux = sys.platform == "linux" and hasattr(os, "memfd_create")
-    return "forkserver" if linux else "spawn"
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def _has_message_sockets() -> bool:
+    """True if this system has the sockets of `SocketCrew`; a sandbox may refuse them."""
+    try:
+        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            end.close()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+            return True  # which is said where they are needed
+        _log.warning(
+            'workers start by "spawn", slower: SEQPACKET sockets are refused here (%s)', error
+        )
+        return False
+    return True
 
 
 def crew_bytes(workers: int, slots_bytes: int) -> int:
@@ -112,6 +131,8 @@ def start_crew(
             os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers
         raise UsageError(UNGUARDED)
     crew: Crew | None = None
+    if method != "spawn" and not _has_message_sockets():
+        method = "spawn"
     if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
         from feedline.engine.socket_crew import SocketCrew

@@ -94,7 +94,10 @@ def run(
     line[PID] = os.getpid()
     # Exclusive: one message wakes one idle worker, not all of them.
     waiting = select.epoll()
-    waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    try:
+        waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    except OSError:  # not known here: all wake, and one is the first
+        waiting.register(tasks, select.EPOLLIN)
     while True:
         if not waiting.poll(_ORPHAN_CHECK_S):
             if os.getppid() != parent:

@@ -16,6 +16,7 @@ import torch
 from feedline.device.usable import usable_device
 from feedline.errors import UsageError
 from feedline.plan.seeds import mix
+from feedline.system import affinity_cores
 
 __all__ = [
     "choose_device",
@@ -102,9 +103,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     """What the run ran on. `cpus`: logical CPUs that this process may use."""
     on_cuda = device.type == "cuda"
     return {
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpus": affinity_cores(),
         "torch_threads": torch.get_num_threads(),
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor(),

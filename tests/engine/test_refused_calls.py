@@ -1,0 +1,143 @@
+"""Loaders under a sandbox that refuses system calls, as seccomp filters and gVisor do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from processes import eventually, running, start_script
+
+REFUSE = """
+import ctypes, os, struct, sys
+
+def refuse(number, code, *, argument=None):
+    \"\"\"Have the kernel refuse a system call, in this process and all that it starts.\"\"\"
+    load = lambda at: struct.pack("HBBI", 0x20, 0, 0, at)
+    equal = lambda value, skip: struct.pack("HBBI", 0x15, 0, skip, value)
+    give = lambda value: struct.pack("HBBI", 0x06, 0, 0, value)
+    program = load(0)
+    if argument is None:
+        program += equal(number, 1)
+    else:
+        at, value = argument
+        mask = struct.pack("HBBI", 0x54, 0, 0, 0xF)
+        program += equal(number, 4) + load(16 + 8 * at) + mask + equal(value, 1)
+    program += give(0x00050000 | code) + give(0x7FFF0000)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, head, 0, 0):
+        print("no filter", flush=True)
+        sys.exit()
+"""
+
+LOAD = """
+import torch
+from feedline import DataLoader, ImageArray
+from feedline.dataset.torch_workers import TorchWorkers
+from sets import Made
+import numpy as np
+
+def sample(index):
+    return torch.full((1000 * (1 + index),), index)
+
+def sums(**options):
+    made = Made(8, sample)
+    with DataLoader(made, 2, collate_fn=list, **options) as loader:
+        batches = iter(loader)
+        found = [[int(t.sum()) for t in next(batches)]]
+        for pid in loader.worker_pids:
+            os.kill(pid, 9)
+        return found + [[int(t.sum()) for t in batch] for batch in batches]
+
+def labels(**options):
+    array = ImageArray(np.zeros((12, 8, 8, 3), np.uint8), list(range(12)))
+    with DataLoader(array, 4, image_size=8, **options) as loader:
+        return [labels.tolist() for _, labels in loader]
+
+if __name__ == "__main__":
+    refuse(*eval(sys.argv[1])[0], **eval(sys.argv[1])[1])
+    for method in ("fork", "forkserver"):
+        assert sums(num_workers=2, start_method=method) == sums(num_workers=0), method
+        assert labels(num_workers=2, start_method=method) == labels(num_workers=0), method
+    TorchWorkers(2)
+    print("fine", flush=True)
+    if "wait" in sys.argv:
+        loader = DataLoader(Made(8, sample), 2, num_workers=2, collate_fn=list)
+        batches = iter(loader)
+        next(batches)
+        print("waits", flush=True)
+        import time
+        time.sleep(600)
+"""
+
+NUMBERS = {
+    "x86_64": {"memfd_create": 319, "socketpair": 53},
+    "aarch64": {"memfd_create": 279, "socketpair": 199},
+}
+CALLS = NUMBERS.get(platform.machine(), {})
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not CALLS, reason="needs filters of system calls"
+)
+
+
+def left() -> set[Path]:
+    return {f for d in ("/dev/shm", tempfile.gettempdir()) for f in Path(d).glob("feedline-*")}
+
+
+def run(tmp_path: Path, refusal: object, *arguments: str, up_to: str) -> tuple[object, str]:
+    with_call = LOAD.replace("sys.argv[1]", repr(repr(refusal))).replace(
+        '"wait" in sys.argv', str("wait" in arguments)
+    )
+    script = start_script(REFUSE + with_call, tmp_path)
+    assert script.stdout is not None
+    lines = ""
+    for line in script.stdout:
+        lines += line
+        if line.strip() in (up_to, "no filter"):
+            break
+    if "no filter" in lines:
+        pytest.skip("filters of system calls are refused here")
+    return script, lines
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_batches_come_without_memfd_and_nothing_is_left(code: int, tmp_path: Path) -> None:
+    before = left()
+    refusal = ((CALLS["memfd_create"], code), {})
+    script, lines = run(tmp_path, refusal, up_to="fine")
+    _, err = script.communicate(timeout=60)  # type: ignore[attr-defined]
+    assert "fine" in lines, err
+    assert script.returncode == 0, err  # type: ignore[attr-defined]
+    assert err.count("memfd_create is refused") == 1
+    assert left() == before
+
+
+def test_a_killed_program_leaves_no_file_without_memfd(tmp_path: Path) -> None:
+    before = left()
+    refusal = ((CALLS["memfd_create"], errno.ENOSYS), {})
+    script, lines = run(tmp_path, refusal, "wait", up_to="waits")
+    assert "waits" in lines
+    family = running(script)  # type: ignore[arg-type]
+    os.kill(script.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    script.communicate(timeout=60)  # type: ignore[attr-defined]
+    assert eventually(lambda: not any(each.is_running() for each in family))
+    assert left() == before
+
+
+def test_batches_come_without_seqpacket_sockets(tmp_path: Path) -> None:
+    seqpacket = 5
+    refusal = ((CALLS["socketpair"], errno.EPROTONOSUPPORT), {"argument": (1, seqpacket)})
+    script, lines = run(tmp_path, refusal, up_to="fine")
+    _, err = script.communicate(timeout=100)  # type: ignore[attr-defined]
+    assert "fine" in lines, err
+    assert "SEQPACKET" in err
