@@ -141,6 +141,13 @@ def test_a_quota_that_is_used_up_is_told_of_and_no_more_workers_are_advised() ->
     assert "too-few-workers" not in rules_of(run)
 
 
+def test_cores_that_an_affinity_takes_away_are_told_with_its_calls() -> None:
+    found = diagnose(a_run(SLOW, work=310.0, machine={"cores": 16, "usable_cores": 1})).findings[0]
+    assert found.rule == "cpu-quota"
+    assert "taskset" in found.fix
+    assert "sched_setaffinity" in found.fix
+
+
 def test_a_quota_that_is_not_used_up_is_no_matter() -> None:
     assert "cpu-quota" not in rules_of(a_run(one_pass(), machine=QUOTA))
     other_ranks = {"cores": 16, "usable_cores": 4, "shared_by": 4}

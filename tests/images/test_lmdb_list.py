@@ -270,3 +270,18 @@ def test_a_damaged_environment_is_an_error_here_and_ends_no_process(keyed: Path)
     assert len(refused) > 4
     assert all(str(keyed) in said for said in refused)
     assert any("the process that looked through it was ended" in said for said in refused)
+
+
+def test_an_lmdb_that_this_process_has_open_is_read_in_workers_as_the_error_says(
+    keyed: Path,
+) -> None:
+    environment = lmdb.open(str(keyed), readonly=True, lock=False)
+    options: dict[str, Any] = {"batch_size": 4, "image_size": 16}
+    try:
+        source = ImageList.from_lmdb(keyed, labels=list(range(12)))
+        with pytest.raises(ImageError, match="forkserver"):
+            list(DataLoader(source, num_workers=0, **options))
+        with DataLoader(source, num_workers=1, start_method="forkserver", **options) as loader:
+            assert sum(len(labels) for _, labels in loader) == 12
+    finally:
+        environment.close()

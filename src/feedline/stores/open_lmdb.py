@@ -57,7 +57,7 @@ class OpenLmdb:
             )
             self._reading = self._environment.begin(buffers=True)
         except lmdb.Error as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable(_with_advice(error)) from error
         # A builder makes the file as long as this. To read what is missing would end the process.
         pages = self._environment.info()["last_pgno"] + 1
         whole = pages * self._environment.stat()["psize"]
@@ -90,6 +90,15 @@ class OpenLmdb:
 
     def _unreadable(self, why: object) -> ImageError:
         return ImageError(f"the LMDB {self._path!r} cannot be read: {why}")
+
+
+def _with_advice(error: Exception) -> str:
+    if "already open in this process" not in str(error):
+        return str(error)
+    return (
+        f"{error} LMDB allows one lmdb.Environment of a file in a process: close yours before, or "
+        'load in workers (num_workers=1 or more) with start_method="forkserver" or "spawn"'
+    )
 
 
 def open_lmdb(path: str) -> OpenLmdb:

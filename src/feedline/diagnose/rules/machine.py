@@ -46,11 +46,15 @@ def cpu_quota(facts: Facts) -> Finding | None:
     if gain is None and not held_up:
         return None
     quota = machine.quota_cores
+    has_quota = quota is not None and quota < machine.cores
     limit = (
         f"a CPU quota of {quota:g} cores"
-        if quota is not None and quota < machine.cores
-        else ("the cores that the process may run on, or those that the batch system allots")
+        if has_quota
+        else "the cores that the process may run on, or those that the batch system allots"
     )
+    source = "docker --cpus, a pod's CPU limit, SLURM's --cpus-per-task"
+    if not has_quota:
+        source = f"taskset, os.sched_setaffinity, docker --cpuset-cpus, {source}"
     return Finding(
         rule="cpu-quota",
         cause=f"This process may use {count(facts.cores, 'core')} of {machine.cores}, and they are "
@@ -58,8 +62,8 @@ def cpu_quota(facts: Facts) -> Finding | None:
         evidence=f"the limit is {limit}"
         + (f"; {used:.1f} cores were in use" if used is not None else "")
         + (f"; processes were held up for {throttled:.1f} s" if throttled else ""),
-        fix=f"Ask for {count(cores, 'core')} (docker --cpus, a pod's CPU limit, SLURM's "
-        "--cpus-per-task), and have a worker for each. More workers on the same ones do not help."
+        fix=f"Ask for {count(cores, 'core')} ({source}), and have a worker for each. "
+        "More workers on the same ones do not help."
         if gain
         else "Ask for a larger CPU quota. More workers within it would not help.",
         gain=gain,
