@@ -528,3 +528,82 @@ def test_a_pass_over_a_feedline_loader_that_is_left_is_written_so(tmp_path: Path
         for _ in watched:
             break
         assert [entry.ended for entry in read_run(tmp_path).passes] == ["left"]
+
+
+# Starts, and ends
+
+
+IN_A_FUNCTION = """
+import sys
+import feedline
+
+def main():
+    watched = feedline.watch([list(range(8))] * 10, run="run", panel=False)
+    for epoch in range(3):
+        for batch in watched:
+            pass
+        watched._outlets._outlets[0]._pace._cost_s = 1000.0  # too dear to be written at each end
+    return watched
+
+if len(sys.argv) > 1:
+    keep = main()
+else:
+    main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["keep"]])
+def test_all_passes_are_written_wherever_the_loop_is(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(IN_A_FUNCTION)
+    done = subprocess.run(
+        [sys.executable, "main.py", *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [entry.epoch for entry in read_run(tmp_path / "run").passes] == [0, 1, 2]
+
+
+def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path: Path) -> None:
+    watched = watch([1, 2, 3], run=tmp_path / "run")
+    list(watched)
+    (tmp_path / "run" / "trace.json").unlink()
+    (tmp_path / "run").rmdir()
+    del watched
+    assert not (tmp_path / "run").exists()
+
+
+def start(folder: Path, passes: int) -> None:
+    watching.forget()
+    watched = watch([torch.zeros(4)] * 5, run=folder)
+    watched.continue_run()
+    for _ in range(passes):
+        list(watched)
+    watched.save()
+
+
+def test_starts_of_one_run_are_one_run(tmp_path: Path) -> None:
+    for passes in (2, 1, 3):
+        start(tmp_path, passes)
+    run = read_run(tmp_path)
+    assert [entry.batches for entry in run.passes] == [5] * 6
+    assert len(run.loaders) == 1
+    times = [time for entry in run.passes for time in (entry.begun_s, entry.ended_s)]
+    assert times == sorted(times)
+    assert run.seconds >= times[-1]
+    assert sum(point.batches for point in run.course) == 30
+
+
+def test_many_starts_stay_one_bounded_run(tmp_path: Path) -> None:
+    for _ in range(4):
+        start(tmp_path, 90)
+    run = read_run(tmp_path)
+    assert sum(entry.passes for entry in run.passes) == 360
+    assert len(run.passes) <= 200
+
+
+def test_a_damaged_record_of_an_earlier_start_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text('{"what": "feedline ru')
+    start(tmp_path, 1)
+    run = read_run(tmp_path)
+    assert [entry.batches for entry in run.passes] == [5]
+    assert any("trace.json" in note for note in run.notes)

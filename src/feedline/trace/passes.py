@@ -10,7 +10,7 @@ from __future__ import annotations
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass
 
-__all__ = ["Passes", "Sizes"]
+__all__ = ["Passes", "Sizes", "bounded"]
 
 _MOST = 200
 _MOST_SIZES = 32
@@ -82,6 +82,13 @@ class Sizes:
         """The pass is over."""
         self.now.ended = how
         self._passes.over([self.now, *self._by_size.values()])
+
+
+def bounded(passes: list[Pass]) -> list[Pass]:
+    """Entries of passes that are over, old ones summed up if they are too many."""
+    while len(passes) > _MOST:
+        passes = _summed_up(passes, [])
+    return passes
 
 
 def _summed_up(passes: list[Pass], going: list[Pass]) -> list[Pass]:

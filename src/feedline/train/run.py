@@ -146,7 +146,7 @@ def _trained(
             asked=asked.as_dict(),
             dataset=data.facts,
             loader=loader,
-            batches=_watched(loader, asked, out),
+            batches=_watched(loader, asked, out, resumed=ready.saved is not None),
             val_loader=validating,
             labels_as=data.labels_as,
             learner=learner,
@@ -191,7 +191,7 @@ def _trained(
     )
 
 
-def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any) -> Any:
+def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any, *, resumed: bool) -> Any:
     """The loader's batches, with a record of where the time goes in the run's folder."""
     metrics = None
     if asked.tensorboard:
@@ -199,7 +199,10 @@ def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any) -> Any:
 
         metrics = tensorboard.writer(out / "tensorboard")
     forget("train")
-    return watch(loader, run=out, panel=False, metrics=metrics)
+    watched = watch(loader, run=out, panel=False, metrics=metrics)
+    if resumed:
+        watched.continue_run()
+    return watched
 
 
 def _warm_up(learner: Learner, recipe: Recipe, classes: int, report: Report) -> None:

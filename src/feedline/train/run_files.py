@@ -4,7 +4,7 @@ runs/resnet18-1/recipe.toml        the settings, as `--config` takes them
 runs/resnet18-1/environment.json   machine and versions of the latest start
 runs/resnet18-1/metrics.csv        a line for each finished epoch
 runs/resnet18-1/metrics.jsonl      the same, an object a line
-runs/resnet18-1/trace.json         where the time of the latest start went: `feedline report RUN`
+runs/resnet18-1/trace.json         where the time went, in all starts: `feedline report RUN`
 
 Guarantees: each file is there whole or as it was before; one that cannot be written does not end a
 training: it is told once.

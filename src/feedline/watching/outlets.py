@@ -21,7 +21,9 @@ from typing import Any, Protocol
 from feedline.errors import UsageError
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
+from feedline.trace.merge import merged
 from feedline.trace.recorder import Recorder
+from feedline.trace.run import Run
 from feedline.trace.run_file import check_folder, run_file, write_run
 from feedline.trace.switch import recorded
 from feedline.watching.failed import failed
@@ -65,6 +67,8 @@ class Outlets:
     every_s: float
     name: str
     panel: bool | str
+    earlier: Run | None = None
+    """The record of earlier starts of the same run, which the folder holds as well."""
     _began: bool = field(default=False, init=False)  # some batch was handed out
     _failed: bool = field(default=False, init=False)  # something was told of already
 
@@ -89,7 +93,7 @@ class Outlets:
         self._check_files()
         if self.folder is not None:
             check_folder(self.folder)
-            self._outlets.append(_RunFolder(recorder, self.folder))
+            self._outlets.append(_RunFolder(self))
         if self.trace is not None:
             self._timeline = TraceFile(recorder, _of_rank(self.trace, rank))
             self._outlets.append(self._timeline)
@@ -150,9 +154,19 @@ class Outlets:
             UsageError: one cannot be written.
         """
         if self.folder is not None:
-            write_run(self._recorder.run(), self.folder)
+            write_run(self.run(), self.folder)
         if self._timeline is not None:
             self._timeline.write()
+
+    def run(self) -> Run:
+        """What is known of the run, its earlier starts included."""
+        run = self._recorder.run()
+        return run if self.earlier is None else merged(self.earlier, run)
+
+    def drop(self) -> None:
+        """The loop's loader is gone: write what was not written, unless the folder is gone too."""
+        if self._began and (self.folder is None or self.folder.exists()):
+            self.save_last()
 
     def save_last(self) -> None:
         """The program ends."""
@@ -182,10 +196,9 @@ class _RunFolder:
 
     name = "the record of where the time goes"
 
-    def __init__(self, recorder: Recorder, folder: Path) -> None:
-        self._recorder = recorder
-        self._folder = folder
-        self._pace = Pace(recorder)
+    def __init__(self, outlets: Outlets) -> None:
+        self._of = weakref.ref(outlets)
+        self._pace = Pace(outlets._recorder)
 
     def tick(self, now_s: float) -> None:
         if self._pace.is_due(now_s):
@@ -196,8 +209,10 @@ class _RunFolder:
             self._save()
 
     def _save(self) -> None:
-        with self._pace.saving():
-            write_run(self._recorder.run(), self._folder)
+        outlets = self._of()
+        if outlets is not None and outlets.folder is not None:
+            with self._pace.saving():
+                write_run(outlets.run(), outlets.folder)
 
 
 def _of_rank(trace: Path, rank: int) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -16,8 +17,10 @@ from typing import Any, Generic, Literal, TypeVar
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.report.print_why import print_why
+from feedline.system import rank_and_world
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
+from feedline.trace.run_file import read_run, run_file
 from feedline.trace.switch import recorded
 from feedline.watching.device_clock import DeviceClock
 from feedline.watching.metrics import Tracker
@@ -111,6 +114,8 @@ class Watched(Generic[_T]):
         self._outlets = outlets
         self._clock: DeviceClock | None = None
         self._begin()
+        # A local of a function is gone before the program ends.
+        weakref.finalize(self, outlets.drop).atexit = False
 
     def _begin(self) -> None:
         """A process begins to watch."""
@@ -165,6 +170,21 @@ class Watched(Generic[_T]):
             UsageError: one cannot be written.
         """
         self._outlets.save()
+
+    def continue_run(self) -> None:
+        """Add to the run that the folder holds from an earlier start, instead of replacing it.
+
+        If there is one that cannot be read, the run notes it.
+        """
+        outlets = self._outlets
+        if outlets.folder is None:
+            return
+        rank, _ = rank_and_world()
+        if (outlets.folder / run_file(rank)).exists():
+            try:
+                outlets.earlier = read_run(outlets.folder, rank)
+            except UsageError as error:
+                self.recorder.note(f"earlier starts are not known: {error}")
 
     def __iter__(self) -> Iterator[_T]:
         if os.getpid() != self._owner:
