@@ -91,7 +91,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def left() -> set[Path]:
-    return {f for d in ("/dev/shm", tempfile.gettempdir()) for f in Path(d).glob("feedline-*")}
+    return {
+        f
+        for d in ("/dev/shm", tempfile.gettempdir())
+        for f in Path(d).glob("feedline-*")
+        if f.is_file()
+    }
 
 
 def run(tmp_path: Path, refusal: object, *arguments: str, up_to: str) -> tuple[object, str]:
