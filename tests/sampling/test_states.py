@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -571,3 +575,64 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
+
+
+class Split(Enum):
+    TRAIN = 1
+
+
+@dataclass
+class Place:
+    """Where a sample is cut out."""
+
+    box: Any
+    note: Any = field(default=None, compare=False)
+
+
+KEYS: dict[str, Callable[[int], Any]] = {
+    "tensor in a dictionary": lambda n: {"index": torch.tensor([n, 1]), "name": f"n{n}"},
+    "number in a dictionary": lambda n: {"index": torch.tensor(n)},
+    "array in a tuple": lambda n: (np.array([[n, 0.5]]), np.float32(n)),
+    "array of texts": lambda n: [np.array(["a", f"{n}"])],
+    "dataclass": lambda n: Place(torch.full((2, 2), n, dtype=torch.bfloat16), object()),
+    "nested": lambda n: [{"where": [Place((n, None, True))]}, Path("a") / str(n), Split.TRAIN],
+    "set": lambda n: {f"{n}", f"{n + 1}"},
+    "equal texts": lambda n: [f"{n}", "".join(["t", "x"]), "".join(["t", "x"])],
+    "number": lambda n: np.uint8(n),
+}
+
+
+class Keyed:
+    """A sampler that makes its keys new in each pass."""
+
+    def __init__(self, key: Callable[[int], Any], start: int = 0) -> None:
+        self.key, self.start = key, start
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.key, range(self.start, self.start + 6))
+
+
+@pytest.mark.parametrize("form", KEYS)
+def test_keys_of_a_state_count_by_value(form: str) -> None:
+    def loader(start: int = 0) -> DataLoader[Any]:
+        sampler: Any = Keyed(KEYS[form], start)
+        return DataLoader(Made(6, repr), 1, sampler=sampler, collate_fn=list)
+
+    first = loader()
+    batches = iter(first)
+    next(batches), next(batches)
+    state = through_json(first.state_dict())
+    other = loader()
+    other.load_state_dict(state)
+    assert len(list(other)) == 4
+    with pytest.raises(StateError, match="Keyed"):
+        loader(1).load_state_dict(state)
+
+
+def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
+    loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])  # type: ignore[arg-type]
+    next(iter(loader))
+    assert loader.state_dict()["drawn"] == 2944524804

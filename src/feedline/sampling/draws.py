@@ -7,7 +7,6 @@ an interrupt broke off the asking, what was drawn may be lost, and `broken` says
 from __future__ import annotations
 
 import copy
-import pickle
 import zlib
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.plan.batches import NO_NUMBER
+from feedline.sampling.key_bytes import key_bytes
 from feedline.sampling.samplers import epoch_mark, stateful_part
 
 __all__ = ["Draw", "Draws", "ask", "draws_for_feedline"]
@@ -61,11 +61,7 @@ class Draw:
         """A number for all keys so far: 32 bits."""
         if self.numbers is not None:
             return zlib.crc32(self.numbers.data, before + len(self.numbers) & 0xFFFFFFFF)
-        try:
-            data = pickle.dumps(_plain(self.keys), protocol=4)
-        except Exception:  # a generator, say: it cannot be told from another
-            data = type(self.keys).__qualname__.encode()
-        return zlib.crc32(data, before)
+        return zlib.crc32(key_bytes(self.keys), before)
 
 
 class Draws:
@@ -139,12 +135,3 @@ def _numbers(keys: Any) -> NDArray[np.int64] | None:
         return None
     whole = found.ndim == 1 and found.dtype.kind in "iu"
     return found.astype(np.int64, copy=False) if whole else None
-
-
-def _plain(keys: Any) -> Any:
-    """Keys whose pickle is the same in every process: tensors and numpy's numbers have others."""
-    if type(keys) in (list, tuple):
-        return [_plain(key) for key in keys]
-    if isinstance(keys, (torch.Tensor, np.ndarray, np.generic)):
-        return keys.tolist()
-    return keys
