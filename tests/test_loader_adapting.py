@@ -151,7 +151,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
     options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
         expected = list(itertools.chain(*(still for _ in range(2))))
-    with DataLoader(data, 8, num_workers=1, **options) as loader:
+    with DataLoader(data, 8, num_workers=1, persistent_workers=True, **options) as loader:
         script = scripted(loader, *EVEN[kind])
         found = list(read(loader, 2))
         what, value = EVEN[kind][-1]  # type: ignore[misc]

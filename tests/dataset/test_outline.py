@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torchvision.datasets import ImageFolder
 
 from feedline.dataset.outline import outline
 
@@ -73,4 +78,94 @@ def test_what_is_set_on_a_transform_of_a_users_differs(monkeypatch: pytest.Monke
         patch.setattr(Views, "__call__", lambda self, image: image)
         assert outline(data) != before
     inner.transform.append(nn.Identity())
+    assert outline(data) != before
+
+
+def folder(root: Path, images: int) -> ImageFolder:
+    """A folder whose lists name more images than it has."""
+    (root / "class").mkdir()
+    Image.new("RGB", (4, 4)).save(root / "class" / "0.png")
+    data = ImageFolder(root)
+    data.samples = data.imgs = [(data.samples[0][0], k % 2) for k in range(images)]
+    data.targets = [label for _, label in data.samples]
+    return data
+
+
+def test_another_label_of_a_folder_differs_wherever_it_is(tmp_path: Path) -> None:
+    data = folder(tmp_path, 3000)
+    wrapped = ConcatDataset([Subset(data, range(2000)), data])
+    for seen in (data, Subset(data, [0]), wrapped, random_split(data, [0.5, 0.5])[1]):
+        before = outline(seen)
+        assert outline(seen, before=before) == before
+        for listed, value in ((data.samples, ("other", 1)), (data.targets, 7)):
+            had, listed[2900] = listed[2900], value
+            after = outline(seen, before=before)
+            assert after != before
+            listed[2900] = had
+            assert outline(seen, before=after) != after
+            assert outline(seen) == before
+
+
+def test_another_label_within_a_sample_that_is_a_list_differs(tmp_path: Path) -> None:
+    data = folder(tmp_path, 2000)
+    data.samples = [list(sample) for sample in data.samples]
+    before = outline(data)
+    assert outline(data, before=before) == before
+    data.samples[1900][1] = 5
+    assert outline(data, before=before) != before
+
+
+@pytest.mark.parametrize("indices", [list(range(2000)), np.arange(2000), torch.arange(2000)])
+def test_another_index_of_a_subset_differs(indices: Any) -> None:
+    chosen = Subset(Listed([]), indices)
+    before = outline(chosen)
+    assert outline(chosen, before=before) == before
+    indices[1500] = 3
+    assert outline(chosen, before=before) != before
+
+
+class State:
+    """An object of a user's that is neither a dataset nor a transform."""
+
+    def __init__(self) -> None:
+        self.epoch, self.names, self._cache = 0, ["a"], 0
+
+    @property
+    def trap(self) -> None:
+        raise AssertionError("code of the user's was run")
+
+
+def test_what_is_set_on_an_object_that_a_dataset_holds_differs_and_is_named() -> None:
+    data = Listed(State())
+    before = outline(data)
+    assert outline(data) == before
+    data.samples._cache = 1
+    assert outline(data) == before
+    data.samples.names.append("b")
+    assert outline(data) != before
+    before = outline(data)
+    data.samples.epoch = 1
+    assert outline(data).change_from(before) == "dataset.samples.epoch"
+
+
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: [x], lambda x: {"a": x}])
+def test_a_tensor_that_is_changed_in_place_differs_unless_workers_share_it(hold: Any) -> None:
+    weights, shared = torch.zeros(3), torch.zeros(3).share_memory_()
+    data, sharing = Listed(hold(weights)), Listed(hold(shared))
+    before, before_shared = outline(data), outline(sharing)
+    assert outline(data) == before
+    weights[1] = shared[1] = 1
+    assert outline(data) != before
+    assert outline(sharing) == before_shared
+    with torch.inference_mode():
+        uncounted = Listed(hold(torch.zeros(3)))
+    assert outline(uncounted) == outline(uncounted)
+
+
+def test_another_member_of_a_set_differs() -> None:
+    data = Listed({1, 2})
+    before = outline(data)
+    assert outline(data) == before
+    data.samples.remove(2)
+    data.samples.add(3)
     assert outline(data) != before

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["attributes", "class_of_any", "parts"]
+__all__ = ["attributes", "class_of_any", "is_plain_object", "parts"]
 
 MAX_ENTRIES = 1000
 """A container with more of them holds data, not transforms."""
@@ -49,6 +49,11 @@ _flags = type.__dict__["__flags__"].__get__
 def class_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
     """Whether a thing's class is one of these or derived from one, whatever it claims to be."""
     return any(base in kinds for base in _bases(type(thing)))
+
+
+def is_plain_object(thing: object) -> bool:
+    """Return True for an object of a class that is not compiled in; False for data and classes."""
+    return bool(_flags(type(thing)) & _USERS) and not class_of_any(thing, _OPAQUE)
 
 
 def parts(thing: Any) -> Iterator[tuple[str, Any]]:

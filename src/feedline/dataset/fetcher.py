@@ -87,9 +87,9 @@ class DatasetFetcher:
         self._beginning.become(worker, workers)
         before = fingerprint()
         try:
-            had = outline(self.dataset)
+            had = None if self._recognised is None else outline(self.dataset)
             self._beginning.call(worker)
-            if had != outline(self.dataset):
+            if had is not None and had != outline(self.dataset, before=had):
                 self._recognised = None
             self._seeds_itself = fingerprint() != before
             self._look()

@@ -166,8 +166,9 @@ class Controls(LiveControls):
     def refresh(self) -> None:
         """Look at the dataset anew, and start new workers, when the next iteration begins.
 
-        For changes that `iter()` does not see by itself: what was changed deeper inside the
-        dataset than its attributes, those of the datasets it wraps and those of its transforms.
+        For changes that `iter()` does not see by itself while workers are kept: the contents of
+        arrays and of lists with more than 1000 entries, and what lies deeper inside the dataset
+        than its attributes, those of datasets and transforms in it, and those of its objects.
         """
         self._session.ensure_usable()
         self._session.refresh()

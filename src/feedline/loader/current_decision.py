@@ -35,20 +35,26 @@ class CurrentDecision:
         self._fingerprint = ""  # of the dataset, once a state asked for it
         self._cache: CacheStore | None = None
 
-    def of(self, settings: Settings, filling: Filling) -> Decision:
+    def of(self, settings: Settings, filling: Filling, *, whole: bool = False) -> Decision:
         """Whose code makes the batches of a dataset as it is now; raises as `decide` does.
 
         Args:
             settings: of the loader.
             filling: what it reads of its cache.
+            whole: compare the long lists of folders and Subsets entry by entry, too, as when an
+                iteration begins.
         """
         copies = filling.reads_copies(lambda: decide(settings).to_fill)
-        now = outline(*decided_by(settings), copies)
-        if self._decision is None or now != self._outline:
+        before = self._outline
+        now = outline(*decided_by(settings), copies, before=before, whole=whole)
+        changed = None if before is None else now.change_from(before)
+        if self._decision is None or changed is not None:
             opened = (lambda: self._opened(settings.asked.cache)) if copies else None
             self._decision, self._outline = decide(settings, opened), now
             self._fingerprint = ""
-            _log.info("batches of %s: %s", type(settings.dataset).__name__, self._decision)
+            because = "" if changed is None else f"{changed} has changed; "
+            name = type(settings.dataset).__name__
+            _log.info("%sbatches of %s: %s", because, name, self._decision)
         return self._decision
 
     def _opened(self, given: Any) -> CacheStore:

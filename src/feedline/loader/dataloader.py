@@ -75,15 +75,17 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             time, 120 s if it is 0; the second time the sample is an error.
         multiprocessing_context: how workers start, as torch's; or see `start_method`.
         prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
-        persistent_workers: keep the workers from epoch to epoch. They are kept in any case with a
-            schedule or a seed, and where no code of yours runs in them. What is set on the
-            dataset reaches them at the next `iter()`; for changes deeper inside see `refresh`.
+        persistent_workers: keep the workers from epoch to epoch; else they end with the epoch, and
+            the next one sees every change of the dataset. A schedule keeps them in any case, and
+            so does a dataset of which no code of yours runs in them. Kept workers start again at
+            the next `iter()` after a change that feedline can see (an attribute that was set, a
+            tensor or a short list changed in place); after any other call `refresh`.
         pin_memory_device: as torch's, which no longer heeds it.
         in_order: as torch's. With a seed or a schedule batches come in order.
         seed: all order and randomness follows from it: the same batches on any number of workers,
-            exact resume over all epochs, epochs that are prefetched into one another. None: drawn
-            from `generator` or torch's random state at each epoch, as torch does; with a
-            schedule 0, and the global random state is never touched.
+            exact resume over all epochs, and, where workers are kept, epochs that are prefetched
+            into one another. None: drawn from `generator` or torch's random state at each epoch,
+            as torch does; with a schedule 0, and the global random state is never touched.
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
             Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
         image_size: side of the images in pixels, without a schedule. feedline's own sources need

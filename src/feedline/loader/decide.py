@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from feedline.recognition.pipeline import SamplePipeline
     from feedline.stores.cache_store import CacheStore
 
-__all__ = ["Decision", "Kind", "decide", "decided_by", "workers_live_on"]
+__all__ = [
+    "REFRESH",
+    "Decision",
+    "Kind",
+    "decide",
+    "decided_by",
+    "is_kept_by_schedule",
+    "workers_live_on",
+]
+
+REFRESH = "after changes deep inside the dataset call loader.refresh()"
 
 Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
 """Who makes the batches:
@@ -124,11 +134,19 @@ _ENGINE: dict[Kind, str] = {
 def workers_live_on(settings: Settings, decision: Decision) -> bool:
     """True if workers stay when an epoch ends or is left.
 
-    Torch's own engine without workers has an iterator that stays: it may know where it stands.
+    A seed alone keeps none: a user's dataset is copied into new workers for each epoch, as torch
+    does, so that they see all that has changed in it. Torch's own engine without workers has an
+    iterator that stays: it may know where it stands.
     """
-    planned = settings.plan is not None or settings.persistent
+    asked_for = settings.asked.schedule is not None or settings.persistent
     in_process = decision.kind == "torch" and settings.workers == 0
-    return planned or in_process or not decision.runs_user_code
+    return asked_for or in_process or not decision.runs_user_code
+
+
+def is_kept_by_schedule(settings: Settings, decision: Decision) -> bool:
+    """Return True if workers that have the user's dataset are kept because of a schedule."""
+    scheduled = settings.asked.schedule is not None and not settings.persistent
+    return scheduled and settings.workers > 0 and decision.runs_user_code
 
 
 def decided_by(settings: Settings) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from feedline.dataset import generators
 from feedline.engine.defaults import slots_for
 from feedline.loader.checks import own_source
-from feedline.loader.decide import Decision, workers_live_on
+from feedline.loader.decide import REFRESH, Decision, is_kept_by_schedule, workers_live_on
 from feedline.loader.forecast import forecast_of
 from feedline.loader.levels import copies_in_words
 from feedline.loader.predict import in_memory, measured, predicted
@@ -105,6 +105,8 @@ def _workers(settings: Settings, decision: Decision) -> str:
     if decision.kind == "torch":
         return f"{settings.workers}, torch's own"
     until = "for all epochs" if workers_live_on(settings, decision) else "for an epoch each"
+    if is_kept_by_schedule(settings, decision):
+        until += f", as schedule= keeps them; {REFRESH}"
     return f"{settings.workers}, started by {settings.start_method}, {until}"
 
 

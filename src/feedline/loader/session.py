@@ -1,8 +1,8 @@
 """A cursor and a backend, joined: where a loader stands, and who makes its batches from there.
 
 Guarantees: batches are made of the dataset as it is when an iteration begins, as far as `outline`
-tells. Workers live on from epoch to epoch with `persistent_workers=True`, with a schedule or a
-seed, and wherever no code of the user's runs in them; others end with the epoch. An iteration that
+tells. Workers live on from epoch to epoch with `persistent_workers=True`, with a schedule, and
+wherever no code of the user's runs in them; others end with the epoch. An iteration that
 was begun before another goes on by itself, with workers of its own.
 Relies on: being used from one thread; `current_decision` for the decision, `backends.build` for the
 backend.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import time
 import weakref
@@ -25,7 +26,12 @@ from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.current_decision import CurrentDecision
 from feedline.loader.cursor import BatchCursor, check_length, open_cursor
-from feedline.loader.decide import Decision, workers_live_on
+from feedline.loader.decide import (
+    REFRESH,
+    Decision,
+    is_kept_by_schedule,
+    workers_live_on,
+)
 from feedline.loader.ended_workers import EndedWorkers
 from feedline.loader.filling import Filling
 from feedline.loader.identity import compare_made_by, made_by, warn_of
@@ -40,6 +46,8 @@ from feedline.trace.split import Timing
 from feedline.trace.stage_page import Spent
 
 __all__ = ["Session"]
+
+_log = logging.getLogger("feedline")
 
 
 class Session:
@@ -62,6 +70,7 @@ class Session:
         self._owner, self._closed = os.getpid(), False
         self._inherited: list[object] = []  # of the process that this one was forked from
         self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of earlier iterations
+        self._said_kept = False
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[Iteration] | None = None
         self.given = False  # an epoch is under way and has given something
@@ -71,9 +80,9 @@ class Session:
 
     # Decision
 
-    def decision(self) -> Decision:
-        """Whose code makes the batches of the dataset as it is now."""
-        return self._current_decision.of(self.settings, self.filling)
+    def decision(self, *, whole: bool = False) -> Decision:
+        """Whose code makes the batches of the dataset as it is now; see `CurrentDecision.of`."""
+        return self._current_decision.of(self.settings, self.filling, whole=whole)
 
     def refresh(self) -> None:
         """Look at the dataset anew when the next iteration begins, with new workers."""
@@ -97,7 +106,7 @@ class Session:
         self.adopt(settings)
         if not (engine := isinstance(self.cursor, TorchBackend)):
             self.filling.begin(self.cursor)
-        decision = self.decision()
+        decision = self.decision(whole=True)
         if not engine and (decision is not self._at_work or not self._lives_on):
             self._end_workers()
         self.given = False
@@ -159,6 +168,12 @@ class Session:
 
     def _start(self, decision: Decision) -> None:
         self._at_work = decision
+        if not self._said_kept and is_kept_by_schedule(self.settings, decision):
+            self._said_kept = True
+            _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
+        if isinstance(self.cursor, PlannedCursor) and self.settings.asked.schedule is None:
+            # Workers that end with the epoch would make batches of the next one for nothing.
+            self.cursor.endless = self._lives_on
         self.filling.start(decision.to_fill)
         if not isinstance(self.cursor, TorchBackend):
             self.backend = build(decision, self.settings, self.cursor, self.timing)
@@ -261,7 +276,7 @@ class Session:
         check_state(state)
         before, self.filling = self.filling, self.filling.after(state)
         try:
-            decision = self.decision()
+            decision = self.decision(whole=True)
             if is_size(size := state.get("image_size")):
                 decision.check_size(size, "the state's image size")
             differences = compare_made_by(state, decision)

@@ -120,7 +120,7 @@ class Tuned:
     def saved(self) -> SavedSettings | None:
         """What a file of settings says; None where nothing was measured."""
         arguments = dict(self.arguments)
-        arguments.pop("persistent_workers", None)  # feedline's workers live on in any case
+        arguments.pop("persistent_workers", None)  # a file of settings has none
         return SavedSettings(**arguments) if arguments else None
 
     def what_if(self, changes: str | Changes, levels: LevelRates | None = None) -> WhatIf:
