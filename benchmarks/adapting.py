@@ -119,7 +119,7 @@ def trainings(
 
     def far(ms: float) -> Callable[[int], Any]:
         return lambda workers: feedline.DataLoader(
-            Far(ms), 8, shuffle=True, seed=0, num_workers=workers
+            Far(ms), 8, shuffle=True, seed=0, num_workers=workers, persistent_workers=True
         )
 
     def uneven(workers: int) -> Any:
