@@ -8,14 +8,18 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
+from typing import TypeAlias
 
 from feedline.engine.messages import said
 
 __all__ = ["Culprit", "culprit_in"]
+
+Dump: TypeAlias = Callable[[object], object]
+"""Pickles a value, and raises what that raises."""
 
 _DEPTH = 8
 _MOST_PARTS = 1000
@@ -73,34 +77,46 @@ class Culprit:
         return None
 
 
-def culprit_in(value: object, path: str, parts: Mapping[str, object] | None = None) -> Culprit:
+def _plain_dump(value: object) -> None:
+    # Large arrays need not be copied to learn that they pickle.
+    pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+
+
+def culprit_in(
+    value: object,
+    path: str,
+    parts: Mapping[str, object] | None = None,
+    dump: Dump = _plain_dump,
+) -> Culprit:
     """Find what does not pickle.
 
     Args:
         value: something that does not.
         path: what a user calls it.
         parts: what is in it, by a user's names for them, where those are not its attributes.
+        dump: how it is pickled.
     """
     for name, part in (parts or {}).items():
-        if _refusal(part) is not None:
-            return culprit_in(part, name)
-    return _innermost(value, path, _refusal(value), _DEPTH)
+        if _refusal(part, dump) is not None:
+            return culprit_in(part, name, dump=dump)
+    return _innermost(value, path, _refusal(value, dump), _DEPTH, dump)
 
 
-def _innermost(value: object, path: str, error: Exception | None, depth: int) -> Culprit:
+def _innermost(
+    value: object, path: str, error: Exception | None, depth: int, dump: Dump
+) -> Culprit:
     for key, part in _parts(value).items() if depth else ():
-        refused = _refusal(part)
+        refused = _refusal(part, dump)
         if refused is not None:
-            return _innermost(part, path + key, refused, depth - 1)
+            return _innermost(part, path + key, refused, depth - 1, dump)
     # It may pickle by itself, and not along with what it came in.
     return Culprit(path, value, error or pickle.PicklingError("it cannot be pickled"))
 
 
-def _refusal(value: object) -> Exception | None:
+def _refusal(value: object, dump: Dump) -> Exception | None:
     """What pickling raises."""
     try:
-        # Large arrays need not be copied to learn that they pickle.
-        pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+        dump(value)
     except Exception as error:
         return error
     return None

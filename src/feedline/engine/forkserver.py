@@ -5,8 +5,10 @@ trainer together with a source, the one crew of that source. Each crew has a con
     down  {"do": "fork", "seat": 3, "workers": 8}     {"do": "kill", "seat": 3}
     up    {"seat": 3, "pid": 4711}      {"seat": 3, "pid": 4711, "status": -9}
           {"seat": 3, "failed": "why it could not be forked"}
-A crew comes by a message on the main connection that carries its descriptors: control, tasks,
-results, block, and the shipment of its source where the server does not have that already. When
+A crew comes by messages on the main connection that carry its descriptors: control, tasks,
+results, block, and, where the server does not have the source already, its shipment and the
+descriptors of the shipment's resources. Each worker unpacks the shipment with its own copies of
+these. When
 its control connection ends, its workers are killed; when the main connection ends, or the trainer
 is gone, so is everything.
 
@@ -35,11 +37,13 @@ from feedline.engine import worker
 from feedline.engine.process import end_with_parent, settle
 from feedline.engine.source import AnySource
 
-__all__ = ["serve"]
+__all__ = ["MAX_FDS", "serve"]
+
+MAX_FDS = 250
+"""Descriptors in one message; the kernel allows 253."""
 
 _PARENT_CHECK_S = 0.5
 _MESSAGE_BYTES = 4096
-_CREW_FDS = 5
 
 
 @dataclass(eq=False)
@@ -49,6 +53,7 @@ class _Crew:
     results_fd: int
     block_fd: int
     source: AnySource | int  # the descriptor of its shipment
+    resources: list[int]
     pids: dict[int, int] = field(default_factory=dict)  # by seat
 
     def close(self) -> None:
@@ -67,7 +72,7 @@ class _Crew:
             self.control.send(json.dumps(news).encode())
 
     def close_fds(self) -> None:
-        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.source):
+        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.source, *self.resources):
             if isinstance(fd, int):
                 os.close(fd)
 
@@ -126,6 +131,7 @@ class _Server:
         self._selector.register(main, selectors.EVENT_READ, self._adopt)
         self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
         self._crews: list[_Crew] = []
+        self._arriving: list[int] = []  # descriptors of the next crew
         self._open = True
 
     def run(self, trainer: int) -> None:
@@ -136,15 +142,23 @@ class _Server:
 
     def _adopt(self) -> None:
         """A crew comes, or the end."""
-        message, fds, _, _ = socket.recv_fds(self._main, _MESSAGE_BYTES, _CREW_FDS)
+        message, fds, _, _ = socket.recv_fds(self._main, _MESSAGE_BYTES, MAX_FDS)
         if not message:
             self._open = False
             return
         for fd in fds:
             os.set_inheritable(fd, False)  # a program that a worker starts gets none
-        control, tasks, results, block = fds[:4]
-        source = fds[4] if self._source is None else self._source
-        crew = _Crew(socket.socket(fileno=control), tasks, results, block, source)
+        self._arriving += fds
+        expected = json.loads(message)
+        if len(fds) < expected["descriptors"]:
+            print("feedline: the fork server has no file descriptors left", file=sys.stderr)
+            self._open = False
+            return
+        if len(self._arriving) < expected["of"]:
+            return
+        (control, tasks, results, block, *resources), self._arriving = self._arriving, []
+        source = resources.pop(0) if self._source is None else self._source
+        crew = _Crew(socket.socket(fileno=control), tasks, results, block, source, resources)
         self._crews.append(crew)
         self._selector.register(crew.control, selectors.EVENT_READ, partial(self._serve, crew))
 
@@ -198,6 +212,8 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for owned in (self._selector, self._main, self._woken, self._waker):
                 owned.close()
+            for fd in self._arriving:
+                os.close(fd)
             for other in self._crews:
                 other.control.close()
                 if other is not crew:
@@ -205,7 +221,9 @@ class _Server:
             settle()
             with socket.socket(fileno=crew.tasks_fd) as tasks:
                 results = socket.socket(fileno=crew.results_fd)
-                worker.run(tasks, results, crew.block_fd, crew.source, seat, workers)
+                worker.run(
+                    tasks, results, crew.block_fd, crew.source, crew.resources, seat, workers
+                )
             status = 0
         except BrokenPipeError:
             status = 0  # the trainer is gone

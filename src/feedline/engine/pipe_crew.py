@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.reduction as mp_reduction
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -23,6 +24,7 @@ from feedline.engine.crew import UNGUARDED, Death, ProcessCrew
 from feedline.engine.memory import Named
 from feedline.engine.messages import Report, Task, leave
 from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME
+from feedline.engine.sharing import SharedResources
 from feedline.engine.source import AnySource, packs
 from feedline.errors import UsageError
 
@@ -47,7 +49,6 @@ class PipeCrew(ProcessCrew):
     Args:
         source: makes the rows; pickled here, once.
         slots_bytes: memory for all slots.
-        method: "spawn" or multiprocessing's "forkserver".
 
     Raises:
         ResourceError: the memory cannot be had.
@@ -56,22 +57,28 @@ class PipeCrew(ProcessCrew):
 
     shares_memory = False
 
-    def __init__(self, source: AnySource, slots_bytes: int, method: str = "spawn") -> None:
-        self._context: Any = multiprocessing.get_context(method)
+    def __init__(self, source: AnySource, slots_bytes: int) -> None:
+        self._context: Any = multiprocessing.get_context("spawn")
         shipment.main_module()  # multiprocessing has each of its children import the script
+        self._resources = SharedResources()
         self._refused: UsageError | None = None
         parts: Sequence[memoryview | bytes] = []
         try:
-            parts = shipment.pack(source)
+            parts = shipment.pack(source, self._resources)
         except UsageError as refused:
             self._refused = refused
         self._batches_follow = packs(source)
-        memory = Named(None, BOARD_BYTES + slots_bytes)
-        super().__init__(memory)
-        self._block_name = memory.name, memory.nbytes
-        self._shipment = Named(None, shipment.size_bytes(parts))
-        shipment.lay(parts, self._shipment.array)
-        # multiprocessing's own locks, values and queues pickle as arguments of a process only.
+        with contextlib.ExitStack() as undo:  # if the rest fails
+            undo.callback(self._resources.close)
+            memory = Named(None, BOARD_BYTES + slots_bytes)
+            undo.callback(memory.close)
+            super().__init__(memory)
+            self._block_name = memory.name, memory.nbytes
+            self._shipment = Named(None, shipment.size_bytes(parts))
+            undo.callback(self._shipment.close)
+            shipment.lay(parts, self._shipment.array)
+            undo.pop_all()
+        # On Windows locks, values and queues pickle as arguments of a process only.
         self._shipped = source if self._refused else (self._shipment.name, self._shipment.nbytes)
         self._workers: dict[int, _Worker] = {}
 
@@ -100,7 +107,14 @@ class PipeCrew(ProcessCrew):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=pipe_worker.run,
-                args=(theirs, self._block_name, self._shipped, seat, self._target),
+                args=(
+                    theirs,
+                    self._block_name,
+                    self._shipped,
+                    _Descriptors(self._resources.fds),
+                    seat,
+                    self._target,
+                ),
                 daemon=True,
                 name=WORKER_NAME,
             )
@@ -199,6 +213,23 @@ class PipeCrew(ProcessCrew):
         self._end_all()
         self._free()
         self._shipment.close()
+        self._resources.close()
+
+
+class _Descriptors:
+    """Descriptors as an argument of a process, which gets a list of its own duplicates."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self._fds = fds
+
+    def __reduce__(self) -> Any:
+        # Windows has no such function, and no descriptors here.
+        duplicate: Any = getattr(mp_reduction, "DupFd", None)
+        return _detached, ([duplicate(fd) for fd in self._fds],)
+
+
+def _detached(duplicates: list[Any]) -> list[int]:
+    return [duplicate.detach() for duplicate in duplicates]
 
 
 def _close(process: SpawnProcess) -> None:

@@ -28,6 +28,7 @@ def run(
     pipe: Connection,
     block: tuple[str, int],
     shipped: tuple[str, int] | AnySource,
+    resources: list[int],
     seat: int,
     workers: int,
 ) -> None:
@@ -37,6 +38,7 @@ def run(
         pipe: tasks come; reports go, and behind a report its batch, if it has one.
         block: name and size in bytes of the memory for batches.
         shipped: name and size in bytes of the shipped source, or the source itself.
+        resources: descriptors of the shipment's resources.
         seat: this worker's number.
         workers: how many there are to be.
     """
@@ -47,7 +49,7 @@ def run(
     try:
         if isinstance(shipped, tuple):
             # A private copy: Python cannot map named memory copy-on-write.
-            shipped = shipment.unpack(Named(*shipped).array.copy())
+            shipped = shipment.unpack(Named(*shipped).array.copy(), resources)
         limit_threads()  # of whatever came with the source
         work = work_for(shipped, memory.array, line, PrivateMemory(), seat, workers)
     except BaseException as error:

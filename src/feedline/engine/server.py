@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from feedline.engine.forkserver import serve
+from feedline.engine.forkserver import MAX_FDS, serve
 from feedline.engine.process import WORKER_ENVIRONMENT, interrupt_held
 from feedline.engine.shipment import search_path
 from feedline.engine.slots import OwnFork
@@ -66,10 +66,15 @@ class ForkServer:
     def adopt(self, fds: Sequence[int]) -> None:
         """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
 
+        Those of the shipment's resources follow it.
+
         Raises:
             OSError: it is gone.
         """
-        socket.send_fds(self._connection, [b"crew"], list(fds))
+        for first in range(0, len(fds), MAX_FDS):
+            part = fds[first : first + MAX_FDS]
+            message = {"descriptors": len(part), "of": len(fds)}
+            socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
 
     def stop(self) -> None:
         """End it, and with it any worker left."""

@@ -11,13 +11,16 @@ Relies on: the source being picklable; `pack` names the attribute that is not.
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing.spawn as mp_spawn
 import os
 import pickle
 import struct
 import sys
+import warnings
 from collections.abc import Sequence
 from multiprocessing import process as mp_process
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +30,70 @@ from numpy.typing import NDArray
 from feedline.engine.culprit import culprit_in
 from feedline.engine.layout import LINE_BYTES, align
 from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.sharing import SharedResources, SharingPickler, inherited
 from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
 __all__ = ["lay", "main_module", "pack", "search_path", "size_bytes", "unpack"]
 
 _COUNT = struct.Struct("<q")
+_LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names}
 
 
-def pack(source: AnySource) -> list[memoryview | bytes]:
+def pack(
+    source: AnySource, resources: SharedResources, *, runs_user_code: bool = False
+) -> list[memoryview | bytes]:
     """The parts of a shipment, to be laid one after another by `lay`.
+
+    Args:
+        source: what is sent.
+        resources: receives the descriptors that workers need to unpack it; open as long as workers
+            start.
+        runs_user_code: code of the user's runs in workers, so they import the user's script first,
+            for what it sets at its top level. Otherwise they do if the source needs any module
+            besides feedline's and the libraries' of its pipelines.
 
     Raises:
         UsageError: something in the source cannot be pickled; names it. Or it needs the user's
             script, which is in no file.
     """
     buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    pickler = SharingPickler(file, buffers.append, resources)
+    with resources.pickling():
+        try:
+            pickler.dump(source)
+        except Exception as error:
+            given = source.given() if isinstance(source, Given) else {}
+            found = culprit_in(source, type(source).__name__, given, _dump)
+            raise UsageError(
+                f"{found.path} cannot be sent to worker processes: {found.reason}. "
+                f'{found.remedy}, or use start_method="fork" (Linux) or num_workers=0'
+            ) from error
+        home = _home(resources)
+        if "__main__" in pickler.packages:
+            home |= main_module()
+        head = io.BytesIO()
+        SharingPickler(head, buffers.append, resources).dump(home)
+    if pickler.copied:
+        warnings.warn(
+            f"{len(pickler.copied)} tensors of the dataset cannot be shared with worker processes: "
+            f"{pickler.copied[0]}. Each worker has a copy of them, and sees no later change. Use "
+            "fewer, larger tensors, or call share_memory_() on those that have to be shared",
+            stacklevel=2,
+        )
+    return [head.getvalue(), file.getvalue(), *[buffer.raw() for buffer in buffers]]
+
+
+def _dump(value: object) -> None:
+    """Pickle a value as `pack` does, to find out if that is possible."""
+    resources = SharedResources()
     try:
-        body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
-    except Exception as error:
-        given = source.given() if isinstance(source, Given) else {}
-        found = culprit_in(source, type(source).__name__, given)
-        raise UsageError(
-            f"{found.path} cannot be sent to worker processes: {found.reason}. {found.remedy}, or "
-            'use start_method="fork" (Linux) or num_workers=0'
-        ) from error
-    home = _home() | (main_module() if b"__main__" in body else {})
-    return [pickle.dumps(home), body, *[buffer.raw() for buffer in buffers]]
+        with resources.pickling():
+            # Large arrays need not be copied for that.
+            SharingPickler(io.BytesIO(), lambda _: None, resources).dump(value)
+    finally:
+        resources.close()
 
 
 def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
@@ -71,8 +111,18 @@ def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
         offset += align(len(part), LINE_BYTES)
 
 
-def unpack(block: NDArray[np.uint8]) -> AnySource:
-    """Open a shipment in a worker. The source's arrays stay where they are, in `block`."""
+def unpack(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
+    """Open a shipment in a worker. The source's arrays stay where they are, in `block`.
+
+    Args:
+        block: what was laid.
+        descriptors: those of the shipment's resources, in this process; closed here.
+    """
+    with inherited(descriptors):
+        return _unpacked(block)
+
+
+def _unpacked(block: NDArray[np.uint8]) -> AnySource:
     data = block.data
     (count,) = _COUNT.unpack_from(data)
     sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
@@ -83,6 +133,8 @@ def unpack(block: NDArray[np.uint8]) -> AnySource:
         offset += align(size, LINE_BYTES)
     home = pickle.loads(parts[0])
     _take_over(home.pop("environment"))
+    if (tracker := home.pop("tracker", None)) is not None:
+        _use_tracker(tracker.detach())
     with contextlib.suppress(OSError):  # one that has been removed: the worker stays where it is
         os.chdir(home.pop("dir", "."))
     # What multiprocessing does for its own children: import the user's script, whose
@@ -110,23 +162,40 @@ def _take_over(environment: dict[str, str]) -> None:
         os.environ[name] = environment[name]
 
 
+def _use_tracker(fd: int) -> None:
+    """Use the trainer's resource tracker, as multiprocessing's own children do.
+
+    One of this process's own would remove shared memory that the process only opened.
+    """
+    ours: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    if ours._fd is None:
+        ours._fd = fd
+    else:
+        os.close(fd)
+
+
 def search_path() -> list[str]:
     """Where this process looks for modules, as another process can be told it."""
     # Python passes over entries of other types, a Path say, and so must we.
     return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
 
 
-def main_module() -> dict[str, Any]:
+def main_module(*, needed: bool = True) -> dict[str, Any]:
     """How a worker finds the user's script, as multiprocessing says it; empty where there is none.
 
+    Args:
+        needed: workers cannot start without it.
+
     Raises:
-        UsageError: it was read from no file, so that no other process can import it.
+        UsageError: it is needed, and was read from no file, so that no other process can import it.
     """
     data = mp_spawn.get_preparation_data("feedline worker")
     found = {name: data[name] for name in data if name.startswith("init_main")}
     path = found.get("init_main_from_path")
     # The __main__.py of an archive is left alone by multiprocessing.
     if path is not None and Path(path).stem != "__main__" and not Path(path).exists():
+        if not needed:
+            return {}
         raise UsageError(
             f"worker processes have to import your script, and there is no file {path}: was it "
             "read from stdin? Put it into a file, or use "
@@ -135,12 +204,13 @@ def main_module() -> dict[str, Any]:
     return found
 
 
-def _home() -> dict[str, Any]:
+def _home(resources: SharedResources) -> dict[str, Any]:
     """What a worker takes over before it imports anything of the user's.
 
     The fork server has none of it: it serves many crews and may be older than a change of these.
     """
-    home = {
+    home: dict[str, Any] = {
+        "authkey": mp_process.current_process().authkey,
         "sys_argv": sys.argv,
         "sys_path": search_path(),
         "orig_dir": mp_process.ORIGINAL_DIR,  # type: ignore[attr-defined]
@@ -148,4 +218,7 @@ def _home() -> dict[str, Any]:
     }
     with contextlib.suppress(OSError):  # it has been removed
         home["dir"] = os.getcwd()
+    tracker: int | None = resource_tracker._resource_tracker._fd
+    if tracker is not None:
+        home["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker))
     return home

@@ -19,6 +19,7 @@ from feedline.engine.crew_sockets import CrewSockets
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import Report, Task, leave
 from feedline.engine.server import ForkServer
+from feedline.engine.sharing import SharedResources
 from feedline.engine.source import AnySource
 from feedline.engine.worker import claim_lock
 from feedline.errors import ResourceError, WorkerError
@@ -35,6 +36,7 @@ class SocketCrew(ProcessCrew):
         source: makes what is asked for; pickled here, once, unless it goes by fork.
         slots_bytes: memory for all slots.
         preload: modules that the fork server imports.
+        runs_user_code: see `shipment.pack`.
         forked: the fork server is a fork of this process, with the source as it is now.
 
     Raises:
@@ -45,9 +47,15 @@ class SocketCrew(ProcessCrew):
     shares_memory = True
 
     def __init__(
-        self, source: AnySource, slots_bytes: int, preload: Sequence[str], *, forked: bool = False
+        self,
+        source: AnySource,
+        slots_bytes: int,
+        preload: Sequence[str],
+        *,
+        runs_user_code: bool = False,
+        forked: bool = False,
     ) -> None:
-        parts = [] if forked else shipment.pack(source)
+        self._resources = SharedResources()
         self._by_fork = source if forked else None
         self._forked: ForkServer | None = None
         self._preload = tuple(preload)
@@ -57,6 +65,10 @@ class SocketCrew(ProcessCrew):
         self._workers: dict[int, int] = {}  # seat to pid, 0 while unborn
         self._news: list[Report | Death] = []
         with contextlib.ExitStack() as undo:  # where the rest fails or is interrupted
+            undo.callback(self._resources.close)
+            parts: list[memoryview | bytes] = []
+            if not forked:
+                parts = shipment.pack(source, self._resources, runs_user_code=runs_user_code)
             memory = Memfd.create(BOARD_BYTES + slots_bytes)
             undo.callback(memory.close)
             super().__init__(memory)
@@ -67,7 +79,7 @@ class SocketCrew(ProcessCrew):
                 self._shipment = Memfd.create(shipment.size_bytes(parts))
                 undo.callback(self._shipment.close)
                 shipment.lay(parts, self._shipment.array)
-                self._fds.append(self._shipment.fd)
+                self._fds += [self._shipment.fd, *self._resources.fds]
             undo.callback(self._release_server)
             self._sockets = self._connect()
             undo.pop_all()
@@ -244,3 +256,4 @@ class SocketCrew(ProcessCrew):
             self._free()
             if self._shipment is not None:
                 self._shipment.close()
+            self._resources.close()

@@ -81,7 +81,13 @@ def crew_bytes(workers: int, slots_bytes: int) -> int:
 
 
 def start_crew(
-    source: AnySource, *, slots_bytes: int, workers: int, method: str | None, preload: Sequence[str]
+    source: AnySource,
+    *,
+    slots_bytes: int,
+    workers: int,
+    method: str | None,
+    preload: Sequence[str],
+    runs_user_code: bool = False,
 ) -> Crew:
     """Start the workers.
 
@@ -93,6 +99,8 @@ def start_crew(
             pickled, and its locks and threads are as they happen to be), or None for the
             platform's best.
         preload: modules that workers will need.
+        runs_user_code: code of the user's runs in the workers, so they import the user's script
+            first, as multiprocessing's own children do.
 
     Raises:
         UsageError: an argument is out of range, the source cannot be pickled, or this process
@@ -130,18 +138,22 @@ def start_crew(
         if beginning and process.name == WORKER_NAME:
             os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers
         raise UsageError(UNGUARDED)
-    crew: Crew | None = None
     if method != "spawn" and not _has_message_sockets():
         method = "spawn"
+    crew: Crew
     if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
         from feedline.engine.socket_crew import SocketCrew
 
-        # What holds multiprocessing's locks or queues can only be sent by its own means.
-        with contextlib.suppress(UsageError):
-            crew = SocketCrew(source, slots_bytes, preload, forked=method == "fork")
-    if crew is None:
-        crew = PipeCrew(source, slots_bytes, method)
+        crew = SocketCrew(
+            source,
+            slots_bytes,
+            preload,
+            runs_user_code=runs_user_code,
+            forked=method == "fork",
+        )
+    else:
+        crew = PipeCrew(source, slots_bytes)
     try:
         crew.resize(workers)
     except BaseException:

@@ -15,7 +15,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -67,6 +67,7 @@ def run(
     results: socket.socket,
     block_fd: int,
     source: AnySource | int,
+    resources: Sequence[int],
     seat: int,
     workers: int,
 ) -> None:
@@ -77,6 +78,7 @@ def run(
         results: reports go.
         block_fd: the crew's block, with the board at its head.
         source: makes what is asked for; a descriptor where it still is in its shipment.
+        resources: descriptors of that shipment's resources.
         seat: this worker's number.
         workers: how many there are to be.
     """
@@ -85,9 +87,10 @@ def run(
     block = Memfd(block_fd)
     line = board_of(block.array)[seat]
     try:
-        opened = shipment.unpack(_private(source)) if isinstance(source, int) else source
+        if isinstance(source, int):
+            source = shipment.unpack(_private(source), resources)
         limit_threads()  # of whatever came with the source
-        work = work_for(opened, block.array, line, MappedMemory(), seat, workers)
+        work = work_for(source, block.array, line, MappedMemory(), seat, workers)
     except BaseException as error:
         results.send(Report.start_failure(seat, error).pack())
         return

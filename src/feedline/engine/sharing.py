@@ -1,0 +1,183 @@
+"""Pickling for worker processes with multiprocessing's and torch's own reductions.
+
+Guarantees: shared tensors, locks, values, queues, connections and manager proxies inside the
+pickled object refer to the same memory and the same descriptors in every process that unpickles
+it, however often and however late: a replacement worker included. Nothing runs in the background,
+and nothing stays open after `close`.
+Relies on: the private hooks by which multiprocessing's own start methods pass descriptors
+(`set_spawning_popen` and a process object with `duplicate_for_child` and `DupFd`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import context as mp_context
+from multiprocessing import process as mp_process
+from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
+from typing import Any
+
+__all__ = ["SharedResources", "SharingPickler", "inherited"]
+
+_MOST_MOVED = 128
+"""Tensors of one pickle that are moved to shared memory: each takes a descriptor in every process,
+of which many systems allow 1024. Those that are in shared memory already do not count."""
+
+_set_spawning: Any = mp_context.set_spawning_popen
+_get_spawning: Any = mp_context.get_spawning_popen
+
+_descriptors: Sequence[int] = ()  # of this worker, while it unpickles
+
+
+class InheritedFd:
+    """A descriptor within a pickle, as multiprocessing's `DupFd` makes them.
+
+    Args:
+        index: among the descriptors that come with the pickle.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """A duplicate, owned by the caller."""
+        return os.dup(_descriptors[self._index])
+
+
+class SharedResources:
+    """Descriptors and references to shared memory that belong to pickles.
+
+    multiprocessing takes this for the process that is being started.
+    """
+
+    DupFd = InheritedFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self._counted: list[Any] = []  # torch's storages in named memory
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Keep a duplicate of a descriptor. Returns its index."""
+        if sys.platform == "win32":
+            raise RuntimeError("a handle can be sent as an argument of a process only")
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    def keep(self, storage: Any) -> None:
+        """Keep the reference that torch counts for a storage on its way to another process."""
+        self._counted.append(storage)
+
+    def close(self) -> None:
+        """Close the descriptors and release the references. May be called again."""
+        while self.fds:
+            os.close(self.fds.pop())
+        while self._counted:
+            self._counted.pop()._shared_decref()
+
+    @contextmanager
+    def pickling(self) -> Iterator[None]:
+        """Collect what is pickled in this thread within a `with`."""
+        before = _get_spawning()
+        _set_spawning(self)
+        try:
+            yield
+        finally:
+            _set_spawning(before)
+
+
+class SharingPickler(ForkingPickler):
+    """A pickler for objects on their way to workers.
+
+    Args:
+        file: receives the pickle, protocol 5.
+        buffer_callback: receives the out-of-band buffers.
+        resources: receives descriptors; see `SharedResources.pickling`, within which `dump` is
+            to be called.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Callable[[Any], object],
+        resources: SharedResources,
+    ) -> None:
+        super().__init__(file, 5, True, buffer_callback)
+        self.packages: set[str] = set()
+        """Top-level names of the modules that are needed to unpickle."""
+        self.copied: list[str] = []
+        """For each tensor that could not be shared, the reason."""
+        self._resources = resources
+        self._torch: Any = sys.modules.get("torch")
+        self._moved = 0
+
+    def reducer_override(self, obj: object) -> Any:
+        """Reduce storages of torch; note where classes and functions come from."""
+        if isinstance(obj, (type, FunctionType)):
+            self.packages.add(str(obj.__module__).partition(".")[0])
+        elif self._torch is not None and type(obj) is self._torch.UntypedStorage:
+            return self._reduced_storage(obj)
+        return NotImplemented
+
+    def _reduced_storage(self, storage: Any) -> Any:
+        """Reduce a storage as torch does, or to a copy of its bytes if it cannot be shared."""
+        if storage.device.type != "cpu":
+            return NotImplemented
+        if not storage.nbytes():
+            return type(storage), ()
+        named = self._torch.multiprocessing.get_sharing_strategy() == "file_system"
+        if not named and not storage.is_shared():
+            self._moved += 1
+            if self._moved > _MOST_MOVED:
+                return self._reduced_copy(storage, f"at most {_MOST_MOVED} are moved there")
+        try:
+            reduced: Any = self.dispatch_table[type(storage)](storage)
+        except (OSError, RuntimeError) as error:
+            # Shared memory is full, or the tensor is mapped from a file.
+            return self._reduced_copy(storage, str(error))
+        if not named:
+            return reduced
+        self._resources.keep(storage)
+        return _counted, reduced
+
+    def _reduced_copy(self, storage: Any, why: str) -> Any:
+        self.copied.append(why)
+        bytes_of = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
+        return _storage_on, (pickle.PickleBuffer(bytes_of),)
+
+
+def _storage_on(buffer: Any) -> Any:
+    torch: Any = importlib.import_module("torch")
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Rebuild a storage in named memory, and count this process.
+
+    torch's function takes the reference that was counted for the pickle, as if no other process
+    would read it.
+    """
+    storage = rebuild(*arguments)
+    storage._shared_incref()
+    return storage
+
+
+@contextmanager
+def inherited(descriptors: Sequence[int]) -> Iterator[None]:
+    """Unpickle within a `with`, with the descriptors that came with the pickle; closes them."""
+    global _descriptors
+    process: Any = mp_process.current_process()
+    _descriptors = descriptors
+    process._inheriting = True  # as in multiprocessing's own children
+    try:
+        yield
+    finally:
+        del process._inheriting
+        _descriptors = ()
+        for fd in descriptors:
+            os.close(fd)
