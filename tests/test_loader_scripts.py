@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,16 +41,25 @@ if __name__ == "__main__":
 """
 
 UNGUARDED = """
-import feedline
-from sources import Rows
+import torchvision
+from torchvision.transforms import v2
 
-with feedline.DataLoader(Rows(10), 4, image_size=4, num_workers=2) as loader:
-    labels = [label for _, labels in loader for label in labels.tolist()]
-assert sorted(labels) == list(range(10)), labels
+import feedline
+
+root = {root!r}
+steps = v2.Compose([v2.Resize((8, 8)), v2.ToImage()])
+for folder, options in (
+    (feedline.ImageFolder(root), {{"image_size": 8}}),
+    (torchvision.datasets.ImageFolder(root, steps), {{}}),
+):
+    with feedline.DataLoader(
+        folder, 4, num_workers=2, start_method="forkserver", **options
+    ) as loader:
+        assert sum(len(labels) for _, labels in loader) == 12
 print("fine")
 """
 
-UNGUARDED_MAIN = """
+UNGUARDED_CLASS = """
 import feedline
 from sources import Rows
 
@@ -59,6 +69,50 @@ class Mine(Rows):
 with feedline.DataLoader(Mine(10), 4, image_size=4, num_workers=2) as loader:
     list(loader)
 print("fine")
+"""
+
+UNGUARDED_MODULE = """
+import feedline
+from sets import Kept
+
+list(feedline.DataLoader(Kept(0), 4, num_workers=2, start_method="forkserver"))
+print("fine")
+"""
+
+UNGUARDED_PROCESS = """
+import multiprocessing
+import feedline
+from sets import Kept
+
+multiprocessing.get_context("spawn").Process(target=print).start()
+list(feedline.DataLoader(Kept(0), 4, num_workers=2, start_method="forkserver"))
+"""
+
+TOP_LEVEL = """
+import feedline
+import torch
+from defaults import Defaults, as_it_is
+
+torch.set_default_dtype(torch.float64)
+
+if __name__ == "__main__":
+    options = {{"num_workers": 2, "start_method": {method!r}, "collate_fn": as_it_is}}
+    for epoch in range(2):
+        print(*sorted(set(map(str, *feedline.DataLoader(Defaults(), 4, **options)))))
+"""
+
+DEFAULTS = """
+import torch
+
+class Defaults:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.get_default_dtype()
+
+def as_it_is(samples):
+    return samples
 """
 
 ARGUMENTS = """
@@ -148,9 +202,11 @@ print("fine")
 def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     """Run a script that may import the tests' modules; its output and its errors."""
     script = folder / "script.py"
-    given = {"file": [str(script)], "stdin": ["-"], "command": ["-c", text]}[by]
+    module = ["-m", f"{folder.name}.script"]
+    given = {"file": [str(script)], "module": module, "stdin": ["-"], "command": ["-c", text]}[by]
     script.write_text(text)
-    paths = [str(TESTS), str(TESTS / "dataset"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = [str(folder.parent), str(folder), str(TESTS), str(TESTS / "dataset"), *inherited]
     done = subprocess.run(
         [sys.executable, *given],
         input=text if by == "stdin" else None,
@@ -164,19 +220,48 @@ def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     "text",
-    [UNGUARDED, *slow(GUARDED, IMPORTS)],
-    ids=["plain", "guard", "imports"],
+    slow(GUARDED, IMPORTS),
+    ids=["guard", "imports"],
 )
 def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, text) == ("fine", "")
 
 
-@pytest.mark.slow
-def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(tmp_path: Path) -> None:
-    output, errors = run(tmp_path, UNGUARDED_MAIN)
+def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    assert run(tmp_path, UNGUARDED.format(root=str(jpeg_folder))) == ("fine", "")
+
+
+@pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_CLASS, UNGUARDED_PROCESS)])
+def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(
+    text: str, tmp_path: Path
+) -> None:
+    output, errors = run(tmp_path, text)
     assert "fine" not in output
-    assert 'if __name__ == "__main__"' in errors
-    assert "Traceback" in errors
+    assert re.search("if __name__ == ['\"]__main__['\"]", errors)
+    assert "StartError" in errors
+
+
+@pytest.mark.parametrize(
+    ("by", "method", "dtype"),
+    [
+        ("file", "forkserver", "float64"),
+        *slow(
+            ("module", "forkserver", "float64"),
+            # There is no file that workers could import.
+            ("stdin", "forkserver", "float32"),
+            ("command", "forkserver", "float32"),
+            ("file", "spawn", "float64"),
+        ),
+    ],
+)
+def test_workers_have_what_the_script_sets_at_its_top_level(
+    by: str, method: str, dtype: str, tmp_path: Path
+) -> None:
+    (tmp_path / "defaults.py").write_text(DEFAULTS)
+    expected = f"torch.{dtype}\ntorch.{dtype}"
+    assert run(tmp_path, TOP_LEVEL.format(method=method), by=by) == (expected, "")
 
 
 @pytest.mark.slow

@@ -71,8 +71,8 @@ def pack(
                 f'{found.remedy}, or use start_method="fork" (Linux) or num_workers=0'
             ) from error
         home = _home(resources)
-        if "__main__" in pickler.packages:
-            home |= main_module()
+        if runs_user_code or pickler.packages - _LIBRARIES:
+            home |= main_module(needed="__main__" in pickler.packages)
         head = io.BytesIO()
         SharingPickler(head, buffers.append, resources).dump(home)
     if pickler.copied:

@@ -78,7 +78,7 @@ def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: T
     )
     if settings.workers == 0 or decision.kind == "tensors":
         return _in_process(fetcher, decision, settings, cursor, timing)
-    return _started(_whole_batches(fetcher, settings, cursor, timing))
+    return _started(_whole_batches(fetcher, decision, settings, cursor, timing))
 
 
 def _started(backend: WorkerBackend) -> WorkerBackend:
@@ -115,6 +115,7 @@ def _rows_backend(
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD,
+        runs_user_code=decision.runs_user_code,
     )
     with _closed_on_error(crew):
         slots = FixedSlots(crew.block, decision.slot_bytes, count)
@@ -150,7 +151,11 @@ def _rows_backend(
 
 
 def _whole_batches(
-    fetcher: DatasetFetcher, settings: Settings, cursor: BatchCursor, timing: Timing
+    fetcher: DatasetFetcher,
+    decision: Decision,
+    settings: Settings,
+    cursor: BatchCursor,
+    timing: Timing,
 ) -> WorkerBackend:
     """Workers that make whole batches, one each."""
     crew = start_crew(
@@ -159,6 +164,8 @@ def _whole_batches(
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD_WHOLE,
+        runs_user_code=decision.kind
+        == "dataset",  # of samples and collate_fn, what is pickled says
     )
 
     slots = GrowingSlots(0)
