@@ -167,7 +167,7 @@ def _use_tracker(fd: int) -> None:
 
     One of this process's own would remove shared memory that the process only opened.
     """
-    ours: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    ours: Any = resource_tracker._resource_tracker
     if ours._fd is None:
         ours._fd = fd
     else:
@@ -218,7 +218,7 @@ def _home(resources: SharedResources) -> dict[str, Any]:
     }
     with contextlib.suppress(OSError):  # it has been removed
         home["dir"] = os.getcwd()
-    tracker: int | None = resource_tracker._resource_tracker._fd
-    if tracker is not None:
-        home["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker))
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        home["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
     return home
