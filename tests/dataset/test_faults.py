@@ -28,6 +28,19 @@ from processes import descendants, eventually, gone
 from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
 from slow import slow
 
+LOCK = threading.Lock()
+
+
+class AllLocked(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        with LOCK:
+            return index
+
+
+class Asleep(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        return threading.Event().wait()
+
 
 class Two(Exception):
     def __init__(self, first: int, second: int) -> None:
@@ -430,6 +443,32 @@ def test_a_batch_that_takes_longer_than_the_timeout() -> None:
         assert next(batches).tolist() == [0, 1, 2, 3]
         with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
             next(batches)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # from Python 3.12 on
+def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method: str) -> None:
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            let_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert held.wait(60)
+        data = AllLocked() if method == "fork" else Asleep()
+        with (
+            DataLoader(data, start_method=method, num_workers=1, timeout=1) as loader,
+            pytest.raises(RuntimeError, match="timed out") as caught,
+        ):
+            next(iter(loader))
+    finally:
+        let_go.set()
+        holder.join()
+    assert ('multiprocessing_context="forkserver"' in str(caught.value)) == (method == "fork")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

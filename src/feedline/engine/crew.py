@@ -81,6 +81,9 @@ class Crew(Protocol):
     shares_memory: bool
     """Whether workers can be handed memory by its descriptor."""
 
+    advice: str
+    """A sentence for errors about workers that hang; empty if nothing is known to be wrong."""
+
     @property
     def block(self) -> NDArray[np.uint8]:
         """The shared memory, shape (bytes,); its head is the board."""
@@ -126,6 +129,8 @@ class ProcessCrew:
     Args:
         memory: for the board and all slots.
     """
+
+    advice = ""
 
     _workers: Mapping[int, object]
     """The workers that live or are being started, by seat."""

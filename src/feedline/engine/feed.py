@@ -221,15 +221,17 @@ class Feed:
         said, facts = "no worker is at the batch", {}
         unit = "row" if self.shares_batches else "batch"
         if busy:
-            _, _, seat, row = min(busy)
+            _, since_ns, seat, row = min(busy)
             place = self._place(row.piece, row.row)
-            said = f"worker {seat} (pid {row.pid}) is on {place.name}"
+            on_s = (time.monotonic_ns() - since_ns) / 1e9
+            said = f"worker {seat} (pid {row.pid}) has been on {place.name} for {on_s:.0f} s"
             facts = {"worker": seat, "sample": place.sample}
         return LoadTimeoutError(
             f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
             f"a {unit}; {said}. The storage may have been unavailable (a network disk or server "
             "that does not answer), or the sample takes longer. Pass a larger timeout, or 0 to "
-            "wait for ever; iterating again loads the same batch again",
+            "wait for ever; iterating again loads the same batch again"
+            + (f". {self._crew.advice}" if self._crew.advice else ""),
             seconds=idle_s,
             **facts,
         )

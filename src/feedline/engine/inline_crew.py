@@ -27,6 +27,7 @@ class InlineCrew:
     """
 
     shares_memory = False
+    advice = ""
 
     def __init__(self, source: Source, slots_bytes: int) -> None:
         self._source = source

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Sequence
 
 from feedline.engine import server, shipment
@@ -27,6 +28,10 @@ from feedline.errors import ResourceError, WorkerError
 __all__ = ["SocketCrew"]
 
 _LOCK_DEADLINE_S = 5.0
+_FORKED_BESIDE_THREADS = (
+    "The workers were forked while the training process ran other threads, and a lock that such a "
+    'thread held stays locked in them: try multiprocessing_context="forkserver"'
+)
 
 
 class SocketCrew(ProcessCrew):
@@ -89,6 +94,7 @@ class SocketCrew(ProcessCrew):
         if self._by_fork is None:
             return CrewSockets(server.hold(self, self._preload), self._fds)
         self._release_server()
+        self.advice = _FORKED_BESIDE_THREADS if threading.active_count() > 1 else ""
         # Before there are sockets: it must not inherit the trainer's ends.
         self._forked = server.forked(self._by_fork)
         return CrewSockets(self._forked, self._fds)
