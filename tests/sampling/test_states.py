@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SubsetRandomSampler,
@@ -607,6 +608,8 @@ class Keyed:
 
     def __init__(self, key: Callable[[int], Any], start: int = 0) -> None:
         self.key, self.start = key, start
+class PlainDraws(Dataset[Any]):
+    """A draw of Python's and one of numpy's for each sample."""
 
     def __len__(self) -> int:
         return 6
@@ -636,3 +639,31 @@ def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
     loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])  # type: ignore[arg-type]
     next(iter(loader))
     assert loader.state_dict()["drawn"] == 2944524804
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        return index, random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("own", [None, 4])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_default_device_changes_no_seed_and_no_state(workers: int, own: int | None) -> None:
+    def loader() -> DataLoader[Any]:
+        drawn_from = None if own is None else generator(own)
+        return DataLoader(
+            PlainDraws(), 2, generator=drawn_from, collate_fn=list, num_workers=workers
+        )
+
+    torch.manual_seed(3)
+    with loader() as made:
+        expected = [list(made), list(made)]
+    torch.manual_seed(3)
+    with loader() as first, loader() as other:
+        torch.set_default_device("meta")
+        try:
+            batches = iter(first)
+            assert next(batches) == expected[0][0]
+            other.load_state_dict(through_json(first.state_dict()))
+            assert [next(batches), *batches] == expected[0][1:]
+            assert list(first) == expected[1]
+            assert list(other) == expected[0][1:]
+        finally:
+            torch.set_default_device(None)

@@ -119,7 +119,9 @@ class Views:
         """What is asked of this image: its size, its strength, and a seed for its crops."""
         size = image_size(self._crops.largest)
         strength = augmentation_strength() if self._crops.uses_strength else 1.0
-        seed = int(torch.empty((), dtype=torch.int64).random_()) if self._crops.draws else 0
+        seed = 0
+        if self._crops.draws:
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
         return Item(0, size, seed, strength)
 
     def _resized_of_file(self, file: FileBytes, item: Item) -> list[Pixels]:

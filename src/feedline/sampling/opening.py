@@ -108,8 +108,10 @@ class Sampling:
         """The epoch's seed, and then the keys of each batch."""
         keys = iter(self.sampler)  # which may draw already
         if seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            seed = int(drawn.item())
+            # By name: torch.set_default_device is for tensors of the user's.
+            device = "cpu" if self.generator is None else self.generator.device
+            drawn = torch.empty((), dtype=torch.int64, device=device)
+            seed = int(drawn.random_(generator=self.generator).item())
         yield seed
         yield from keys
 

@@ -64,8 +64,9 @@ class RandomStates:
         try:
             everywhere = _state(said["global"])
             states = tuple(_state(text) for text in said["generators"])
-            for state in (everywhere, *states):  # or it would fail in mid-epoch
-                torch.Generator().set_state(_tensor(state))
+            devices = [torch.device("cpu"), *(each.device for each in held)]
+            for device, state in zip(devices, (everywhere, *states), strict=False):
+                torch.Generator(device).set_state(_tensor(state))  # or it would fail in mid-epoch
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
             raise StateError(f"cannot resume: damaged random state ({error})") from None
         if len(states) != len(held):
