@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Callable, Iterable, Iterator
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, DistributedSampler, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -30,19 +32,39 @@ class Random(Dataset[Any]):
         return index, float(torch.rand(())), random.random(), float(np.random.rand())
 
 
-class Closed(Dataset[Any]):
-    """Does not pickle, so that each epoch has new workers; gives a draw and the worker's seed."""
+class Own(Random):
+    """Draws from a generator of its own, too."""
 
     def __init__(self) -> None:
-        self.function = lambda value: value
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return *super().__getitem__(index), float(self.rng.random())
+
+
+class Seeds(Dataset[Any]):
+    """Gives the seeds that its worker began with, less the worker's number."""
+
+    began: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return 3
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        info = get_worker_info()
-        assert info is not None
-        return int(np.random.randint(1 << 30)), info.seed
+        return self.began
+
+
+class Streamed(IterableDataset[Any]):
+    """Gives a few draws of its worker's stream."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((float(np.random.rand()), random.random()) for _ in range(3))
+
+
+def keep_seeds(worker: int) -> None:
+    """Leave the worker's seeds on the dataset."""
+    info: Any = get_worker_info()
+    info.dataset.began = torch.initial_seed() - worker, info.seed - worker
 
 
 def seed_worker(worker: int) -> None:
@@ -50,6 +72,112 @@ def seed_worker(worker: int) -> None:
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
+
+
+def seed_as_lightning(worker: int) -> None:
+    """As `pl_worker_init_function` does."""
+    sequence = np.random.SeedSequence([torch.initial_seed() - worker, worker, 0])
+    np.random.seed(sequence.generate_state(4))
+    torch_sequence, python_sequence = sequence.spawn(2)
+    torch.manual_seed(torch_sequence.generate_state(1, dtype=np.uint64)[0])
+    high, low = python_sequence.generate_state(2, dtype=np.uint64).astype(object).tolist()
+    random.seed((high << 64) + low)
+
+
+def seed_as_timm(worker: int) -> None:
+    """As timm's `_worker_init` does."""
+    info = get_worker_info()
+    assert info is not None
+    np.random.seed(info.seed % (2**32 - 1))
+
+
+def seed_numpy(worker: int) -> None:
+    """Seed numpy with a constant."""
+    np.random.seed(40 + worker)
+
+
+def make_generator(worker: int) -> None:
+    """Give the dataset a generator of this worker's own."""
+    info: Any = get_worker_info()
+    info.dataset.rng = np.random.default_rng(info.seed)
+
+
+INITS = [seed_worker, seed_as_lightning, seed_as_timm, seed_numpy, make_generator]
+
+
+def plain(batches: Iterable[Any]) -> list[Any]:
+    """Batches as lists."""
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("option", ["generator", "seed"])
+@pytest.mark.parametrize("init", INITS)
+def test_runs_repeat_whatever_worker_init_fn_seeds(
+    init: Callable[[int], None], option: str
+) -> None:
+    def loader(workers: int) -> DataLoader[Any]:
+        options: dict[str, Any] = {"seed": 5}
+        if option == "generator":
+            options = {"generator": torch.Generator().manual_seed(5)}
+        return DataLoader(
+            Own(), 2, shuffle=True, num_workers=workers, worker_init_fn=init, **options
+        )
+
+    def epochs(workers: int) -> list[Any]:
+        with loader(workers) as made:
+            return [plain(made) for _ in range(2)]
+
+    expected = epochs(0)
+    assert len({draw for epoch in expected for batch in epoch for draw in batch[3]}) == 24
+    for workers in (1, 2, 3):
+        assert epochs(workers) == expected
+    with loader(2) as first, loader(1) as other:
+        batches = iter(first)
+        assert plain(next(batches) for _ in range(2)) == expected[0][:2]
+        other.load_state_dict(first.state_dict())
+        assert plain(other) == expected[0][2:]
+        assert plain(other) == expected[1]
+
+
+def test_worker_init_fn_finds_the_seeds_that_torch_gives() -> None:
+    seen = []
+    for kind in (TorchDataLoader, DataLoader):
+        options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": keep_seeds}
+        loader = kind(Seeds(), 1, generator=torch.Generator().manual_seed(0), **options)
+        seen.append([plain(loader) for _ in range(2)])
+    assert seen[0] == seen[1]
+
+
+def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds() -> None:
+    seen = []
+    for kind in (TorchDataLoader, DataLoader, DataLoader):
+        options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": seed_worker}
+        loader = kind(Streamed(), 1, generator=torch.Generator().manual_seed(0), **options)
+        seen.append(plain(loader))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_explain_and_the_log_tell_that_seeds_of_worker_init_fn_are_not_kept(
+    tmp_path: Path,
+) -> None:
+    """The log is that of a worker: its handlers came along with the fork."""
+    log, handler = logging.getLogger("feedline"), logging.FileHandler(tmp_path / "log")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        for init in (seed_numpy, keep_seeds):
+            options: dict[str, Any] = {"start_method": "fork", "worker_init_fn": init}
+            with DataLoader(Seeds(), 1, num_workers=1, **options) as loader:
+                list(loader)
+                assert "whatever worker_init_fn seeds" in loader.explain()
+            text = (tmp_path / "log").read_text()
+            assert text.count("worker_init_fn") == 1
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        handler.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -69,16 +197,6 @@ def test_no_two_batches_have_the_same_draws_on_any_rank(
             for _ in range(2):
                 seen += [float(draw) for _, *draws in loader for each in draws for draw in each]
     assert len(set(seen)) == len(seen)
-
-
-def test_workers_that_seed_themselves_have_torchs_draws_in_every_epoch() -> None:
-    seen = []
-    for kind in (TorchDataLoader, DataLoader):
-        options: dict[str, Any] = {"num_workers": 1, "worker_init_fn": seed_worker}
-        loader = kind(Closed(), 3, generator=torch.Generator().manual_seed(0), **options)
-        seen.append([[part.tolist() for part in batch] for _ in range(3) for batch in loader])
-    assert seen[0] == seen[1]
-    assert len({str(batch) for batch in seen[1]}) == 3
 
 
 def test_a_sample_that_comes_twice_is_cropped_twice() -> None:

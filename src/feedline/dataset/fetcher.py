@@ -2,15 +2,16 @@
 
 Guarantees: what torch's own worker would make of the same keys: `__getitems__` where there is one,
 `collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception comes home with its type,
-its traceback and the sample's index. The random states are seeded from the batch's seed, so a
-batch is the same whichever worker makes it, unless `worker_init_fn` seeds them itself; likewise the
-generators that the dataset keeps for itself. A batch at another size or strength than was asked for
-is an error.
+its traceback and the sample's index. The random states, and the generators that the dataset keeps
+for itself, are seeded from the batch's seed, whatever `worker_init_fn` seeds: batches go to workers
+that are free, so only then is a batch the same in every run. A batch at another size or strength
+than was asked for is an error.
 Relies on: being used in one process, from its main thread.
 """
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,6 +39,8 @@ from feedline.trace import laps
 from feedline.trace.switch import recorded
 
 __all__ = ["DatasetFetcher", "Told"]
+
+_log = logging.getLogger("feedline")
 
 Told: TypeAlias = Callable[[int], None]
 """Called with the position of the sample, within its batch, that is about to be made."""
@@ -72,7 +75,6 @@ class DatasetFetcher:
         self._recognised = samples
         self._own: list[OwnGenerator] | None = None  # not looked for yet
         self._worker: int | None = None
-        self._seeds_itself = False
         self._broken: WorkerException | None = None
 
     def given(self) -> dict[str, object]:
@@ -91,7 +93,11 @@ class DatasetFetcher:
             self._beginning.call(worker)
             if had is not None and had != outline(self.dataset, before=had):
                 self._recognised = None
-            self._seeds_itself = fingerprint() != before
+            if worker == 0 and fingerprint() != before:
+                _log.info(
+                    "worker_init_fn seeds random states, and feedline seeds them again for each "
+                    "batch. Runs repeat with torch.manual_seed(...), generator= or seed="
+                )
             self._look()
         except (Exception, SystemExit) as error:
             self._broken = WorkerException.of(error, self._place)
@@ -99,7 +105,7 @@ class DatasetFetcher:
     def _look(self) -> list[OwnGenerator]:
         """The generators to be seeded for each batch; looked for once."""
         if self._own is None:
-            self._own = [] if self._seeds_itself else find(self.dataset, self._collate)
+            self._own = find(self.dataset, self._collate)
         return self._own
 
     @property
@@ -111,9 +117,8 @@ class DatasetFetcher:
         if self._broken is not None:
             return lay(self._broken, space)
         try:
-            if not self._seeds_itself:
-                seed_all(task.seed)
-                seed_own(self._look(), task.seed)
+            seed_all(task.seed)
+            seed_own(self._look(), task.seed)
             batch = self._make(pickle.loads(keys), task, space, at)
             try:
                 return lay(batch, space)

@@ -111,13 +111,19 @@ def _workers(settings: Settings, decision: Decision) -> str:
 
 
 def _generators(settings: Settings, decision: Decision) -> str:
-    """Random generators of the user's own that were found. There may be others, out of reach."""
+    """Random generators that are seeded for each batch. There may be others, out of reach."""
     if decision.kind not in ("dataset", "samples"):
         return ""
     found = generators.describe(settings.dataset, settings.collate_fn)
     more = len(found) - _MOST_GENERATORS
-    shown = ", ".join(found[:_MOST_GENERATORS]) + (f" and {more} more" if more > 0 else "")
-    return f"seeded for each batch: {shown}" if found else ""
+    shown = ", ".join(["torch, numpy, random", *found[:_MOST_GENERATORS]])
+    shown += f" and {more} more" if more > 0 else ""
+    if settings.worker_init_fn is None or settings.workers == 0:
+        return f"seeded for each batch: {shown}"
+    return (
+        f"seeded for each batch, whatever worker_init_fn seeds: {shown}, and those that "
+        "worker_init_fn sets on the dataset"
+    )
 
 
 def _prefetch(settings: Settings, decision: Decision) -> str:
