@@ -36,6 +36,7 @@ found = {
     "seed": outcome(loader(seed=1 + last)),
     "batch size": outcome(loader(schedule=f"ownx2@{4 + last}")),
     "shuffle": outcome(loader(shuffle=not last)),
+    "weights": outcome(loader(weights=[1.0 + last] * 20)),
     "position": outcome(standing),
     "its own": outcome(loader(20 + last, rank=0, world_size=1)),
     "without a seed": outcome(loader(20 + last, seed=None)),
@@ -80,6 +81,7 @@ def test_what_differs_is_named_on_every_rank_and_nothing_hangs() -> None:
             "batch size": 'schedule is "ownx2@4" on ranks 0, 1, "ownx2@5" on rank 2',
             "state": "epoch is 0 on ranks 0, 1, 1 on rank 2",
             "shuffle": 'shuffle is "shuffled" on ranks 0, 1, "sequential" on rank 2',
+            "weights": "weights is",
             "position": "step is 0 on ranks 0, 1, 1 on rank 2",
         }.items():
             assert words in found[name], name

@@ -34,7 +34,8 @@ def filled(samples: list[int], piece_rows: int, *, by_place: bool) -> list[NDArr
             start=start,
             image_size=SIZE_PX,
             seed=9,
-            by_place=by_place,
+            place=5,
+            stride=3 if by_place else 0,
             samples=np.array(samples[start : start + count], np.int64),
         )
         report = fill(Piece.unpack(piece.pack()), source, block, np.zeros(8, np.int64), 0)

@@ -142,7 +142,8 @@ class DatasetFetcher:
             image_size=batch.image_size,
             seed=batch.whole_seed,
             row_seed=batch.seed,
-            by_place=batch.drawn,
+            place=batch.place,
+            stride=batch.stride,
             strength=batch.phase.strength,
         )
         with unbroken(), seeded(task.seed):

@@ -62,8 +62,8 @@ def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, reque
             return dataset[key]
         request.size_was_asked = request.strength_was_asked = True
         own = extend(seed, number)  # as in `engine.fill`
-        if task.by_place:
-            own = extend(own, place)
+        if task.stride:
+            own = extend(own, task.place + place * task.stride)
         return samples.sample(Item(number, task.image_size, own, task.strength))
 
     return one

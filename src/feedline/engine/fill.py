@@ -76,8 +76,8 @@ def _filled(
         line[ROW] = k
         row = piece.start + k
         own = extend(seed, sample)
-        if piece.by_place:
-            own = extend(own, row)
+        if piece.stride:
+            own = extend(own, piece.place + row * piece.stride)
         item = Item(sample, piece.image_size, own, piece.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))

@@ -45,8 +45,8 @@ MAX_KEY_BYTES = 32 * 1024
 
 # The fields in their order, without what has a length of its own.
 _ID = struct.Struct("<q")
-_PIECE = struct.Struct("<qqqiiiQ?d")
-_BATCH_TASK = struct.Struct("<qiiQQ?dq")
+_PIECE = struct.Struct("<qqqiiiQqid")
+_BATCH_TASK = struct.Struct("<qiiQQqidq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 _FD_BYTES = array.array("i").itemsize
@@ -76,7 +76,8 @@ class Piece(NamedTuple):
         start: the piece's first row within the batch.
         image_size: in pixels; None where none was asked for, 0 in a message.
         seed: of the epoch; a row's seed is mix(seed, sample),
-        by_place: and where a sample may come twice, mix(seed, sample, row).
+        place, stride: or, with a stride above 0, mix(seed, sample, place + row * stride), by its
+            row within the batch.
         strength: of the augmentation.
     """
 
@@ -88,7 +89,8 @@ class Piece(NamedTuple):
     start: int = 0
     image_size: int | None = None
     seed: int = 0
-    by_place: bool = False
+    place: int = 0
+    stride: int = 0
     strength: float = 1.0
 
     def pack(self) -> bytes:
@@ -116,7 +118,7 @@ class BatchTask(NamedTuple):
         image_size: in pixels; None where none was asked for, 0 in a message.
         seed: of the batch.
         row_seed: of the epoch; a sample's seed follows from it as a row's does, see `Piece`,
-        by_place: and where a sample may come twice, from its place in the batch as well.
+        place, stride: likewise.
         strength: of the augmentation.
         kept: how many bytes of keys lie at the head of the slot's memory instead.
     """
@@ -128,7 +130,8 @@ class BatchTask(NamedTuple):
     image_size: int | None = None
     seed: int = 0
     row_seed: int = 0
-    by_place: bool = False
+    place: int = 0
+    stride: int = 0
     strength: float = 1.0
     kept: int = 0
 

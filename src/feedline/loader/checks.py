@@ -138,7 +138,7 @@ def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_iterable(given: Mapping[str, Any]) -> None:
-    names = ("seed", "schedule", "image_size", "cache", "device")
+    names = ("seed", "schedule", "weights", "image_size", "cache", "device")
     useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
     useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
     if useless:
@@ -193,6 +193,17 @@ def _check_values(given: Mapping[str, Any]) -> None:
         raise UsageError(
             'shuffle must be True, False, None or "window:N", as "window:16384" for windows of '
             f"16384 samples, got {shuffle!r}"
+        )
+    if given["weights"] is not None and shuffle not in (None, True):
+        raise UsageError(
+            f"weights and shuffle={shuffle!r} were given, and weights decide the order: leave "
+            "shuffle out"
+        )
+    if not isinstance(given["replacement"], bool):
+        raise UsageError(f"replacement must be True or False, got {given['replacement']!r}")
+    if not given["replacement"] and given["weights"] is None:
+        raise UsageError(
+            "replacement=False has no effect without weights: give weights=... as well"
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")

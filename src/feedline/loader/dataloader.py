@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
@@ -88,6 +89,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             as torch does; with a schedule 0, and the global random state is never touched.
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
             Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
+        weights: draw each epoch's samples by weight, as torch's WeightedRandomSampler does, and
+            share that one draw out over the ranks; with a seed or a schedule. A number of at least
+            0 for each sample, copied; an epoch has as many samples as the dataset.
+        replacement: with `weights` only: a sample may come several times. False draws each once,
+            heavy ones early, and needs all weights above 0.
         image_size: side of the images in pixels, without a schedule. feedline's own sources need
             one of the two; a recognised torchvision pipeline follows it, any other Dataset asks
             `feedline.image_size()` for it.
@@ -159,6 +165,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         in_order: bool = True,
         seed: int | None = None,
         schedule: str | Schedule | Phase | Iterable[Phase] | None = None,
+        weights: Sequence[float] | NDArray[Any] | torch.Tensor | None = None,
+        replacement: bool = True,
         image_size: int | None = None,
         max_image_size: int | None = None,
         prefetch: int | None = None,
@@ -215,6 +223,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
         # As they were given, too: frameworks build the loader anew from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
+        self.weights, self.replacement = weights, replacement
         self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
@@ -267,6 +276,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         if settings.plan is not None:
             self._agreement.check(settings.plan, self._session.cursor.position, self.dataset)
             self._session.filling.agree(self._agreement, settings.plan)
+        elif not (self._asked.iterable or self.in_a_wrapper):
+            self._agreement.warn_of_draws(settings.sampler)
         self._session.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
             self.sampler.follow(self.plan, self.dataset)

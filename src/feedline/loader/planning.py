@@ -8,7 +8,7 @@ from typing import Any
 from feedline.errors import UsageError
 from feedline.loader.settings import Asked
 from feedline.plan.batches import Plan
-from feedline.plan.order import SEQUENTIAL, SHUFFLED
+from feedline.plan.order import SEQUENTIAL, SHUFFLED, WEIGHTED, WEIGHTED_ONCE
 from feedline.system import rank_and_world
 
 __all__ = ["plan_of"]
@@ -31,23 +31,26 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
             length=len(given["dataset"]),
             schedule=asked.phases,
             batch_size=batch_size,
-            order=_order(asked.shuffle),
+            order=_order(asked, given),
+            weights=asked.weights,
             drop_last=given["drop_last"],
             seed=asked.seed,
             rank=rank_found if rank is None else rank,
             world_size=world_found if world_size is None else world_size,
         )
-    if isinstance(asked.shuffle, str):
+    if isinstance(asked.shuffle, str) or asked.weights is not None:
         against = {
             "an IterableDataset": asked.iterable,
             "a sampler": asked.sampled,
             "batch_size=None": batch_size is None,
             "no seed": asked.seed is None,
         }
+        name = "weights" if asked.weights is not None else f"shuffle={asked.shuffle!r}"
         raise UsageError(
-            f"shuffle={asked.shuffle!r} is an order of feedline's own, and was given with "
+            f"{name} is an order of feedline's own, and was given with "
             f"{' and '.join(name for name, so in against.items() if so)}: give seed=0 (or a "
-            "schedule), a map-style dataset and a batch_size, and no sampler; or shuffle=True"
+            "schedule), a map-style dataset and a batch_size, and no sampler"
+            f"{'' if asked.weights is not None else '; or shuffle=True'}"
         )
     if rank is not None or world_size is not None:
         raise UsageError(
@@ -64,8 +67,11 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
     return None
 
 
-def _order(shuffle: bool | str | None) -> str:
-    """The name of the order that a loader's `shuffle` asks for."""
+def _order(asked: Asked, given: Mapping[str, Any]) -> str:
+    """The name of the order that a loader's `weights` or `shuffle` asks for."""
+    if asked.weights is not None:
+        return WEIGHTED if given["replacement"] else WEIGHTED_ONCE
+    shuffle = asked.shuffle
     if isinstance(shuffle, str):
         return str(shuffle)  # of numpy's, a state would not be equal to one from JSON
     return SHUFFLED if shuffle else SEQUENTIAL

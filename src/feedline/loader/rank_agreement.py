@@ -24,6 +24,8 @@ import torch.distributed as dist
 from feedline.errors import UsageError
 from feedline.plan.batches import Plan
 from feedline.plan.state import Position
+from feedline.sampling.samplers import drawn_by
+from feedline.system import rank_and_world
 
 __all__ = ["PATIENCE_S", "RankAgreement"]
 
@@ -40,6 +42,7 @@ class RankAgreement:
         self._plan: Plan | None = None
         self._loader: int | None = None  # its number among those that were compared
         self._times = itertools.count()
+        self._warned = False
 
     def forget(self) -> None:
         """Compare again when the next iteration begins: the position is another."""
@@ -77,6 +80,25 @@ class RankAgreement:
             )
         self._plan = plan
 
+    def warn_of_draws(self, sampler: object) -> None:
+        """Warn once if each rank draws samples for itself, from all of them."""
+        rank, world = rank_and_world()
+        if self._warned or world < 2 or (name := drawn_by(sampler)) is None:
+            return
+        self._warned = True
+        instead = (
+            "weights= and seed=0 of feedline.DataLoader, by which one draw is shared out"
+            if name == "WeightedRandomSampler"
+            else "a torch.utils.data.DistributedSampler, or seed=0 and no sampler"
+        )
+        warnings.warn(
+            f"rank {rank} of {world} draws from {name}, which does not share samples out: ranks "
+            "that are seeded alike draw the same samples, and others draw some of them twice. "
+            f"Unless each rank has a dataset of its own, use {instead}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
     def all_say(self, mine: bool, plan: Plan) -> bool:
         """Whether all ranks that `check` has just compared say yes.
 
@@ -99,6 +121,7 @@ def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
         "seed": plan.seed,
         "batch_size": plan.batch_size,
         "shuffle": plan.order,
+        "weights": None if plan.weights is None else plan.weights.digest,
         "drop_last": plan.drop_last,
         "schedule": str(plan.schedule),
         "strength": [phase.strength for phase in plan.schedule.phases],

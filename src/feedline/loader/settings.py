@@ -28,6 +28,7 @@ from feedline.loader.check_ahead import piece_ns_of
 from feedline.loader.checks import check_arguments, is_native, worker_count
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Phase, Schedule
+from feedline.plan.weights import Weights
 from feedline.remote.filesystem import is_url
 
 __all__ = ["Asked", "Settings", "prefetch_factor_of", "settings_of"]
@@ -44,6 +45,7 @@ class Asked:
         schedule: as given; None without a schedule.
         phases: the schedule, or else one phase of the image size that was asked for, if one was.
         shuffle, seed, num_workers: with their defaults.
+        weights: by which samples are drawn; None for any other order.
         adapts: the number of workers was left to the loader, and changes while it works.
         prefetch: batches of rows that there is memory for, besides one that is read.
         max_image_size: the largest size that may be asked for later; None: see `slot_size`.
@@ -61,6 +63,7 @@ class Asked:
     phases: Schedule
     shuffle: bool | str | None
     seed: int | None
+    weights: Weights | None
     num_workers: int
     adapts: bool
     prefetch: int
@@ -111,6 +114,7 @@ class Asked:
             phases=phases,
             shuffle=shuffle,
             seed=seed,
+            weights=_weights(given["weights"]),
             num_workers=workers,
             adapts=adapts,
             prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
@@ -131,6 +135,14 @@ def _batches_bytes(given: Mapping[str, Any], phases: Schedule) -> int:
     )
     slots = slots_for(DEFAULT_PREFETCH if prefetch is None else prefetch)
     return 3 * max(images, default=0) * slots
+
+
+def _weights(given: Any) -> Weights | None:
+    if given is None:
+        return None
+    if isinstance(given, torch.Tensor):  # of any device, and types that numpy does not know
+        given = given.detach().to("cpu", torch.float64).numpy()
+    return Weights(given)
 
 
 def _cache(given: Any) -> Any:

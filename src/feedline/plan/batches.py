@@ -2,8 +2,9 @@
 
 Guarantees: `Plan.batch(epoch, step)` depends on its arguments and the plan's fields alone, so
 it is the same in every process, after every restart and on any number of workers. Over all
-ranks an epoch holds each sample exactly once (plus the padding that equal shares need, or less
-the tail that `drop_last` drops). At a given step every rank has equally many rows of one size.
+ranks an epoch holds each place of its order exactly once, and so each sample unless the order is
+drawn with replacement (plus the padding that equal shares need, or less the tail that `drop_last`
+drops). At a given step every rank has equally many rows of one size.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import UsageError
-from feedline.plan.order import SHUFFLED, epoch_order, order_named, share
+from feedline.plan.order import (
+    SHUFFLED,
+    WEIGHTED,
+    WEIGHTED_ONCE,
+    epoch_order,
+    order_named,
+    share,
+)
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.seeds import mix
+from feedline.plan.weights import Weights
 
 __all__ = ["NO_NUMBER", "Batch", "Plan"]
 
@@ -36,7 +45,9 @@ class Batch:
         image_size: side of its images, in pixels; None where none was asked for.
         samples: sample numbers, shape (rows,), int64.
         padding: how many rows at its end repeat samples that another row already stands for.
-        seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample).
+        seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample),
+        place, stride: or, where a sample may come twice, mix(seed, sample, place + row * stride);
+            a stride of 0 leaves places out.
         rank: whose batch it is.
         drawn: it comes from a user's sampler, which gave
         keys: for it.
@@ -52,6 +63,8 @@ class Batch:
     rank: int = 0
     drawn: bool = False
     keys: object = None
+    place: int = 0
+    stride: int = 0
 
     @property
     def asked(self) -> Any:
@@ -78,6 +91,7 @@ class Plan:
         schedule: the phases.
         batch_size: rows per rank where a phase names none.
         order: the name of the order of samples in an epoch; see `plan.order.order_named`.
+        weights: of the samples, for an order by weight; None for any other.
         drop_last: leave out an epoch's last batch where it would not be full on every rank.
         seed: what all randomness follows from.
         rank: this process among world_size.
@@ -95,6 +109,7 @@ class Plan:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "world_size"):
@@ -103,7 +118,8 @@ class Plan:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        order_named(self.order)  # refuses what names none
+        order_named(self.order, self.weights)  # refuses what names none
+        self._check_weights()
         whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         if not whole or not 0 <= self.rank < self.world_size:
             raise UsageError(
@@ -116,6 +132,22 @@ class Plan:
                     f"drop_last=True with a global batch of {rows} leaves nothing of "
                     f"{self.length} samples; use a smaller batch or drop_last=False"
                 )
+
+    def _check_weights(self) -> None:
+        weights = self.weights
+        if weights is None:
+            return
+        if len(weights) != self.length:
+            raise UsageError(
+                f"weights must have one number for each sample: got {len(weights)} weights for "
+                f"{self.length} samples"
+            )
+        if self.order == WEIGHTED_ONCE and weights.positive < self.length:
+            raise UsageError(
+                f"replacement=False draws each of {self.length} samples once, and only "
+                f"{weights.positive} have a weight above 0. Use replacement=True, or a "
+                "torch.utils.data.Subset of the samples with a positive weight"
+            )
 
     def global_batch_of(self, phase: Phase) -> int:
         """Rows of a full batch of a phase over all ranks."""
@@ -146,7 +178,7 @@ class Plan:
         start, stop = step * rows, min((step + 1) * rows, self.length)
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
-        samples = epoch_order(self.length, self.seed, epoch, self.order)
+        samples = epoch_order(self.length, self.seed, epoch, self.order, self.weights)
         missing = -(stop - start) % self.world_size
         return Batch(
             epoch=epoch,
@@ -158,4 +190,7 @@ class Plan:
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
+            # Places in the epoch, so that a row is the same on any number of ranks.
+            place=start + self.rank,
+            stride=self.world_size if self.order == WEIGHTED else 0,
         )

@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 
 from feedline.errors import UsageError
 from feedline.plan.seeds import mix
+from feedline.plan.weights import Weights
 
 __all__ = [
     "BLOCK",
     "ORDERS",
     "SEQUENTIAL",
     "SHUFFLED",
+    "WEIGHTED",
+    "WEIGHTED_ONCE",
     "Order",
     "epoch_order",
     "in_words",
@@ -33,7 +36,7 @@ __all__ = [
 ]
 
 Order: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
-"""Of length, seed and epoch: every sample's number once, shape (length,), int64."""
+"""Of length, seed and epoch: a sample's number for each place, shape (length,), int64."""
 
 
 BLOCK = 256
@@ -72,9 +75,19 @@ def _sequential(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.arange(length, dtype=np.int64)
 
 
+def _weighted(weights: Weights, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return weights.with_replacement(_random_state(length, seed, epoch))
+
+
+def _weighted_once(weights: Weights, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return weights.without_replacement(_random_state(length, seed, epoch))
+
+
 SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
+WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
 ORDERS: Mapping[str, Order] = MappingProxyType({SHUFFLED: _shuffled, SEQUENTIAL: _sequential})
 """By name: a new permutation each epoch; the samples' own order. "window:N" is one for each N."""
+_BY_WEIGHT = {WEIGHTED: _weighted, WEIGHTED_ONCE: _weighted_once}
 
 
 def window_of(name: str) -> int | None:
@@ -83,12 +96,20 @@ def window_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def order_named(name: str) -> Order:
+def order_named(name: str, weights: Weights | None = None) -> Order:
     """The order that a name stands for.
 
+    Args:
+        name: of the order.
+        weights: of the samples, for an order by weight; None for any other.
+
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is none of this name, with weights or without.
     """
+    if weights is not None:
+        if name not in _BY_WEIGHT:
+            raise UsageError(f"order must be one of {', '.join(_BY_WEIGHT)}, got {name!r}")
+        return partial(_BY_WEIGHT[name], weights)
     if (window := window_of(name)) is not None:
         return partial(_in_windows, window)
     if name not in ORDERS:
@@ -105,9 +126,11 @@ def in_words(name: str) -> str:
 
 
 @lru_cache(maxsize=3)
-def epoch_order(length: int, seed: int, epoch: int, order: str) -> NDArray[np.int64]:
+def epoch_order(
+    length: int, seed: int, epoch: int, order: str, weights: Weights | None = None
+) -> NDArray[np.int64]:
     """An epoch's order by its name; see `order_named`. Read-only, shape (length,), int64."""
-    samples = order_named(order)(length, seed, epoch)
+    samples = order_named(order, weights)(length, seed, epoch)
     samples.flags.writeable = False
     return samples
 

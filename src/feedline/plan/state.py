@@ -61,11 +61,13 @@ class Position:
 
 def _identity(plan: Plan, dataset: str) -> dict[str, Any]:
     """All that decides the remainder, independent of the number of ranks."""
+    weights = {} if plan.weights is None else {"weights": plan.weights.digest}
     return {
         "dataset": dataset,
         "length": plan.length,
         "seed": plan.seed,
         "order": plan.order,
+        **weights,
         "drop_last": plan.drop_last,
         "schedule": [
             {

@@ -243,6 +243,7 @@ class SampledCursor:
             rank=self._rank,
             drawn=True,
             keys=draw.keys,
+            stride=1,
         )
 
     @property

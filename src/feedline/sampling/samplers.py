@@ -6,12 +6,20 @@ import contextlib
 from collections.abc import Iterator, Sized
 from typing import Any, Protocol
 
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 __all__ = [
     "Stateful",
     "chain",
     "describe",
+    "drawn_by",
     "draws_nothing",
     "epoch_mark",
     "set_epoch",
@@ -80,6 +88,18 @@ def draws_nothing(sampler: object) -> bool:
         isinstance(part, BatchSampler) and type(part).__module__.startswith(("torch.", "feedline."))
         for part in outer
     )
+
+
+def drawn_by(sampler: object) -> str | None:
+    """Name of torch's sampler that draws at random from all samples; None for any other.
+
+    A sampler that shares samples out among ranks is another.
+    """
+    *_, inner = chain(sampler)
+    if share_of(sampler)[1] > 1:
+        return None
+    kinds = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler)
+    return next((kind.__name__ for kind in kinds if isinstance(inner, kind)), None)
 
 
 def share_of(sampler: object) -> tuple[int, int]:

@@ -1,0 +1,143 @@
+"""Orders by weight: drawn as often as the weights say, and shared out among ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import every_rank, global_rows
+
+from feedline.errors import StateError, UsageError
+from feedline.plan.batches import Plan
+from feedline.plan.order import WEIGHTED, WEIGHTED_ONCE, epoch_order
+from feedline.plan.schedule import Schedule
+from feedline.plan.state import Position, resume, snapshot
+from feedline.plan.weights import Weights
+
+
+def plan(weights: list[float], **fields: object) -> Plan:
+    base = Plan(
+        length=len(weights),
+        schedule=Schedule.parse("8x2"),
+        batch_size=3,
+        order=WEIGHTED,
+        weights=Weights(weights),
+    )
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def test_samples_come_as_often_as_their_weights_say() -> None:
+    values = np.tile([0.0, 1.0, 2.0, 5.0], 5000)
+    counts = np.bincount(epoch_order(20_000, 3, 0, WEIGHTED, Weights(values)) % 4, minlength=4)
+    for count, share in zip(counts, [0, 1 / 8, 2 / 8, 5 / 8], strict=True):
+        assert abs(count - 20_000 * share) <= 5 * np.sqrt(20_000 * share * (1 - share))
+
+
+def test_without_replacement_each_comes_once_and_the_first_by_weight() -> None:
+    weights = Weights([1, 2, 5])
+    orders = [epoch_order(3, 3, epoch, WEIGHTED_ONCE, weights).tolist() for epoch in range(2000)]
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    chances = {(0, 1): 1 / 8 * 2 / 7, (1, 2): 2 / 8 * 5 / 6, (2, 0): 5 / 8 * 1 / 3}
+    for pair, chance in chances.items():
+        count = sum(tuple(order[:2]) == pair for order in orders)
+        assert abs(count - 2000 * chance) <= 5 * np.sqrt(2000 * chance * (1 - chance))
+
+
+def test_orders_never_change() -> None:
+    weights = Weights(range(1, 11))
+    assert epoch_order(10, 0, 0, WEIGHTED, weights).tolist() == [6, 6, 3, 6, 4, 6, 9, 7, 3, 8]
+    once = [8, 7, 9, 2, 4, 3, 5, 6, 1, 0]
+    assert epoch_order(10, 0, 0, WEIGHTED_ONCE, weights).tolist() == once
+
+
+@pytest.mark.parametrize(
+    "values", [[1e308, 1e308, 1e-308], [5e-324] * 3, [1e-320, 1.0, 1e308], [0, 0, 1e-300]]
+)
+def test_weights_of_any_magnitude_can_be_drawn_by(values: list[float]) -> None:
+    drawn = epoch_order(3, 0, 0, WEIGHTED, Weights(values)).tolist()
+    assert all(values[sample] > 0 for sample in drawn)
+    if all(values):
+        assert sorted(epoch_order(3, 0, 0, WEIGHTED_ONCE, Weights(values))) == [0, 1, 2]
+
+
+@given(
+    st.lists(st.floats(0.5, 2), min_size=6, max_size=40),
+    st.integers(1, 4),
+    st.sampled_from([WEIGHTED, WEIGHTED_ONCE]),
+)
+def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, order: str) -> None:
+    one = plan(values, batch_size=12, order=order)
+    ranks = every_rank(plan(values, batch_size=12 // world, world_size=world, order=order))
+    for epoch in range(2):
+        for step in range(one.steps(epoch)):
+            assert (
+                global_rows(ranks, epoch, step).tolist() == one.batch(epoch, step).samples.tolist()
+            )
+            batches = [rank.batch(epoch, step) for rank in ranks]
+            assert {batch.seed for batch in batches} == {one.batch(epoch, step).seed}
+            places = sorted(
+                batch.place + row * batch.stride for batch in batches for row in range(batch.rows)
+            )
+            if order == WEIGHTED:  # a sample may come twice, its place does not
+                assert places == list(range(places[0], places[0] + len(places)))
+                assert places[0] == one.batch(epoch, step).place
+            else:
+                assert {batch.stride for batch in batches} == {0}
+
+
+def test_a_state_goes_on_with_the_same_weights_alone() -> None:
+    one = plan([1, 2, 3, 4, 5, 6], batch_size=4)
+    state = snapshot(one, Position(epoch=1, step=1), "data")
+    shared = plan([1, 2, 3, 4, 5, 6], batch_size=2, world_size=2)
+    assert resume(state, shared, "data") == Position(epoch=1, step=1)
+    for other in (
+        plan([1, 2, 3, 4, 5, 7], batch_size=4),
+        replace(one, order=WEIGHTED_ONCE),
+        replace(one, order="shuffled", weights=None),
+    ):
+        with pytest.raises(StateError, match=r"weights was|order was"):
+            resume(state, other, "data")
+    with pytest.raises(StateError, match="weights was None"):
+        resume(
+            snapshot(replace(one, order="shuffled", weights=None), Position(), "data"), one, "data"
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ([1, -1], r"weights\[1\]=-1"),
+        ([1, float("nan")], r"weights\[1\]=nan"),
+        ([float("inf"), 1], r"weights\[0\]=inf"),
+        ([0, 0], "2 weights of 0"),
+        ([[1, 1]], r"shape \(1, 2\)"),
+        ([[1], [1, 2]], "sequence of numbers"),
+        ("ab", "str"),
+        (3, "int"),
+        ([1j], "complex"),
+    ],
+)
+def test_what_is_no_weights_is_refused(values: object, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Weights(values)
+
+
+def test_weights_that_do_not_fit_a_plan_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 weights for 4 samples"):
+        plan([1, 2, 3], length=4)
+    with pytest.raises(UsageError, match="only 2 have a weight above 0"):
+        plan([1, 0, 3], order=WEIGHTED_ONCE)
+    with pytest.raises(UsageError, match="order"):
+        plan([1, 2, 3], order="shuffled")
+    with pytest.raises(UsageError, match="order"):
+        replace(plan([1, 2, 3]), weights=None)
+
+
+def test_weights_are_copied() -> None:
+    values = np.array([1.0, 2.0])
+    weights = Weights(values)
+    values[0] = 9
+    assert weights == Weights([1, 2]) != Weights(values)

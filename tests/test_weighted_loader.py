@@ -1,0 +1,160 @@
+"""`weights=`: one draw by weight, on any number of ranks and workers, and what is said without."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    WeightedRandomSampler,
+)
+
+from feedline import DataLoader, ImageArray
+from feedline.errors import StateError, UsageError
+
+ROWS = 22
+WEIGHTS = np.arange(ROWS) % 4 + 0.5
+PIXELS = np.random.default_rng(0).integers(0, 255, (ROWS, 24, 24, 3), dtype=np.uint8)
+NUMBERS = list(range(ROWS))
+
+
+def images(batch_size: int, workers: int = 0, **options: Any) -> DataLoader[Any]:
+    options = {"weights": WEIGHTS, "seed": 3, "image_size": 16, **options}
+    source = ImageArray(PIXELS, np.arange(ROWS))
+    return DataLoader(source, batch_size, num_workers=workers, **options)
+
+
+def rows(loader: DataLoader[Any]) -> list[bytes]:
+    """The rows of an epoch: labels and pixels."""
+    with loader:
+        return [
+            bytes([int(label)]) + image.contiguous().numpy().tobytes()
+            for found, labels in loader
+            for image, label in zip(found, labels, strict=True)
+        ]
+
+
+def dealt(ranks: list[list[bytes]]) -> list[bytes]:
+    """The rows of all ranks in the order that they were dealt out in, without padding."""
+    return [row for together in zip(*ranks, strict=True) for row in together][:ROWS]
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_ranks_together_have_the_rows_of_one_process(replacement: bool) -> None:
+    whole = rows(images(4, replacement=replacement))
+    assert len(set(whole)) == ROWS  # a sample that comes twice is cropped twice
+    labels = [row[0] for row in whole]
+    assert (len(set(labels)) == ROWS) != replacement
+    ranks = [
+        rows(images(2, 1, replacement=replacement, rank=rank, world_size=2)) for rank in range(2)
+    ]
+    assert dealt(ranks) == whole
+
+
+def test_the_rest_of_an_epoch_is_exact_on_other_workers_and_ranks() -> None:
+    whole = rows(images(4))
+    with images(4, 1) as first:
+        batches = iter(first)
+        for _ in range(2):
+            next(batches)
+        state = first.state_dict()
+    ranks = []
+    for rank in range(2):
+        loader = images(2, 2 * rank, rank=rank, world_size=2)
+        loader.load_state_dict(state)
+        ranks.append(rows(loader))
+    assert [row for together in zip(*ranks, strict=True) for row in together][: ROWS - 8] == whole[
+        8:
+    ]
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"schedule": "ownx3"}])
+@pytest.mark.parametrize("kind", [list, torch.tensor, tuple])
+def test_any_dataset_has_the_same_samples_in_each_run(kind: Any, options: dict[str, Any]) -> None:
+    def epochs(workers: int) -> list[list[int]]:
+        given = kind(WEIGHTS.tolist())
+        with DataLoader(NUMBERS, 5, weights=given, num_workers=workers, **options) as loader:
+            return [[int(x) for batch in loader for x in batch] for _ in range(2)]
+
+    first, second = epochs(0)
+    assert [first, second] == epochs(1)
+    assert first != second
+    assert len(first) == ROWS
+    assert set(first + second) <= set(NUMBERS)
+
+
+def test_a_state_of_other_weights_is_refused_by_name() -> None:
+    with images(4) as loader:
+        state = loader.state_dict()
+        for options, named in (
+            ({"weights": WEIGHTS + 1}, "weights was"),
+            ({"replacement": False}, "order was 'weighted'"),
+            ({"weights": None}, "order was 'weighted'"),
+        ):
+            with images(4, **options) as other, pytest.raises(StateError, match=named):
+                other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": None}, "no seed"),
+        ({"shuffle": False}, "shuffle=False"),
+        ({"shuffle": "window:256"}, "window"),
+        ({"sampler": NUMBERS}, "a sampler"),
+        ({"batch_sampler": [[1], [2]], "batch_size": 1}, "a sampler"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"weights": None, "replacement": False}, "replacement=False"),
+        ({"replacement": None}, "replacement"),
+        ({"weights": WEIGHTS[1:]}, "21 weights for 22 samples"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
+    chosen: dict[str, Any] = {"batch_size": 2, "weights": WEIGHTS, "seed": 0, **options}
+    with pytest.raises(UsageError, match=named):
+        DataLoader(NUMBERS, **chosen)
+
+
+SAMPLERS: dict[str, tuple[Any, str | None]] = {
+    "weighted": ({"sampler": WeightedRandomSampler(WEIGHTS.tolist(), ROWS)}, "weights="),
+    "weighted with a seed": (
+        {"sampler": WeightedRandomSampler(WEIGHTS.tolist(), ROWS), "seed": 0},
+        "weights=",
+    ),
+    "shuffle": ({"shuffle": True}, "DistributedSampler"),
+    "batches": (
+        {"batch_sampler": BatchSampler(RandomSampler(NUMBERS), 2, False), "batch_size": 1},
+        "DistributedSampler",
+    ),
+    "distributed": ({"sampler": DistributedSampler(NUMBERS, num_replicas=2, rank=1)}, None),
+    "sequential": ({}, None),
+    "planned": ({"seed": 0, "shuffle": True}, None),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ranks_that_draw_each_for_itself_are_warned_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, named = SAMPLERS[name]
+    loader = DataLoader(Subset(NUMBERS, NUMBERS), **{"batch_size": 2, **options})  # type: ignore[arg-type]
+    list(loader)  # in a world of its own
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(loader)
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == (named is not None)
+    for text in said:
+        assert named is not None
+        assert named in text
+    assert all(warning.filename == __file__ for warning in caught)
