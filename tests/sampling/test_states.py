@@ -608,8 +608,6 @@ class Keyed:
 
     def __init__(self, key: Callable[[int], Any], start: int = 0) -> None:
         self.key, self.start = key, start
-class PlainDraws(Dataset[Any]):
-    """A draw of Python's and one of numpy's for each sample."""
 
     def __len__(self) -> int:
         return 6
@@ -639,6 +637,14 @@ def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
     loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])  # type: ignore[arg-type]
     next(iter(loader))
     assert loader.state_dict()["drawn"] == 2944524804
+
+
+class PlainDraws(Dataset[Any]):
+    """A draw of Python's and one of numpy's for each sample."""
+
+    def __len__(self) -> int:
+        return 6
+
     def __getitem__(self, index: int) -> tuple[int, float, float]:
         return index, random.random(), float(np.random.rand())
 
