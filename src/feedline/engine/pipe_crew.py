@@ -1,8 +1,13 @@
-"""Workers by spawn, each with a pipe of its own. Works on every platform; tested on Linux.
+"""Workers by spawn, each with a pipe of its own. Works on every platform.
 
 Guarantees: as every crew. Since the trainer deals pieces out, it knows what each worker holds.
+The two ends of a pipe never wait for each other: the trainer never blocks in sending, as the tasks
+in a pipe are fewer bytes than any platform's pipe holds, and a task that does not fit is sent
+through named memory; so a worker may block in sending a report or a batch of any size, until the
+trainer reads it in `wait`.
 Costs: workers start as slowly as spawn is (seconds), each has its own copy of the libraries and
 of the source, and tasks are dealt while the trainer is inside `wait`, a few ahead.
+Relies on: a pipe that holds 8 KB, as those of macOS and Windows do; Linux's hold more.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from feedline.errors import UsageError
 __all__ = ["PipeCrew"]
 
 _DEPTH = 4  # pieces a worker has in its pipe: enough to bridge a training step
-_PIPE_BYTES = 64 << 10  # what surely fits a pipe: beyond it a writer waits for the reader
+_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half of the smallest, which has to hold a leave as well
 _END_DEADLINE_S = 5.0
 
 
@@ -39,8 +44,35 @@ _END_DEADLINE_S = 5.0
 class _Worker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
-    held: dict[int, int] = field(default_factory=dict)  # by id: bytes of its message
+    held: dict[int, int] = field(default_factory=dict)  # by id: bytes of its message in the pipe
+    memories: dict[int, Named] = field(default_factory=dict)  # by id: of tasks too large for it
     leaving: bool = False
+
+    def hold(self, id: int, message: bytes) -> bytes:
+        """Note a task, and return what fits into the pipe: its message, or a reference to it.
+
+        Raises:
+            ResourceError: there is no memory for it.
+        """
+        if sum(self.held.values()) + len(message) > _PIPE_BYTES:
+            memory = self.memories[id] = Named(None, len(message))
+            memory.array[:] = np.frombuffer(message, np.uint8)
+            message = pipe_worker.reference_to(memory)
+        self.held[id] = len(message)
+        return message
+
+    def finish(self, id: int) -> None:
+        """Forget a task that was reported, and free its memory."""
+        self.held.pop(id, None)
+        if (memory := self.memories.pop(id, None)) is not None:
+            memory.close()
+
+    def close(self) -> None:
+        """Close the pipe and free the memory of all tasks."""
+        self.pipe.close()
+        for memory in self.memories.values():
+            memory.close()
+        self.memories.clear()
 
 
 class PipeCrew(ProcessCrew):
@@ -128,18 +160,11 @@ class PipeCrew(ProcessCrew):
             self._workers[seat] = _Worker(process, ours)
 
     def submit(self, task: Task) -> bool:
-        """Give a task to the worker with the least to do; False where all have enough.
-
-        Keys that fill a pipe wait for their worker to start.
-        """
+        """Give a task to the worker with the least to do; False where all have enough."""
         worker = min(self._staying(), key=lambda w: len(w.held), default=None)
         if worker is None or len(worker.held) >= _DEPTH:
             return False
-        message = task.pack()
-        # One that has nothing else to do reads it at once. Any other may be writing a batch itself.
-        if worker.held and sum(worker.held.values()) + len(message) > _PIPE_BYTES:
-            return False
-        worker.held[task.id] = len(message)
+        message = worker.hold(task.id, task.pack())
         with contextlib.suppress(OSError):  # it died: `wait` says so and hands the piece back
             worker.pipe.send_bytes(message)
         return True
@@ -165,7 +190,7 @@ class PipeCrew(ProcessCrew):
             except (EOFError, OSError):
                 news += self._on_exit(seat)
             else:
-                worker.held.pop(report.id, None)
+                worker.finish(report.id)
                 self._fruitless_deaths = 0
                 news.append(report)
         return news
@@ -173,7 +198,7 @@ class PipeCrew(ProcessCrew):
     def _on_exit(self, seat: int) -> list[Death]:
         worker = self._workers.pop(seat)
         worker.process.join()  # its pipe has ended: it is dead or dying
-        worker.pipe.close()
+        worker.close()
         pid, status = worker.process.pid or 0, worker.process.exitcode or 0
         _close(worker.process)
         if status == UNGUARDED_STATUS:
@@ -204,7 +229,7 @@ class PipeCrew(ProcessCrew):
         for worker in self._workers.values():
             worker.process.join(_END_DEADLINE_S)
             _close(worker.process)
-            worker.pipe.close()
+            worker.close()
         self._workers.clear()
         self._killed.clear()
 

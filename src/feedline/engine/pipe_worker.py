@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import struct
 import threading
 import time
 from multiprocessing.connection import Connection, wait
@@ -21,7 +22,14 @@ from feedline.engine.process import limit_threads, settle
 from feedline.engine.source import AnySource
 from feedline.engine.worker_dispatch import work_for
 
-__all__ = ["run"]
+__all__ = ["reference_to", "run"]
+
+_REFERENCE = struct.Struct("<qq")  # 0, which is no task's id, and bytes of memory; its name follows
+
+
+def reference_to(memory: Named) -> bytes:
+    """The message for a task that is in named memory, where it stays until it is reported."""
+    return _REFERENCE.pack(0, memory.nbytes) + memory.name.encode()
 
 
 def run(
@@ -58,7 +66,7 @@ def run(
     line[PID] = os.getpid()
     try:
         while True:
-            message = pipe.recv_bytes()
+            message = _next_task(pipe)
             id = task_id(message)
             if id < 0:
                 return
@@ -71,6 +79,19 @@ def run(
             line[PIECE] = 0
     except (EOFError, ConnectionError):
         return  # the trainer is gone
+
+
+def _next_task(pipe: Connection) -> bytes:
+    """The message of the next task, from the pipe or from the memory that it refers to."""
+    message: bytes = pipe.recv_bytes()
+    if task_id(message):
+        return message
+    _, nbytes = _REFERENCE.unpack_from(message)
+    memory = Named(message[_REFERENCE.size :].decode(), nbytes)
+    try:
+        return memory.array.tobytes()
+    finally:
+        memory.close()
 
 
 def _end_with_parent() -> None:
