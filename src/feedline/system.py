@@ -1,9 +1,10 @@
-"""What this process may use: cores, memory, disk.
+"""What this process may use: cores, memory, disk; and the system calls that platforms differ in.
 
 Guarantees: the strictest limit wins: CPU affinity, the cgroup's CPU quota and memory limit (v1
 and v2), a batch system's share, divided among the training processes of this machine. A limit that
 cannot be read, or is no number, counts as none.
-Relies on: /proc and /sys/fs/cgroup where they exist; elsewhere on what psutil says.
+Relies on: /proc and /sys/fs/cgroup where they exist; elsewhere on what psutil says. A file for
+`read_at`, `write_at` and `lock_file` is opened with `BINARY`, which only Windows needs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 __all__ = [
+    "BINARY",
     "CoreLimits",
     "MemoryLimits",
     "affinity_cores",
@@ -29,13 +39,24 @@ __all__ = [
     "core_limits",
     "cpu_model",
     "local_processes",
+    "lock_file",
     "memory_limits",
     "rank_and_world",
+    "read_at",
+    "readable",
+    "slashed",
     "throttled_s",
     "unwritten",
     "usable_cores",
+    "write_at",
+    "write_through",
 ]
 
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""Flag of `os.open`: without it Windows changes the ends of lines."""
+
+_LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
+_PEEK_EVERY_S = 0.02
 _ROOT = Path("/")
 _FOR_FILES = 0.8
 
@@ -270,3 +291,82 @@ def _inactive_file_bytes(folder: Path) -> int:
     stat = dict(line.partition(" ")[::2] for line in lines)
     # v1 has both: usage counts the groups inside this one too, and so does the total.
     return _number(stat.get("total_inactive_file")) or _number(stat.get("inactive_file")) or 0
+
+
+def slashed(path: str) -> str:
+    """A path with "/" between its parts on every platform: for names, fingerprints and keys."""
+    return path if os.sep == "/" else path.replace(os.sep, "/")
+
+
+def write_through(path: str | Path) -> None:
+    """Have a file's bytes, or the names in a folder, written to the disk.
+
+    Windows has no such call for a folder: its file system's log keeps names in order.
+    """
+    windows = sys.platform == "win32"
+    if windows and os.path.isdir(path):
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_file(descriptor: int) -> bool:
+    """Lock an open file without waiting. Return True if no other process has it locked.
+
+    The kernel releases the lock when the file is closed or the process ends, however it ends.
+    """
+    try:
+        if sys.platform == "win32":
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def readable(pipe: IO[bytes], within_s: float) -> bool:
+    """Return True if a read of an unbuffered pipe would not block, within so many seconds."""
+    if sys.platform == "win32":
+        import _winapi
+
+        handle, until = msvcrt.get_osfhandle(pipe.fileno()), time.monotonic() + within_s
+        while True:
+            try:
+                if _winapi.PeekNamedPipe(handle, 0)[0]:
+                    return True
+            except OSError:  # its other end is closed, which a read tells at once
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PEEK_EVERY_S)
+    else:
+        from multiprocessing.connection import wait
+
+        return bool(wait([pipe.fileno()], within_s))
+
+
+_seeking = threading.Lock()
+
+
+def _read_at(descriptor: int, length: int, offset: int) -> bytes:
+    with _seeking:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, length)
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> int:
+    with _seeking:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
+read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_at)
+"""Read so many bytes of a descriptor from an offset, in any number of threads: `os.pread`."""
+
+write_at: Callable[[int, bytes, int], int] = getattr(os, "pwrite", _write_at)
+"""Write bytes to a descriptor at an offset, in any number of threads: `os.pwrite`."""

@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -68,7 +69,8 @@ class Pool:
         self._idle = True
         settings = {**(WORKER_ENVIRONMENT if as_workers else {}), **(environment or {})}
         context = multiprocessing.get_context("spawn")
-        resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
+        if sys.platform != "win32":  # which has none
+            resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
             with _environment(settings), interrupt_held():
                 for _ in range(processes):

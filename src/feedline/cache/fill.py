@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
@@ -25,9 +24,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
+
 from feedline.errors import FeedlineError, UsageError
 from feedline.stores.cache_layout import AWAITED, UNFINISHED, Level, is_finished
 from feedline.stores.cache_lock import only_builder
+from feedline.system import readable
 
 __all__ = ["main"]
 
@@ -46,7 +48,8 @@ def main(root: str, parent: int, eager: bool) -> None:
     """
     # It is not told of Ctrl-C by the terminal; one of its threads tells it that its time is over.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ended by who started it, who may do so before all was said.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, EOFError, pickle.UnpicklingError):
         try:
@@ -144,18 +147,16 @@ def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
 
 def _yield_to_others() -> None:
     """Work in this thread, and in processes to come, only when nobody else wants to."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, psutil.Error):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
-            os.nice(19)
+            psutil.Process().nice(getattr(psutil, "IDLE_PRIORITY_CLASS", 19))
     # A session of its own is a group of its own, and groups share the cores whatever their
     # processes' classes are (man 7 sched, "The autogroup feature").
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
         file.write("19")
     with contextlib.suppress(Exception):  # not every system knows it
-        import psutil
-
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
@@ -169,15 +170,27 @@ def _watch(root: str, parent: int, eager: bool) -> None:
     with contextlib.suppress(OSError):  # one who waits says so again
         os.unlink(awaited)
     while os.getppid() == parent:
-        readable, _, _ = select.select([sys.stdin], [], [], _LOOK_EVERY_S)
-        if readable and not os.read(sys.stdin.fileno(), 1):
+        if readable(sys.stdin.buffer, _LOOK_EVERY_S) and not os.read(sys.stdin.fileno(), 1):
             break
         if not eager and os.path.exists(awaited):
             _say(state="released")
-            os.killpg(0, signal.SIGKILL)  # the others have no time for a better end
-    os.kill(os.getpid(), signal.SIGINT)
+            _end_at_once()
+    if sys.platform == "win32":  # there `os.kill` ends a process without a word
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
     time.sleep(_TIDY_WITHIN_S)
     os._exit(1)  # the next one tidies up
+
+
+def _end_at_once() -> None:
+    """End this process and those it has started: others have no time for a better end."""
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    os._exit(1)
 
 
 def _say(**what: str) -> None:

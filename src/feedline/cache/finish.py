@@ -23,9 +23,10 @@ from feedline.cache.records import Columns, read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.stale import remove_stale
-from feedline.cache.whole_file import to_disk, write_whole
+from feedline.cache.whole_file import write_whole
 from feedline.stores.cache_index import COLUMNS
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
+from feedline.system import write_through
 
 __all__ = ["finish", "finish_addition"]
 
@@ -107,10 +108,10 @@ def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):
-                to_disk(os.path.join(folder, file))
-    to_disk(root)
+                write_through(os.path.join(folder, file))
+    write_through(root)
     write_whole(root / MANIFEST, manifest.as_text().encode())
-    to_disk(root)  # a folder with neither of the two is taken for somebody else's
+    write_through(root)  # a folder with neither of the two is taken for somebody else's
     # One who waits for it may write there at this moment: the next build removes what is left.
     shutil.rmtree(spec.unfinished, ignore_errors=True)
     return manifest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from feedline.remote.image_files import RemoteImages
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.system import slashed
 
 __all__ = ["open_source"]
 
@@ -97,7 +99,7 @@ def _at(where: str) -> Source:
         files = [where] if os.path.exists(where) else sorted(glob.glob(where))
         kind = _kind_of_files(where, files)
         folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
-    names = [os.path.relpath(file, folder) for file in files]
+    names = [slashed(os.path.relpath(file, folder)) for file in files]
     found = _of_files(kind, where, LocalFiles(folder), names)
     if found is None:
         index = scan_folder(where)
@@ -123,8 +125,8 @@ def _far(there: RemoteFolder) -> Source:
         return found or FarFolderSource(there)
     scheme, _, _ = there.url.partition("://")
     paths = [url.partition("://")[2] for url in urls]
-    folder = os.path.commonpath(list(map(os.path.dirname, paths)))
-    names = [os.path.relpath(path, folder) for path in paths]
+    folder = posixpath.commonpath(list(map(posixpath.dirname, paths)))
+    names = [posixpath.relpath(path, folder) for path in paths]
     kind = _kind_of_files(where, list(map(shown, urls)))
     found = _of_files(kind, where, FarFiles(RemoteFolder(f"{scheme}://{folder}")), names)
     if found is None:

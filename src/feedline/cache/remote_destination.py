@@ -200,7 +200,7 @@ class RemoteDestination:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # in a container it may have no name
+    except (KeyError, ImportError, OSError):  # in a container it may have no name
         return "someone"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import ResourceError
+from feedline.system import write_through
 
 __all__ = [
     "PARTIAL",
@@ -26,7 +27,6 @@ __all__ = [
     "files_to_disk",
     "names_to_disk",
     "partial_path",
-    "to_disk",
     "write_whole",
 ]
 
@@ -75,25 +75,16 @@ def write_whole(
         partial.unlink(missing_ok=True)
 
 
-def to_disk(path: str | Path) -> None:
-    """Have a file's bytes, or the names in a folder, written through."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def names_to_disk(root: str | Path, paths: Iterable[Path]) -> None:
     """Have the names of files below a folder, and of the folders they lie in, written through."""
     top, folders = Path(root), {path.parent for path in paths}
     above = {parent for folder in folders for parent in folder.parents if top in parent.parents}
     for folder in folders | above | {top}:
-        to_disk(folder)
+        write_through(folder)
 
 
 def files_to_disk(root: str | Path, paths: Collection[Path]) -> None:
     """Have files below a folder written through, with their names."""
     for path in paths:
-        to_disk(path)
+        write_through(path)
     names_to_disk(root, paths)

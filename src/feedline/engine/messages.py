@@ -50,10 +50,11 @@ _BATCH_TASK = struct.Struct("<qiiQQqidq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 _FD_BYTES = array.array("i").itemsize
-_FD_ROOM_BYTES = socket.CMSG_LEN(_FD_BYTES)
+# For `send` and `receive`, which only Linux calls: other platforms lack some of these names.
+_FD_ROOM_BYTES = socket.CMSG_LEN(_FD_BYTES) if hasattr(socket, "CMSG_LEN") else 0
 # Plain numbers: Python's enums take microseconds to be joined.
-_AT_ONCE = int(socket.MSG_DONTWAIT)
-_RECEIVE = int(socket.MSG_DONTWAIT) | int(socket.MSG_CMSG_CLOEXEC)
+_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+_RECEIVE = _AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 def said(error: BaseException) -> str:

@@ -147,8 +147,11 @@ class _Fork:
         with OwnFork() as self._loans:
             self.pid = os.fork()
 
-    def poll(self, options: int = os.WNOHANG) -> int | None:
+    def poll(self) -> int | None:
         """None while it runs."""
+        return self._look(os.WNOHANG)
+
+    def _look(self, options: int) -> int | None:
         if not self._ended:
             try:
                 self._ended = os.waitpid(self.pid, options)[0] != 0
@@ -170,7 +173,7 @@ class _Fork:
             subprocess.TimeoutExpired: it did not come in so many seconds.
         """
         if timeout is None:
-            self.poll(0)
+            self._look(0)
             return
         deadline = time.monotonic() + timeout
         while self.poll() is None:

@@ -9,11 +9,11 @@ task a dead worker held.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +29,9 @@ from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, t
 from feedline.engine.process import limit_threads
 from feedline.engine.source import AnySource
 from feedline.engine.worker_dispatch import work_for
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["claim_lock", "run"]
 

@@ -45,9 +45,10 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 def image_files(paths: Sequence[Path], transform: Transform) -> ImageFolder:
     """Images by their paths, in this order; the label of each is 0."""
-    root = os.path.abspath(os.sep)
-    names = [os.fsencode(os.path.relpath(path.absolute(), root)) + b"\0" for path in paths]
-    blob = np.frombuffer(b"".join(names), np.uint8)
+    names = [os.path.abspath(path) for path in paths]
+    anchors = {Path(name).anchor for name in names}
+    root = anchors.pop() if len(anchors) == 1 else ""  # on several drives of Windows
+    blob = np.frombuffer(os.fsencode("".join(f"{name[len(root) :]}\0" for name in names)), np.uint8)
     # An index has paths below the folders of classes; this one is the root itself.
     labels = np.zeros(len(names), np.int32)
     index = FolderIndex(blob, starts_of(blob), labels, [os.curdir])

@@ -20,6 +20,7 @@ from feedline.remote.open_location import check_local, was_url
 from feedline.remote.whole_files import store_of
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
+from feedline.system import slashed
 
 __all__ = ["checked_paths", "listed_images"]
 
@@ -96,14 +97,15 @@ def listed_images(
     base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
     folder = os.path.join(os.path.abspath(base), "")
     if any(map(os.path.isabs, names)):
-        names = [os.path.join(folder, name) for name in names]
+        # Windows takes both separators.
+        names = [os.path.join(folder, name).replace(os.altsep or os.sep, os.sep) for name in names]
         if not all(name.startswith(folder) for name in names):
             folder = common_folder(names)
         if not all(name.startswith(folder) for name in names):
-            folder = os.sep
+            folder = "" if os.path.splitdrive(names[0])[0] else os.sep
         names = [name[len(folder) :] for name in names]
     where = folder.rstrip(os.sep) or os.sep
-    return where, FileStore(_table(names, labels), (os.fsencode(folder),))
+    return where, FileStore(_table(list(map(slashed, names)), labels), (os.fsencode(folder),))
 
 
 def _table(names: list[str], labels: np.ndarray[Any, Any]) -> LabelledPaths:

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import pickle
-import select
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from feedline.errors import ResourceError
 from feedline.loader.to_fill import ToFill
 from feedline.stores.cache_layout import AWAITED, UNFINISHED, is_finished
 from feedline.stores.cache_lock import is_locked
+from feedline.system import readable
 
 __all__ = ["Filler", "filler_of", "wait_until_filled"]
 
@@ -66,9 +66,11 @@ class Filler:
                 [sys.executable, "-c", _BOOT, wanted.root, str(os.getpid()), how, *search_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,  # so that `select` tells of all that was said
+                bufsize=0,  # so that `readable` tells of all that was said
                 env=environment,
-                start_new_session=True,  # the terminal's Ctrl-C is for this process
+                # The terminal's Ctrl-C is for this process.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
         except OSError as error:
             raise ResourceError(
@@ -130,7 +132,7 @@ class Filler:
     def look(self, within_s: float) -> None:
         """Wait a little for what it says next; raises as `wait_until_ready` does."""
         assert self._process.stdout is not None
-        if select.select([self._process.stdout], [], [], within_s)[0]:
+        if readable(self._process.stdout, within_s):
             self._hear()
 
     def _hear(self) -> None:

@@ -18,6 +18,7 @@ from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
+from feedline.system import slashed
 
 __all__ = ["class_names", "folder_fingerprint", "root_of", "store_of"]
 
@@ -84,7 +85,7 @@ def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
         here = os.getcwd()
         text = "\0".join(["", *(os.path.join(here, name) for name in names)])
         prefix = ""
-    blob = np.frombuffer(os.fsencode(text[1:] + "\0" * bool(names)), np.uint8)
+    blob = np.frombuffer(os.fsencode(slashed(text[1:]) + "\0" * bool(names)), np.uint8)
     starts = starts_of(blob)
     if len(starts) != len(names) + 1:
         raise NotRecognised("A path has a zero byte, which no file's has.")

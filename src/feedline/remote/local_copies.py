@@ -18,12 +18,15 @@ from feedline.errors import ImageError
 from feedline.remote.disk_room import PART_ENDING, DiskRoom
 from feedline.remote.joined_parts import Part
 from feedline.stores.read_file import read_part
+from feedline.system import BINARY, write_at
 
 __all__ = ["LocalCopies"]
 
 _TOUCH_S = 60.0
 
-_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_WRITE = (
+    os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | BINARY
+)
 
 _log = logging.getLogger("feedline")
 
@@ -63,7 +66,7 @@ class LocalCopies:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
                 descriptor = os.open(path, _WRITE, 0o600)
             try:
-                os.pwrite(descriptor, data, part.first)
+                write_at(descriptor, data, part.first)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -81,7 +84,7 @@ class LocalCopies:
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path(part.name), _WRITE & ~os.O_CREAT)
             try:
-                os.pwrite(descriptor, bytes(part.length), part.first)
+                write_at(descriptor, bytes(part.length), part.first)
             finally:
                 os.close(descriptor)
 

@@ -42,7 +42,8 @@ NPY_HEADER_BYTES = 128
 
 _MOST_MAPS = 256
 # From 3.13 on a map needs no descriptor.
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_HAS_TRACKFD = sys.version_info >= (3, 13) and sys.platform != "win32"
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if _HAS_TRACKFD else {}
 
 Held: TypeAlias = "bytes | memoryview | Pixels"
 """Bytes that stay valid as long as they are held."""

@@ -3,13 +3,12 @@
 Guarantees: what a builder has written into its lock is unlike any other's; so a process, on
 whichever machine, that reads it under the builder's path sees the builder's folder.
 
-Relies on: flock, which the kernel takes back when its process ends, however it ends.
+Relies on: a file's lock, which the kernel takes back when its process ends, however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import time
@@ -17,10 +16,12 @@ from collections.abc import Iterator
 
 from feedline.errors import ResourceError, UsageError
 from feedline.stores.cache_layout import LOCK
+from feedline.system import BINARY, lock_file, read_at, write_at
 
 __all__ = ["is_locked", "only_builder", "sees_lock"]
 
 _MOST_BYTES = 64
+_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | BINARY
 
 _PATIENCE_S = 5.0
 """The workers of a builder that was killed hold its lock until they have seen that."""
@@ -41,7 +42,7 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
     path = os.path.join(root, LOCK)
     try:
         os.makedirs(root, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
     except OSError as error:
         raise ResourceError(
             f"the cache {root!r} cannot be built there: {error}. Name a folder that can be made "
@@ -49,18 +50,18 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
         ) from error
     try:
         deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
-        while not _locked(descriptor):
+        while not lock_file(descriptor):
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
-            said = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
+            said = read_at(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
             raise UsageError(
                 f"another build works in {root!r} (process {said[0] if said else 'unknown'}): wait "
                 "for it, or name another folder"
             )
         token = secrets.token_hex(16)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {token}\n".encode(), 0)
+        write_at(descriptor, f"{os.getpid()} {token}\n".encode(), 0)
         os.fsync(descriptor)  # so that other machines see it, too
         yield token
         os.ftruncate(descriptor, 0)
@@ -71,11 +72,11 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
 def is_locked(root: str) -> bool:
     """Whether a builder works in a folder at this moment."""
     try:
-        descriptor = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(root, LOCK), _FLAGS)
     except OSError:
         return False
     try:
-        return not _locked(descriptor)
+        return not lock_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -87,11 +88,3 @@ def sees_lock(root: str, token: str) -> bool:
             return file.read(_MOST_BYTES).split()[1:] == [token.encode()]
     except OSError:
         return False
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

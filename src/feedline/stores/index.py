@@ -19,6 +19,7 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.stores.path_table import LabelledPaths, printable, starts_of
+from feedline.system import slashed
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -181,15 +182,16 @@ def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
     """Give each folder under `top`, which lies in `root`, as (prefix, file names).
 
     The order is torchvision's, of the whole paths as strings, in which "a-b" comes before "a/b".
-    The prefix is the folder's path relative to `top` with a separator behind it, "" for `top`.
+    The prefix is the folder's path relative to `top` with "/" behind it, "" for `top`; its parts
+    are divided by "/" on every platform, and so come in the same order.
     A folder that is one of its own ancestors, through a link, is passed over.
     """
     found: list[tuple[str, list[str]]] = []
     for path, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
         folders[:] = [name for name in folders if not _leads_back(os.path.join(path, name), root)]
-        found.append((path[len(top) + 1 :], files))
+        found.append((slashed(path[len(top) + 1 :]), files))
     for relative, files in sorted(found):
-        yield (f"{relative}{os.sep}" if relative else ""), files
+        yield (f"{relative}/" if relative else ""), files
 
 
 def _refuse(error: OSError) -> NoReturn:

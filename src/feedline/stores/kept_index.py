@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from feedline.stores.read_file import without_waiting
+from feedline.system import read_at
 
 __all__ = ["Seen", "keep", "kept", "places_of", "seen"]
 
@@ -47,7 +48,7 @@ def seen(file: BinaryIO, about: os.stat_result) -> Seen:
     """An open file as it is, at whatever place; `about` is its status."""
     digest = hashlib.blake2b(digest_size=8)
     for first in (0, about.st_size // 2, max(0, about.st_size - _LOOKED_AT_BYTES)):
-        digest.update(os.pread(file.fileno(), _LOOKED_AT_BYTES, first))
+        digest.update(read_at(file.fileno(), _LOOKED_AT_BYTES, first))
     return Seen(about.st_size, about.st_mtime_ns, digest.hexdigest())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from feedline.errors import ImageError
 from feedline.stores.read_file import without_waiting
+from feedline.system import read_at
 
 __all__ = ["OpenFiles"]
 
@@ -56,7 +57,7 @@ class OpenFiles:
         opened = self._open.get(path) or self._opened(path, status)
         parts: list[bytes] = []
         try:
-            while length > 0 and (part := os.pread(opened.number, length, first)):
+            while length > 0 and (part := read_at(opened.number, length, first)):
                 parts.append(part)
                 first += len(part)
                 length -= len(part)

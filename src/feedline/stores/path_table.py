@@ -99,11 +99,17 @@ def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.d
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The folder in which all of some absolute paths lie, with a separator behind it."""
+    """The folder in which all of some absolute paths lie, with a separator behind it.
+
+    "" if they lie on several drives of Windows.
+    """
     if not paths:
         return os.sep
     # What the first and the last in order begin with, all that lie between begin with.
-    return os.path.join(os.path.commonpath(map(os.path.dirname, (min(paths), max(paths)))), "")
+    ends = min(paths), max(paths)
+    if len({os.path.splitdrive(path)[0].lower() for path in ends}) > 1:
+        return ""
+    return os.path.join(os.path.commonpath(map(os.path.dirname, ends)), "")
 
 
 def printable(paths: bytes) -> bytes:

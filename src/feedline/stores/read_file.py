@@ -11,6 +11,7 @@ import os
 import stat
 
 from feedline.errors import ImageError
+from feedline.system import BINARY, read_at
 
 __all__ = ["check_size", "read_file", "read_part", "read_small", "without_waiting"]
 
@@ -23,7 +24,7 @@ _FLAGS = (
     | _NONBLOCK
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
+    | BINARY
 )
 
 
@@ -117,7 +118,7 @@ def read_part(path: bytes, first: int, length: int) -> bytes:
     try:
         descriptor = _open(path, _FLAGS)
         try:
-            while length > 0 and (part := os.pread(descriptor, length, first)):
+            while length > 0 and (part := read_at(descriptor, length, first)):
                 parts.append(part)
                 first += len(part)
                 length -= len(part)

@@ -25,6 +25,7 @@ from feedline.stores.label_places import LabelPlace, label_at
 from feedline.stores.path_table import common_folder, starts_of
 from feedline.stores.read_file import without_waiting
 from feedline.stores.shard_samples import shard_samples
+from feedline.system import slashed
 
 __all__ = ["Shards", "look_through"]
 
@@ -81,7 +82,7 @@ def look_through(
             comes twice in it, or leads out of it; names shard and key.
     """
     folder = common_folder(paths)
-    names = [path[len(folder) :] for path in paths]
+    names = [slashed(path[len(folder) :]) for path in paths]
     status: list[tuple[int, int]] = []
     blobs: list[bytes] = []
     entries: list[np.ndarray[Any, Any]] = []

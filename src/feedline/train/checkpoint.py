@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from feedline.errors import SaveError, StateError
-from feedline.system import unwritten
+from feedline.system import unwritten, write_through
 
 __all__ = [
     "BEFORE_NAME",
@@ -72,11 +72,7 @@ def save_checkpoint(
     finally:
         _remove(partial)
     # The new name itself must reach the disk too, or a power cut brings the old one back.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_through(path.parent)
 
 
 def keep_checkpoint(path: Path, name: str, *, most: int) -> None:

@@ -1,19 +1,18 @@
 """The processes of a training's other ranks, and which of them has ended.
 
-Guarantees: only a process that is gone is named. Relies on: /proc or signal 0, so only ranks of
-this machine can be looked at.
+Guarantees: only a process that is gone is named. Relies on: psutil, so only ranks of this machine
+can be looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 from torch import distributed
 
 from feedline.errors import FeedlineError
@@ -47,17 +46,13 @@ class Peer:
         """Whether it is gone; False of a process of another machine, of which nothing is known."""
         if self.host != platform.node():
             return False
-        with contextlib.suppress(OSError, IndexError):
-            # A process that has ended is there until its parent has asked how.
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            return state in "ZX"
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            # A process that has ended is there until its parent has asked how.
+            return psutil.Process(self.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
             return True
-        except OSError:
+        except psutil.Error:
             return False
-        return False
 
 
 def lost_connection(error: BaseException) -> bool:

@@ -15,15 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
+from feedline.system import lock_file
 from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, EPOCHS
-
-if sys.platform != "win32":
-    import fcntl
 
 __all__ = ["BEST_NAME", "check_run_folder", "find_checkpoint", "make_run_folder", "occupied"]
 
 BEST_NAME = "best.pt"
 _RUNS = Path("runs")
+_LOCK = ".lock"  # on Windows, which opens no folders
 _CHECKPOINTS = (CHECKPOINT_NAME, BEFORE_NAME, EPOCHS)
 
 
@@ -157,18 +156,20 @@ def occupied(folder: Path) -> Iterator[None]:
         UsageError: another run is in it.
     """
     with ExitStack() as stack:
-        if sys.platform != "win32":  # which has no such locks
+        if sys.platform == "win32":
+            # Windows removes the file when it is closed, also by the end of its process.
+            held = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
+        else:
             held = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, held)
-            try:
-                # The kernel returns the lock when the process ends, however it ends.
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(
-                    f"another run is writing to {folder}; wait for it, or name another --out"
-                ) from None
+        stack.callback(os.close, held)
+        if not lock_file(held):
+            raise UsageError(
+                f"another run is writing to {folder}; wait for it, or name another --out"
+            )
         try:
             yield
         finally:
+            if sys.platform == "win32":
+                stack.close()
             with suppress(OSError):  # it holds something
                 folder.rmdir()

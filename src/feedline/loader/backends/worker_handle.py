@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import psutil
@@ -19,9 +18,8 @@ class WorkerHandle:
     def is_alive(self) -> bool:
         """Whether it runs."""
         try:
-            os.kill(self.pid, 0)
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except (OSError, psutil.Error):
+        except psutil.Error:
             return False
 
     def join(self, timeout: float | None = None) -> None:

@@ -1,0 +1,105 @@
+"""feedline where names of Linux are missing: on macOS, and on Windows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import feedline
+from other_platforms import PRETENDED
+from sources import Rows
+
+TESTS = Path(__file__).parent
+
+USE = """
+import hashlib, importlib, json, pkgutil, sys
+
+import psutil
+import feedline
+from sources import Rows
+
+
+def digest(batches):
+    found = hashlib.blake2b()
+    for images, labels in batches:
+        found.update(images.contiguous().numpy().data)
+        found.update(labels.numpy().data)
+    return found.hexdigest()
+
+
+def loader(workers):
+    return feedline.DataLoader(Rows(24), 4, image_size=4, shuffle=True, seed=1, num_workers=workers)
+
+
+def killing(loader):
+    for step, batch in enumerate(loader):
+        if step == 1:
+            psutil.Process(loader.worker_pids[0]).kill()
+        yield batch
+
+
+if __name__ == "__main__":
+    for module in pkgutil.walk_packages(feedline.__path__, "feedline.", onerror=exit):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            importlib.import_module(module.name)
+    with loader(2) as spawned:
+        said = {"first": digest(killing(spawned))}
+        batches = iter(spawned)
+        next(batches), next(batches)
+        state = spawned.state_dict()
+    with loader(0) as inline:
+        inline.load_state_dict(state)
+        said["rest of second"] = digest(inline)
+    folder = feedline.ImageFolder(sys.argv[1])
+    with feedline.DataLoader(folder, 4, image_size=8) as images:
+        said |= {"images": digest(images), "fingerprint": folder.fingerprint()}
+    print(json.dumps(said))
+"""
+
+
+def _digest(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> str:
+    found = hashlib.blake2b()
+    for images, labels in batches:
+        found.update(images.contiguous().numpy().data)
+        found.update(labels.numpy().data)
+    return found.hexdigest()
+
+
+def _nested(photos: Path) -> Path:
+    """A folder of images, some of which lie in folders below that of their class."""
+    for number, name in enumerate(("cats/a.png", "cats/b/a.png", "cats/b-c/a.png", "dogs/d/e.png")):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(photos / name)
+    return photos
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_all_modules_import_and_spawned_workers_give_the_same_bytes(
+    platform: str, tmp_path: Path
+) -> None:
+    photos = _nested(tmp_path / "photos")
+    (tmp_path / "sitecustomize.py").write_text("import other_platforms\n")
+    (tmp_path / "use.py").write_text(USE)
+    path = [str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, tmp_path / "use.py", photos],
+        env={**os.environ, PRETENDED: platform, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    with feedline.DataLoader(Rows(24), 4, image_size=4, shuffle=True, seed=1) as loader:
+        expected = {"first": _digest(list(loader)), "rest of second": _digest(list(loader)[2:])}
+    folder = feedline.ImageFolder(photos)
+    with feedline.DataLoader(folder, 4, image_size=8) as images:
+        expected |= {"images": _digest(list(images)), "fingerprint": folder.fingerprint()}
+    assert json.loads(done.stdout) == expected
