@@ -116,7 +116,7 @@ class PerSize:
 
     def __init__(self, make: Callable[[int], Callable[..., Any]], default: int | None) -> None:
         self._make = make
-        self._default = default
+        self.default = default
         self._made: dict[int, Callable[..., Any]] = {}
 
     def at(self, size: int) -> Callable[..., Any]:
@@ -125,9 +125,14 @@ class PerSize:
             self._made[size] = self._make(size)
         return self._made[size]
 
+    def forget(self, size: int | None) -> None:
+        """Make the transform for a size again when it is next needed."""
+        if size is not None:
+            self._made.pop(size, None)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Transform, at the requested size."""
-        return self.at(image_size(self._default))(*args, **kwargs)
+        return self.at(image_size(self.default))(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}

@@ -127,7 +127,11 @@ class RowPipeline(Generic[Store]):
         Raises:
             UsageError: the store has none that are large enough.
         """
-        return self.store.check_side(wanted_side(self.transform, image_size))
+        return self.store.check_side(self.wanted_side(image_size))
+
+    def wanted_side(self, image_size: int) -> int:
+        """The shorter side in pixels at which an image is large enough for rows of this size."""
+        return wanted_side(self.transform, image_size)
 
     @property
     def copies_from(self) -> str:
@@ -140,7 +144,7 @@ class RowPipeline(Generic[Store]):
         prepare = getattr(self.store, "prepare", None)
         if prepare is not None:
             assert image_size is not None, "stored images have no common size of their own"
-            prepare(samples, wanted_side(self.transform, image_size))
+            prepare(samples, self.wanted_side(image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.

@@ -100,13 +100,17 @@ class Decision:
             what: what it is called in the message.
 
         Raises:
-            UsageError: nothing makes images of a size, or there is no memory for this one.
+            UsageError: nothing makes images of this size, or there is no memory for it.
         """
         if self.honours_size is False:
             raise UsageError(
                 f"{what} {size} cannot be had: {self}. A map-style Dataset whose transform "
                 "asks for feedline.image_size(), or is made by feedline.per_size, can change it"
             )
+        if self.rows is not None:
+            self.rows.fields(size)  # raises if they cannot be made at this size
+        elif self.samples is not None:
+            self.samples.level_at(size)
         if self.max_image_size is not None and size > self.max_image_size:
             raise UsageError(
                 f"{what} {size} is above {self.max_image_size}, for which memory was allocated; "
@@ -262,7 +266,7 @@ def _recognised(
         from feedline.recognition.recognise import recognise
     except ImportError as error:
         return None, (), (), (f"Images cannot be decoded here: {error}.",)
-    found = recognise(settings.dataset)
+    found = recognise(settings.dataset, settings.asked.phases.sizes)
     return found.pipeline, found.fast, found.as_is, found.refused
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.images.crops import wanted_side
 from feedline.loader.decide import Decision
 from feedline.loader.settings import Settings
 from feedline.stores.cache_store import CacheStore
@@ -28,7 +27,7 @@ def level_read(decision: Decision, size: int | None) -> tuple[int | None, int | 
     size = size or getattr(source, "image_size", None)
     if not size or not hasattr(source, "level_at"):
         return None, None
-    wanted = wanted_side(source.transform, size)
+    wanted = source.wanted_side(size)
     cache = cache_of(decision)
     return wanted, None if cache is None else cache.level_for(wanted).side
 

@@ -23,7 +23,6 @@ from feedline.engine.board import BOARD_BYTES, board_of
 from feedline.engine.fill import fill
 from feedline.engine.layout import batch_bytes
 from feedline.engine.messages import Failure, Piece, Report
-from feedline.images.crops import wanted_side
 from feedline.loader.decide import Decision
 from feedline.loader.levels import cache_of
 from feedline.loader.settings import Settings
@@ -120,7 +119,7 @@ def in_memory(settings: Settings, decision: Decision) -> str:
     store = cache_of(decision)
     if store is None:
         return ""
-    sides = [wanted_side(source.transform, size) for size in _sizes(settings, source)]
+    sides = [source.wanted_side(size) for size in _sizes(settings, source)]
     levels: list[Level] = list(dict.fromkeys(map(store.level_for, sides)))
     memory = cacheable_memory_bytes()
     said = [
@@ -147,8 +146,9 @@ def _apart(source: Any) -> Any:
 
     if isinstance(other, RowPipeline):
         other.store = _store_apart(source.store)
-        if hasattr(other, "recognised"):  # steps of the user's may keep something
-            other.recognised = copy.deepcopy(source.recognised)
+        for name in ("recognised", "make"):  # steps of the user's may keep something
+            if hasattr(other, name):
+                setattr(other, name, copy.deepcopy(getattr(source, name)))
     return other
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.errors import UsageError
-from feedline.images.crops import wanted_side
 from feedline.loader.checks import own_source
 from feedline.loader.settings import Settings
 from feedline.recognition.folders import Chosen, folders_of
@@ -87,7 +86,7 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     where = os.path.abspath(where)
     sizes = [phase.size or source.image_size for phase in asked.phases.phases]
     sizes += [] if asked.max_image_size is None else [asked.max_image_size]
-    wanted = {wanted_side(source.transform, size) for size in sizes}
+    wanted = {source.wanted_side(size) for size in sizes}
     check_place(asked.cache, where if kind == "folder" else None)
     return ToFill(
         root=asked.cache,

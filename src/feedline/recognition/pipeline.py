@@ -74,6 +74,17 @@ class SamplePipeline(RowPipeline[SampleStore]):
         return False
 
     @property
+    def table(self) -> np.ndarray[Any, Any] | None:
+        """(3, 256), the value of each grey level in each channel; None where a row is no more than
+        pixels without it, or is something else than its values.
+        """
+        return None
+
+    def in_pixels(self) -> SamplePipeline:
+        """The same rows, as the pixels that `table`, which there must be, is to be applied to."""
+        raise NotImplementedError
+
+    @property
     def no_rows(self) -> str:
         """Why it makes samples where it writes no rows: a sentence."""
         if self.target_transform is None:
@@ -177,14 +188,12 @@ class ImagePipeline(SamplePipeline):
 
     @property
     def table(self) -> np.ndarray[Any, Any] | None:
-        """(3, 256), the value of each grey level in each channel; None where a row is no more than
-        pixels without it, or is something else than its values.
-        """
+        """As of `SamplePipeline`."""
         tail = self.recognised.tail
         return tail.table if tail.only_table and tail.dtype != "uint8" else None
 
     def in_pixels(self) -> ImagePipeline:
-        """The same rows, as the pixels that `table`, which there must be, is to be applied to."""
+        """As of `SamplePipeline`."""
         assert self.table is not None, "pixels are not all of these rows"
         other = copy.copy(self)
         other._in_pixels = True

@@ -2,7 +2,8 @@
 
 Guarantees: never raises and changes nothing, whatever the object; torchvision is not imported (an
 object of it can only come from where it was); what is not surely understood is not recognised, and
-why is said. Only code of torchvision's own is run, on small made-up images; no code of the user's.
+why is said. Only code of torchvision's own is run, on small made-up images; no code of the user's,
+but for the function of a `feedline.per_size`, which makes a transform.
 
 Relies on: torchvision's ImageFolder and DatasetFolder, and what derives from them, being no more
 than a list of (path, label), a loader and two transforms, as long as the methods that give a sample
@@ -16,6 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -25,11 +27,12 @@ from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled, calls_of
 from feedline.recognition.folders import folders_of
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
+from feedline.recognition.pipeline_per_size import PipelinePerSize
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import store_of
-from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.steps import AtSize, NotRecognised, said, words
 from feedline.recognition.subsets import numbers_of, unwrapped
 from feedline.recognition.transform_reader import read
 from feedline.recognition.view_form import Wrapped
@@ -67,32 +70,53 @@ class Recognition:
     refused: tuple[str, ...] = ()
 
 
-def recognise(dataset: object) -> Recognition:
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """What is made of the images of a dataset, whichever they are.
+
+    Args:
+        reading: how they are read.
+        transforms: of each folder; they must mean the same.
+        target: is called on each label; None: nothing is.
+    """
+
+    reading: Reading
+    transforms: tuple[Any, ...]
+    target: Any
+
+    def recognised(self, store: SampleStore, replacements: Replacements, at: AtSize) -> Recognition:
+        """Recognise the transforms, at one size where a `per_size` is among them.
+
+        Raises:
+            NotRecognised: everything has to run as it is.
+        """
+        first, *others = self.transforms
+        calls = _calls_of(first, at)
+        for other in others:
+            _check_alike(first, other, replacements, at)
+        if calls.form != 0:
+            return _of_views(calls, store, self, replacements, at)
+        recognised = read(calls.transforms[0], replacements, at)
+        notes = recognised.notes
+        if recognised.no_rows:
+            notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
+        pipeline = ImagePipeline(store, recognised, self.reading, self.target)
+        return Recognition(pipeline, recognised.fast, recognised.as_is, notes)
+
+
+def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
     """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such.
 
     Or a source of feedline's own that has a transform of another library's, or a Subset of one.
+
+    Args:
+        dataset: any.
+        sizes: the image sizes that are asked for, in pixels: where the transform has a
+            `feedline.per_size` it is recognised at each of them; without one, at its default.
     """
     try:
-        replacements = Replacements()
-        source = source_within(dataset)
-        if source is not None:
-            store: SampleStore = source.store
-            reading, transform, target = Reading.of(source), source.transform, None
-        else:
-            chosen = folders_of(dataset, replacements, lambda folder: _check(folder, replacements))
-            _check_parts(chosen.folders, replacements)
-            store, reading = store_of(chosen), Reading.as_torchvision()
-            transform, target = chosen.folders[0].transform, chosen.folders[0].target_transform
-        calls = _calls_of(transform)
-        if calls.form != 0:
-            found = _of_views(calls, store, reading, replacements, target)
-        else:
-            recognised = read(calls.transforms[0], replacements)
-            notes = recognised.notes
-            if recognised.no_rows:
-                notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
-            pipeline = ImagePipeline(store, recognised, reading, target)
-            found = Recognition(pipeline, recognised.fast, recognised.as_is, notes)
+        found = _recognised(dataset, tuple(dict.fromkeys(sizes)) or (None,))
+        target = getattr(found.pipeline, "target_transform", None)
         if target is None:
             return found
         return replace(found, as_is=(*found.as_is, f"target_transform {words(target)}"))
@@ -101,6 +125,68 @@ def recognise(dataset: object) -> Recognition:
     except Exception as error:
         kind = type(dataset).__name__
         return Recognition(None, refused=(f"{kind} cannot be looked into: {said(error)}.",))
+
+
+def _recognised(dataset: object, sizes: tuple[int | None, ...]) -> Recognition:
+    replacements, folders = Replacements(), list[Any]()
+    source = source_within(dataset)
+    if source is None:
+        chosen = folders_of(dataset, replacements, lambda folder: _check(folder, replacements))
+        folders = chosen.folders
+        _check_targets(folders)
+        transforms = tuple(folder.transform for folder in folders)
+        recipe = _Recipe(Reading.as_torchvision(), transforms, folders[0].target_transform)
+    else:
+        recipe = _Recipe(Reading.of(source), (source.transform,), None)
+    store: SampleStore | None = None if source is None else source.store
+    found: dict[int, Recognition] = {}
+    at_sizes = [AtSize(size) for size in sizes]
+    try:
+        for at in at_sizes:
+            for folder in folders:
+                _check_loader(folder, replacements, at)
+            if store is None:
+                store = store_of(chosen)
+            one = recipe.recognised(store, replacements, at)
+            if not at.used:
+                return one
+            found[_checked(one, at)] = one
+    except BaseException:
+        for at in at_sizes:
+            at.forget()
+        raise
+    return _per_size(found, recipe)
+
+
+def _checked(found: Recognition, at: AtSize) -> int:
+    """The size in pixels that a pipeline was made for; NotRecognised if it makes another one."""
+    assert found.pipeline is not None, "it was recognised"
+    made = found.pipeline.image_size
+    if at.size is None or made != at.size:
+        raise NotRecognised(f"At {at.size} px the transform makes images of {made} px.")
+    return made
+
+
+def _per_size(found: dict[int, Recognition], recipe: _Recipe) -> Recognition:
+    """What is said of a transform that is another one at each size."""
+    pipelines = {size: each.pipeline for size, each in found.items() if each.pipeline is not None}
+    fast = list[str]()
+    for size, each in found.items():
+        own = [step for step in each.fast if step not in fast]
+        fast += [f"at {size} px: {own[0]}", *own[1:]] if own else []
+    as_is = dict.fromkeys(step for each in found.values() for step in each.as_is)
+    notes = dict.fromkeys(note for each in found.values() for note in each.refused)
+    pipeline = PipelinePerSize(pipelines, partial(_pipeline_at, recipe))
+    return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
+
+
+def _pipeline_at(recipe: _Recipe, store: SampleStore, size: int) -> SamplePipeline:
+    """The pipeline of a size; NotRecognised if there is none."""
+    at = AtSize(size)
+    found = recipe.recognised(store, Replacements(), at)
+    _checked(found, at)
+    assert found.pipeline is not None, "it was recognised"
+    return found.pipeline
 
 
 def source_within(dataset: object) -> ImageSource[Any] | None:
@@ -134,11 +220,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _of_views(
-    views: Wrapped,
-    store: SampleStore,
-    reading: Reading,
-    replacements: Replacements,
-    target_transform: Any,
+    views: Wrapped, store: SampleStore, recipe: _Recipe, replacements: Replacements, at: AtSize
 ) -> Recognition:
     """What is made of a dataset with several views; NotRecognised if one of them runs as it is."""
     known: dict[int, RecognisedTransform] = {}
@@ -149,14 +231,14 @@ def _of_views(
         if id(transform) in known:
             continue
         try:
-            known[id(transform)] = found = read(transform, replacements)
+            known[id(transform)] = found = read(transform, replacements, at)
         except NotRecognised as why:
             raise NotRecognised(f"Of the views, number {number} runs as it is: {why}") from None
         fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
         as_is += found.as_is
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
-    pipeline = ViewsPipeline(store, recognised, views.form, reading, target_transform)
+    pipeline = ViewsPipeline(store, recognised, views.form, recipe.reading, recipe.target)
     return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
 
 
@@ -200,15 +282,14 @@ def _check(dataset: Any, replacements: Replacements) -> None:
     missing = [name for name in _READ if name not in vars(dataset)]
     if missing:
         raise NotRecognised(f"This {kind.__name__} has no {', '.join(missing)}.")
-    _check_loader(dataset, replacements)
     if dataset.transform is None:
         raise NotRecognised("The dataset has no transform, so it gives PIL images.")
 
 
-def _check_loader(dataset: Any, replacements: Replacements) -> None:
+def _check_loader(dataset: Any, replacements: Replacements, at: AtSize) -> None:
     """Raise NotRecognised where images may be read otherwise than by torchvision's loader."""
     paths = any(dataset.loader is each for each in _GIVES_PATHS)
-    if paths and type(dataset.transform) in (Compiled, Views):
+    if paths and type(at.transform_of(dataset.transform)) in (Compiled, Views):
         if replaced := replacements.replaced_in_pillow():
             raise NotRecognised(f"{replaced}.")
         return
@@ -221,8 +302,9 @@ def _check_loader(dataset: Any, replacements: Replacements) -> None:
         raise NotRecognised("torchvision's image backend is not PIL.")
 
 
-def _calls_of(transform: Any) -> Wrapped:
+def _calls_of(transform: Any, at: AtSize) -> Wrapped:
     """What is called with an image; NotRecognised where a user's wrapper does more than that."""
+    transform = at.transform_of(transform)
     found = wrapped_in(transform)
     if isinstance(found, Wrapped):
         return found
@@ -231,22 +313,23 @@ def _calls_of(transform: Any) -> Wrapped:
     return calls_of(transform)
 
 
-def _check_parts(folders: Sequence[Any], replacements: Replacements) -> None:
-    """Raise NotRecognised where folders make different things of their images or labels."""
-    first = folders[0]
-    for other in folders[1:]:
-        if other.target_transform is not first.target_transform:
-            raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
-        if other.transform is first.transform:
-            continue
-        calls = [_calls_of(each.transform) for each in (first, other)]
-        several = any(each.form != 0 for each in calls)
-        if several or not _alike(*(read(each.transforms[0], replacements) for each in calls)):
-            raise NotRecognised(
-                "The parts of the ConcatDataset have different transforms, "
-                f"{words(first.transform)} and {words(other.transform)}, and the fast path has "
-                "one for all."
-            )
+def _check_targets(folders: Sequence[Any]) -> None:
+    """Raise NotRecognised where folders make different things of their labels."""
+    if any(folder.target_transform is not folders[0].target_transform for folder in folders):
+        raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
+
+
+def _check_alike(first: Any, other: Any, replacements: Replacements, at: AtSize) -> None:
+    """Raise NotRecognised where two transforms make different things of an image."""
+    if other is first:
+        return
+    calls = [_calls_of(each, at) for each in (first, other)]
+    several = any(each.form != 0 for each in calls)
+    if several or not _alike(*(read(each.transforms[0], replacements, at) for each in calls)):
+        raise NotRecognised(
+            "The parts of the ConcatDataset have different transforms, "
+            f"{words(first)} and {words(other)}, and the fast path has one for all."
+        )
 
 
 def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:

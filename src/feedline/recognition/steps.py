@@ -17,9 +17,12 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
+from feedline.randomness import seeded, unbroken
 from feedline.recognition.replacements import Replacements
+from feedline.request import PerSize, Request
 
 __all__ = [
+    "AtSize",
     "NotRecognised",
     "altered",
     "flattened",
@@ -50,6 +53,62 @@ _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 class NotRecognised(Exception):
     """Why a dataset or a step is not: a sentence."""
+
+
+class AtSize:
+    """Replaces each `feedline.per_size` by its transform at one image size.
+
+    The user's function is called once for each size, as `PerSize` keeps what it made. It is called
+    with the global random states seeded, so that it makes the same transform in every process and
+    the user's states stay as they are.
+
+    Args:
+        size: in pixels; None for the default of the first `per_size`, which is `size` from then on.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+        self._replaced: list[PerSize] = []
+
+    @property
+    def used(self) -> bool:
+        """Whether there was a `per_size`."""
+        return bool(self._replaced)
+
+    def forget(self) -> None:
+        """Let each process make its own transforms, which run unchanged."""
+        for per_size in self._replaced:
+            per_size.forget(self.size)
+
+    def transform_of(self, transform: Any) -> Any:
+        """The transform that a `per_size` makes at this size; anything else is given back.
+
+        Raises:
+            NotRecognised: no size is known, the user's function fails, or what it makes follows
+                from more than the size.
+        """
+        while type(transform) is PerSize:
+            self._replaced.append(transform)
+            self.size = size = self.size or transform.default
+            if size is None:
+                raise NotRecognised(
+                    f"{words(transform)} is given no image size: build the loader with schedule= "
+                    "or image_size=."
+                )
+            try:
+                with unbroken(), seeded(size), Request(size) as request:
+                    made = transform.at(size)
+            except Exception as error:
+                raise NotRecognised(
+                    f"{words(transform)} raises {said(error)} at {size} px."
+                ) from error
+            if request.strength_was_asked:
+                raise NotRecognised(
+                    f"The function of {words(transform)} calls augmentation_strength(), so a "
+                    "size has several transforms: call it in a step, when an image is transformed."
+                )
+            transform = made
+        return transform
 
 
 def origin(step: object, replacements: Replacements) -> str | None:
@@ -149,8 +208,21 @@ def _are_timms(operations: Any, replacements: Replacements) -> bool:
     )
 
 
-def flattened(transform: Any, replacements: Replacements) -> Iterator[Callable[[Any], Any]]:
-    """The steps of a transform one after another, out of any Compose and nn.Sequential."""
+def flattened(
+    transform: Any, replacements: Replacements, at: AtSize | None = None
+) -> Iterator[Callable[[Any], Any]]:
+    """The steps of a transform one after another, out of any Compose and nn.Sequential.
+
+    Args:
+        transform: any.
+        replacements: what was found to be torchvision's own so far.
+        at: replaces each `per_size` by its transform at one size; None: it is a step.
+
+    Raises:
+        NotRecognised: the transform at that size cannot be made.
+    """
+    if at is not None:
+        transform = at.transform_of(transform)
     children: Any = None
     if type(transform) is nn.Sequential and not altered(transform, replacements):
         children = transform
@@ -158,7 +230,7 @@ def flattened(transform: Any, replacements: Replacements) -> Iterator[Callable[[
         children = transform.transforms
     if type(children) in _HOLDING:
         for child in children:
-            yield from flattened(child, replacements)
+            yield from flattened(child, replacements, at)
     else:
         yield transform
 

@@ -26,6 +26,7 @@ from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.step_filter import step_filter
 from feedline.recognition.steps import (
+    AtSize,
     NotRecognised,
     flattened,
     no_fast_step,
@@ -44,13 +45,20 @@ _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 
 
-def read(transform: object, replacements: Replacements) -> RecognisedTransform:
+def read(
+    transform: object, replacements: Replacements, at: AtSize | None = None
+) -> RecognisedTransform:
     """Recognise a pipeline.
+
+    Args:
+        transform: the pipeline.
+        replacements: what was found to be torchvision's own so far.
+        at: as of `flattened`.
 
     Raises:
         NotRecognised: it has to run as it is.
     """
-    steps = list(flattened(transform, replacements))
+    steps = list(flattened(transform, replacements, at))
     reader = _Reader(replacements)
     taken, why = reader.take_many(steps)
     rest = steps[taken:]

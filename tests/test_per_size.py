@@ -1,0 +1,326 @@
+"""`feedline.per_size` on a torchvision folder: a recognised pipeline for each image size."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import feedline
+from feedline import DataLoader
+from feedline.errors import UsageError
+from torchvision_folder import pixel_error, write_images
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SCHEDULE = "16x1,24x1"
+SIZES = (16, 24)
+
+
+def train(size: int) -> Any:
+    """The transform of an older script, as it is written for each size."""
+    crop = [v1.RandomResizedCrop(size), v1.RandomHorizontalFlip()]
+    return v1.Compose([*crop, v1.ToTensor(), v1.Normalize(MEAN, STD)])
+
+
+def evaluate(size: int) -> Any:
+    whole = [v1.Resize(int(size * 1.14)), v1.CenterCrop(size)]
+    return v1.Compose([*whole, v1.ToTensor(), v1.Normalize(MEAN, STD)])
+
+
+def stronger(size: int) -> Any:
+    """Of which everything changes with the size, but what a batch is made of."""
+    erased = [v2.RandomErasing(p=1.0)] if size > 20 else []
+    crop = v2.RandomResizedCrop(size, scale=(8 / size, 1.0))
+    values = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose([crop, v2.ColorJitter(size / 100), *values, *erased])
+
+
+def values_of_its_own(size: int) -> Any:
+    return v1.Compose([v1.Resize((size, size)), v1.ToTensor(), v1.Normalize([size / 100] * 3, STD)])
+
+
+def two_views(size: int) -> Any:
+    return feedline.views(train(size), train(size // 2))
+
+
+class Shifted:
+    """A step of a user's own."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image + feedline.image_size()
+
+
+def with_own_step(size: int) -> Any:
+    return v1.Compose([v1.RandomResizedCrop(size), v1.ToTensor(), Shifted()])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+def folder(root: Path, make: Callable[[int], Any], **options: Any) -> ImageFolder:
+    return ImageFolder(str(root), feedline.per_size(make, **options))
+
+
+def loader(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, 3, **{"schedule": SCHEDULE, "num_workers": 1, **options})
+
+
+def engine(made: DataLoader[Any]) -> str:
+    (line,) = (line for line in made.explain().splitlines() if line.startswith("engine"))
+    return line.split()[1]
+
+
+def compiled(made: DataLoader[Any]) -> bool:
+    return "recognised torchvision pipeline" in made.explain()
+
+
+def flat(batch: Any) -> list[torch.Tensor]:
+    return [batch] if isinstance(batch, torch.Tensor) else [x for part in batch for x in flat(part)]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    for one, other in zip(flat(ours), flat(theirs), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [train, evaluate, stronger, with_own_step, two_views])
+def test_batches_are_those_of_the_pipeline_that_is_made_for_their_size(
+    root: Path, make: Callable[[int], Any], workers: int
+) -> None:
+    with loader(folder(root, make), num_workers=workers) as ours:
+        assert compiled(ours)
+        for epoch, size in enumerate(SIZES):
+            alone = ImageFolder(str(root), make(size))
+            with loader(alone, schedule=f"{size}x2", num_workers=workers) as one:
+                one.set_epoch(epoch)
+                for batch, other in zip(ours, one, strict=True):
+                    assert flat(batch)[0].shape[-1] == size
+                    assert_same(batch, other)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_transform_at_that_size(root: Path, size: int) -> None:
+    """int(1.14 * size) is no fixed ratio, so one pipeline cannot be scaled to all sizes."""
+    data = folder(root, evaluate)
+    with loader(data, schedule=None, image_size=size) as ours:
+        found = torch.cat([images for images, _ in ours])
+    wanted = torch.stack([image for image, _ in ImageFolder(str(root), evaluate(size))])
+    scale = 255 * np.mean(STD)
+    assert pixel_error(found * scale, wanted * scale) < 0.02
+    assert (found - wanted).abs().max() * scale < 2
+
+
+def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size(
+    root: Path,
+) -> None:
+    crop = v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()])
+    whole = ImageFolder(str(root), crop)
+    # The same transform, by another `per_size`.
+    again = ImageFolder(
+        str(root), v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()])
+    )
+    for data in (Subset(whole, range(5)), ConcatDataset([whole, again])):
+        with loader(data) as ours:
+            assert compiled(ours)
+            assert [next(iter(ours))[0].shape[-1] for _ in SIZES] == list(SIZES)
+    other = ImageFolder(str(root), feedline.per_size(evaluate))
+    with loader(ConcatDataset([whole, other])) as ours:
+        assert engine(ours) == "whole"
+        assert "have different transforms" in ours.explain()
+
+
+def test_a_size_that_is_set_later_has_its_own_pipeline(root: Path) -> None:
+    with loader(folder(root, evaluate)) as ours:
+        batches = iter(ours)
+        next(batches)
+        ours.set_image_size(20)
+        got = next(batches)
+    with loader(ImageFolder(str(root), evaluate(20)), schedule="20x1") as alone:
+        batches = iter(alone)
+        next(batches)
+        assert_same(got, next(batches))
+
+
+def test_a_size_that_cannot_be_made_is_refused_when_it_is_set(root: Path) -> None:
+    def make(size: int) -> Any:
+        return train({16: 16, 24: 24}[size])
+
+    with loader(folder(root, make)) as ours:
+        batches = iter(ours)
+        next(batches)
+        for size, said in ((20, "KeyError"), (23, "KeyError")):
+            with pytest.raises(UsageError, match=said):
+                ours.set_image_size(size)
+        assert next(batches)[0].shape[-1] == 16
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_resumes_in_the_middle_of_a_phase(root: Path, workers: int) -> None:
+    data = folder(root, train)
+    with loader(data, num_workers=workers) as whole:
+        epochs = [list(whole), list(whole)]
+    with loader(data, num_workers=workers) as first:
+        list(first)
+        next(iter(first))
+        state = first.state_dict()
+    with loader(folder(root, train), num_workers=workers) as second:
+        second.load_state_dict(state)
+        assert_same(list(second), epochs[1][1:])
+
+
+def test_copies_of_a_cache_are_read(root: Path, tmp_path: Path) -> None:
+    data = folder(root, evaluate)
+    with (
+        loader(data, cache=tmp_path / "cache") as ours,
+        loader(ImageFolder(str(root), evaluate(16)), schedule="16x2") as originals,
+    ):
+        assert_same(list(ours), list(originals))  # meanwhile copies are made
+        assert "64 px" in ours.explain()
+        assert [images.shape[-1] for images, _ in ours] == [24, 24, 24]
+    alone = ImageFolder(str(root), evaluate(16))
+    with (
+        loader(data, cache=tmp_path / "cache") as ours,
+        loader(alone, schedule="16x1", cache=tmp_path / "cache") as one,
+    ):
+        assert_same(list(ours), list(one))
+        assert "copies" in ours.explain()
+
+
+@pytest.mark.parametrize("make", [train, stronger, values_of_its_own])
+def test_batches_for_a_device_are_the_same(root: Path, make: Callable[[int], Any]) -> None:
+    data = folder(root, make)
+    with loader(data, device="cpu") as ours, loader(data) as plain:
+        for _ in SIZES:
+            assert_same(list(ours), list(plain))
+
+
+def test_a_default_is_the_size_of_a_loader_that_asks_for_none(root: Path) -> None:
+    with loader(folder(root, evaluate, default=16), schedule=None) as ours:
+        assert compiled(ours)
+        assert next(iter(ours))[0].shape[-1] == 16
+    with loader(folder(root, evaluate), schedule=None) as ours:
+        assert not compiled(ours)
+        with pytest.raises(UsageError, match="no size is known"):
+            next(iter(ours))
+
+
+def test_the_function_is_called_once_for_each_size_and_draws_nothing_of_the_users(
+    root: Path,
+) -> None:
+    calls = []
+
+    def make(size: int) -> Any:
+        calls.append(size)
+        return v1.Compose([v1.RandomResizedCrop(size, (random.random() / 2, 1.0)), v1.ToTensor()])
+
+    random.seed(1)
+    expected = random.Random(1).random()
+    data = folder(root, make)
+    with loader(data, num_workers=0) as ours, loader(data, num_workers=2) as other:
+        for _ in SIZES:
+            assert_same(list(ours), list(other))
+        ours.explain()
+    assert sorted(calls) == list(SIZES)
+    assert random.random() == expected
+
+
+def test_workers_that_are_spawned_make_the_same(root: Path) -> None:
+    data = folder(root, stronger)
+    with loader(data) as ours, loader(data, start_method="forkserver") as other:
+        assert_same(list(ours), list(other))
+        with copy.copy(other) as third:
+            assert_same(next(iter(third)), next(iter(loader(data, num_workers=0))))
+
+
+# What is not compiled runs unchanged
+
+
+def raises(size: int, at: int) -> Any:
+    if size == at:
+        raise ArithmeticError("no such size")
+    return train(size)
+
+
+def own(size: int, image: Any) -> torch.Tensor:
+    return v1.functional.to_tensor(image.resize((size, size)))
+
+
+def half(size: int) -> Any:
+    return train(size // 2)
+
+
+def weaker(size: int) -> Any:
+    scale = 1 - feedline.augmentation_strength()
+    return v1.Compose([v1.RandomResizedCrop(size, (0.1 + scale / 2, 1.0)), v1.ToTensor()])
+
+
+@pytest.mark.parametrize(
+    ("make", "why", "shown"),
+    [
+        (lambda size: partial(own, size), "own", 16),
+        (half, "At 16 px the transform makes images of 8 px", 8),
+        (partial(raises, at=24), "ArithmeticError: no such size at 24 px", 16),
+        (weaker, "augmentation_strength", 16),
+    ],
+)
+def test_what_is_not_recognised_at_all_sizes_runs_unchanged(
+    root: Path, make: Callable[[int], Any], why: str, shown: int
+) -> None:
+    with loader(folder(root, make)) as ours:
+        assert engine(ours) == "whole"
+        assert why in ours.explain()
+        images = torch.cat([images for images, _ in ours])
+        assert images.shape[-1] == shown
+    for option in ({"cache": root / "none"}, {"device": "cpu"}):
+        with pytest.raises(UsageError, match=re.escape(why)):
+            iter(loader(folder(root, make), **option))
+
+
+def test_an_error_of_the_function_comes_at_the_size_that_it_is_raised_for(root: Path) -> None:
+    with loader(folder(root, partial(raises, at=24))) as ours:
+        assert len(list(ours)) == 3
+        with pytest.raises(ArithmeticError, match="no such size"):
+            next(iter(ours))
+
+
+class Photos(Dataset[Any]):
+    """A dataset of a user's own."""
+
+    def __init__(self, transform: Callable[[Any], Any]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.zeros(3, 40, 40))
+
+
+def test_a_dataset_of_a_users_own_makes_its_own_samples() -> None:
+    calls = []
+
+    def make(size: int) -> Any:
+        calls.append(size)
+        return v2.Resize((size, size))
+
+    data = Photos(feedline.per_size(make))
+    with loader(data, num_workers=1) as ours:
+        assert engine(ours) == "whole"
+        assert [next(iter(ours)).shape[-1] for _ in SIZES] == list(SIZES)
+    assert calls == []  # but in the worker
