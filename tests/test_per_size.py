@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -324,3 +326,49 @@ def test_a_dataset_of_a_users_own_makes_its_own_samples() -> None:
         assert engine(ours) == "whole"
         assert [next(iter(ours)).shape[-1] for _ in SIZES] == list(SIZES)
     assert calls == []  # but in the worker
+
+
+# Uncompiled under a schedule: what is said
+
+
+def opened(path: str) -> Any:
+    """A loader of images of a user's own."""
+    return Image.open(path).convert("RGB")
+
+
+def test_one_warning_says_why_a_folder_runs_unchanged_under_a_schedule(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_loader = ImageFolder(str(root), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]), None)
+    own_loader.loader = opened
+    with caplog.at_level(logging.WARNING, "feedline"):
+        for data, why in ((folder(root, half), "8 px"), (Subset(own_loader, [0, 1]), "opened")):
+            with loader(data, num_workers=0) as ours:
+                ours.explain()
+                data.transform = None  # type: ignore[union-attr]
+                ours.explain()
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert why in caplog.text
+            caplog.clear()
+        # Nothing is asked of these, or nothing can be done.
+        with loader(folder(root, half), schedule=None, image_size=16, num_workers=0) as ours:
+            ours.explain()
+        with loader(folder(root, train), num_workers=0) as ours:
+            ours.explain()
+        with loader(Photos(v2.Resize((16, 16))), num_workers=0) as ours:
+            ours.explain()
+    assert caplog.records == []
+
+
+def test_a_loader_says_of_itself_what_it_would_accept(root: Path) -> None:
+    for data, uncompiled, accepts in (
+        (folder(root, train), False, ("cache", "device")),
+        (folder(root, two_views), False, ("cache",)),
+        (folder(root, half), True, ()),
+        (Photos(feedline.per_size(lambda size: v2.Resize((size, size)))), False, ()),
+    ):
+        with loader(data, num_workers=0) as ours:
+            next(iter(ours))
+            (said,) = ours.run.loaders
+            assert (said.uncompiled, said.accepts) == (uncompiled, accepts)
+            assert bool(said.because) == (accepts != ("cache", "device"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms
 from torchvision.transforms import v2
@@ -32,12 +33,26 @@ def large_images_of_feedline(fixed: bool) -> Outcome:
     return train(loader, paced(5), epochs=12)
 
 
+def opened(path: str) -> Image.Image:
+    """A loader of a user's own, which does what torchvision's does."""
+    with open(path, "rb") as file:
+        return Image.open(file).convert("RGB")
+
+
+@situation("uncompiled-transform", "feedline", predicts=False)
+def loader_of_ones_own(fixed: bool) -> Outcome:
+    """A loader of a user's own reads the files under a schedule; fix: torchvision's."""
+    data = folder(images.large(), usual(128))
+    if not fixed:
+        data.loader = opened
+    loader = feedline.DataLoader(data, 16, schedule="128x3", num_workers=CORES)
+    return train(loader, paced(2), epochs=3)
+
+
 class Sharpened:
     """A step of a user's own."""
 
     def __call__(self, image: Any) -> Any:
-        from PIL import ImageFilter
-
         for _ in range(8):
             image = image.filter(ImageFilter.UnsharpMask(8, 120, 2))
         return image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -555,3 +556,59 @@ def test_steps_below_what_a_clock_can_tell_promise_no_gain_without_bound() -> No
 def test_batches_without_a_sample_are_not_told_to_be_small() -> None:
     empty = one_pass(wait=1.0, compute=0.1, samples=0, batch_size=None, bytes=0)
     assert "small-batch" not in rules_of(a_run(empty, work=0.3))
+
+
+UNCOMPILED = {
+    "kind": "feedline",
+    "made_by": "dataset",
+    "dataset": "torchvision.datasets.folder.ImageFolder",
+    "because": "The loader opened is not torchvision's own.",
+    "uncompiled": True,
+    "accepts": (),
+}
+LARGE = {"decoded_px": 600.0, "stages": {"decode": 0.8, "to values": 0.2}}
+
+
+def test_a_transform_that_is_not_compiled_is_told_first_with_the_reason() -> None:
+    run = a_run(SLOW, work=320.0, loader=UNCOMPILED, **LARGE)
+    assert first_of(run) == "uncompiled-transform"
+    assert "opened" in finding_of(run, "uncompiled-transform").evidence
+    fine = a_run(one_pass(), work=320.0, loader=UNCOMPILED)
+    assert "uncompiled-transform" not in rules_of(fine)
+
+
+@pytest.mark.parametrize(
+    ("loader", "cache", "device"),
+    [
+        ({}, True, True),
+        ({"kind": "feedline", "made_by": "rows", "accepts": ("cache", "device")}, True, True),
+        ({"kind": "feedline", "made_by": "samples", "accepts": ("cache",)}, True, False),
+        ({"kind": "feedline", "made_by": "native", "accepts": ("device",)}, False, True),
+        (UNCOMPILED, False, False),
+        ({"kind": "feedline", "made_by": "dataset", "accepts": ()}, False, False),
+    ],
+)
+def test_no_advice_is_given_that_the_loader_would_refuse(
+    loader: dict[str, Any], cache: bool, device: bool
+) -> None:
+    """Where an argument is refused, what is advised says so, or what to change first."""
+    floats = one_pass(wait=30.0, bytes=101 * 40_000_000, float_bytes=101 * 40_000_000)
+    run = a_run(floats, work=320.0, loader=loader, **LARGE)
+    for rule, accepted, name in (
+        ("decode-bound", cache, "cache="),
+        ("float-copy", device, "device="),
+    ):
+        fix = finding_of(run, rule).fix
+        conditional = "compiled" in fix or f"refuses {name}" in fix
+        assert conditional != accepted, fix
+
+
+def test_batches_ahead_are_advised_by_the_argument_that_has_an_effect() -> None:
+    late = times(0.0, 80)
+    late += times(50.0, 20)
+    shallow = one_pass(wait=10.0)
+    shallow.wait = late
+    options = {"kind": "feedline", "prefetch_factor": 2}
+    for made_by, name in (("rows", "prefetch="), ("dataset", "prefetch_factor=")):
+        run = a_run(shallow, work=120.0, loader={**options, "made_by": made_by})
+        assert name in finding_of(run, "shallow-prefetch").fix

@@ -93,6 +93,14 @@ class RowPipeline(Generic[Store]):
             "images elsewhere; leave `cache` out"
         )
 
+    @property
+    def has_originals(self) -> bool:
+        """Whether the images are files, of which a cache may hold copies."""
+        store: Any = self.store
+        if isinstance(store, ChosenStore):
+            store = store.store
+        return isinstance(store, FileStore | CachedFiles)
+
     def _begin(self) -> None:
         """Make what is not pickled."""
         self._is_open = False

@@ -1,6 +1,7 @@
 """The decision of a loader about its dataset as it is now.
 
-Guarantees: it is taken anew where something was set on the dataset or the loader, as far as
+Guarantees: where it leaves a folder's transform uncompiled under a schedule, one warning is logged
+for each loader. It is taken anew where something was set on the dataset or the loader, as far as
 `outline` tells, and after `forget`; else it is the one before. The loader's cache is opened once
 for all of them: a dataset may change while the other machine that the cache lies on is away.
 
@@ -34,6 +35,7 @@ class CurrentDecision:
         self._outline: Outline | None = None
         self._fingerprint = ""  # of the dataset, once a state asked for it
         self._cache: CacheStore | None = None
+        self._warned = False
 
     def of(self, settings: Settings, filling: Filling, *, whole: bool = False) -> Decision:
         """Whose code makes the batches of a dataset as it is now; raises as `decide` does.
@@ -55,6 +57,15 @@ class CurrentDecision:
             because = "" if changed is None else f"{changed} has changed; "
             name = type(settings.dataset).__name__
             _log.info("%sbatches of %s: %s", because, name, self._decision)
+            if self._decision.uncompiled and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the transform of %s runs unchanged, which is slower than the same compiled by "
+                    "feedline, and cache= and device= are refused: %s docs/DATALOADER.md, "
+                    '"torchvision pipelines", says what is compiled.',
+                    type(settings.dataset).__name__,
+                    " ".join(self._decision.reasons),
+                )
         return self._decision
 
     def _opened(self, given: Any) -> CacheStore:

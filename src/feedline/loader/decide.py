@@ -22,6 +22,7 @@ from feedline.loader.checks import check_still, own_source
 from feedline.loader.settings import Settings
 from feedline.loader.slot_size import slot_size
 from feedline.loader.to_fill import ToFill, to_fill
+from feedline.recognition.folders import is_folder
 from feedline.recognition.steps import NotRecognised
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
 
@@ -70,6 +71,8 @@ class Decision:
         runs_user_code: code of the user's runs in the workers.
         pixels: what decides the pixels, in words; "" where only the user's code knows.
         to_fill: what the cache is to hold whose originals are read meanwhile; None else.
+        uncompiled: the transform of a folder of images runs unchanged under a schedule, for these
+            reasons.
     """
 
     kind: Kind
@@ -84,6 +87,14 @@ class Decision:
     runs_user_code: bool = True
     pixels: str = ""
     to_fill: ToFill | None = None
+    uncompiled: bool = False
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Which of the arguments "cache" and "device" the loader may be given."""
+        made: Any = self.rows or self.samples
+        cache = ("cache",) if getattr(made, "has_originals", False) else ()
+        return (*cache, "device") if self.rows is not None else cache
 
     @property
     def honours_size(self) -> bool | None:
@@ -245,7 +256,9 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
         return Decision(kind="tensors", runs_user_code=False)
     if isinstance(settings.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.refused,)
-    return Decision(kind="dataset", reasons=reasons)
+    folder = is_folder(settings.dataset) or own_source(settings.dataset) is not None
+    uncompiled = folder and asked.schedule is not None
+    return Decision(kind="dataset", reasons=reasons, uncompiled=uncompiled)
 
 
 def _cached(

@@ -228,6 +228,9 @@ def described(settings: Settings, decision: Decision) -> Loader:
         collate=getattr(settings.collate_fn, "__qualname__", ""),
         made_by=decision.kind,
         copies=str(getattr(rows, "copies_from", "")),
+        because=" ".join(decision.reasons),
+        uncompiled=decision.uncompiled,
+        accepts=decision.accepts,
     )
 
 

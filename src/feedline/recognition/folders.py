@@ -6,6 +6,7 @@ and gives what its indices and lengths say; what it holds is told by `check` bef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from feedline.recognition.steps import NotRecognised, altered
 from feedline.recognition.subsets import chosen_by
 from feedline.stores.chosen_store import Numbers
 
-__all__ = ["Chosen", "folders_of", "listed"]
+__all__ = ["Chosen", "folders_of", "is_folder", "listed"]
 
 _DEEPEST = 100  # datasets in datasets
 _LOOKED_UP = ("__getitem__", "__getitems__", "__len__")
@@ -36,6 +37,26 @@ class Chosen:
 
     folders: list[Any]
     numbers: Numbers | None
+
+
+def is_folder(dataset: object) -> bool:
+    """Return True for torchvision's DatasetFolder, a subclass, or Subsets or ConcatDatasets of it.
+
+    No code of the user's runs, whatever the object.
+    """
+    module: Any = sys.modules.get("torchvision.datasets.folder")
+    for _ in range(_DEEPEST):
+        bases = type(dataset).__mro__
+        if module is not None and module.DatasetFolder in bases:
+            return True
+        if Subset in bases:
+            dataset = vars(dataset).get("dataset")
+        elif ConcatDataset in bases:
+            parts = vars(dataset).get("datasets")
+            dataset = parts[0] if type(parts) is list and parts else None
+        else:
+            return False
+    return False
 
 
 def folders_of(

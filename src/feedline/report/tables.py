@@ -184,6 +184,7 @@ def loader_table(facts: Facts, number: int) -> Table:
         "collate": printable(loader.collate)
         or ("torch's default" if loader.kind == "torch" else ""),
         "made by": printable(loader.made_by),
+        "because": printable(loader.because),
         "copies read": printable(loader.copies),
     }
     title = "Loader" if len(facts.loaders) == 1 else f"Loader {number}"

@@ -50,6 +50,10 @@ class Loader:
         collate: the name of what makes a batch of samples, "" for torch's default.
         made_by: whose code makes the batches, in feedline's words; "" where it is not feedline.
         copies: where the copies lie that are read in the place of originals, "" for none.
+        because: why feedline makes no more of the batches itself, sentences.
+        uncompiled: whether the transform of a folder of images runs unchanged under a schedule.
+        accepts: which of "cache" and "device" the loader may be given; None where it is not
+            feedline's.
     """
 
     kind: Literal["feedline", "torch", "other"]
@@ -65,6 +69,9 @@ class Loader:
     collate: str = ""
     made_by: str = ""
     copies: str = ""
+    because: str = ""
+    uncompiled: bool = False
+    accepts: tuple[str, ...] | None = None
 
 
 @dataclass(kw_only=True, slots=True)

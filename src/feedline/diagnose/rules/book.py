@@ -25,6 +25,7 @@ from feedline.diagnose.rules.making import (
     largest_part,
     slow_samples,
     slow_transform,
+    uncompiled_transform,
 )
 from feedline.diagnose.rules.step import host_bound, new_shape
 from feedline.diagnose.rules.storage import cold_cache, slow_storage
@@ -45,6 +46,7 @@ MENDING: tuple[Rule, ...] = (
     shared_memory,
     noisy_threads,
     cpu_quota,
+    uncompiled_transform,
     slow_samples,
     cold_cache,
     slow_storage,
@@ -92,6 +94,7 @@ RULE_IDS = (
     "small-batch",
     "too-few-workers",
     "too-many-workers",
+    "uncompiled-transform",
     "uneven-workers",
     "unpinned-copy",
     "workers-restarted",
@@ -106,7 +109,7 @@ _NATURE = 0.3
 
 _OF_NATURE = (decode_bound, busy_machine)
 
-_DEFECTS = ("shared-memory", "noisy-threads", "workers-restarted")
+_DEFECTS = ("shared-memory", "noisy-threads", "uncompiled-transform", "workers-restarted")
 """What is told first although no gain is predicted; other findings without a gain come last."""
 
 

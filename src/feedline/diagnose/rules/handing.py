@@ -123,7 +123,9 @@ def shallow_prefetch(facts: Facts) -> Finding | None:
         f"{ms(facts.stalls.longest_ms)}, while workers are at work {percent(lanes.busy)} of the "
         f"time; {count(ahead, 'batch')} ahead"
         + (f"; one step in {period} is late" if period else ""),
-        fix=f"Set prefetch_factor={more}.",
+        fix=f"Set prefetch={min(_DEEP, _room(facts))}."
+        if facts.loader.made_by in ("native", "rows")
+        else f"Set prefetch_factor={more}.",
         gain=gain,
     )
 

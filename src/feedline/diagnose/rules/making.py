@@ -6,11 +6,18 @@ from feedline.diagnose.facts import Facts
 from feedline.diagnose.finding import Finding
 from feedline.diagnose.lanes import Lanes, Stage
 from feedline.diagnose.model import Change, gain_of, less_work, without_collate
-from feedline.diagnose.rules.storage import reading_blocked_ms
+from feedline.diagnose.rules.storage import reading_blocked_ms, smaller_copies
 from feedline.diagnose.rules.transfer import to_the_device
 from feedline.diagnose.words import ms, percent
 
-__all__ = ["cpu_mix", "decode_bound", "largest_part", "slow_samples", "slow_transform"]
+__all__ = [
+    "cpu_mix",
+    "decode_bound",
+    "largest_part",
+    "slow_samples",
+    "slow_transform",
+    "uncompiled_transform",
+]
 
 _MUCH = 0.35  # of the work at least, to name one part of it
 _SOME = 0.2
@@ -53,6 +60,22 @@ _AUGMENTING = (
 """Steps of torchvision's that change pixels, and can as well run on the device, batch by batch."""
 
 
+def uncompiled_transform(facts: Facts) -> Finding | None:
+    """The transform of a folder of images runs unchanged, where feedline could compile it."""
+    lanes, loader = facts.lanes, facts.loader
+    if not loader.uncompiled or not facts.waits:
+        return None
+    return Finding(
+        rule="uncompiled-transform",
+        cause="feedline has not compiled the transform: it runs unchanged, image by image.",
+        evidence=loader.because + (f" A batch takes {ms(lanes.own_ms)} of work." if lanes else ""),
+        fix="Change what the reason names. A plain Compose follows the sizes of schedule= by "
+        "itself; feedline.per_size must make torchvision's transforms of the size it is called "
+        "with. `print(loader.explain())` says what is compiled. Then cache= and device= are "
+        "accepted.",
+    )
+
+
 def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
     """Most of the workers' time goes to decoding, and smaller copies would take less of it."""
     lanes = facts.lanes
@@ -85,8 +108,7 @@ def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
         cause="Workers spend their time on decoding images.",
         evidence=f"decoding takes {ms(decode.cpu_ms)} of {ms(lanes.own_ms)} of work for a batch "
         f"({percent(decode.cpu_ms / lanes.own_ms)}){smaller}",
-        fix="Read smaller copies: `feedline cache plan` says which, `feedline cache build` makes "
-        "them."
+        fix=smaller_copies(facts)
         if gain
         else "Decode less: feedline.DataLoader decodes no more of an image than its crop.",
         gain=gain,
@@ -179,7 +201,7 @@ def slow_samples(facts: Facts) -> Finding | None:
         f"{ms(tail.usual_ms)}: {percent(share)} of the workers' time"
         + (f"; the slowest: {which}" if which else ""),
         fix="Look at these samples: files that are too large, damaged or far away. Make them again "
-        "in the size that training needs (`feedline cache build`), or leave them out.",
+        "in the size that training needs, or leave them out.",
         gain=gain,
     )
 

@@ -8,7 +8,7 @@ from feedline.diagnose.lanes import Lanes
 from feedline.diagnose.model import gain_of, gain_of_saved, less_work
 from feedline.diagnose.words import ms, percent, size
 
-__all__ = ["cold_cache", "reading_blocked_ms", "slow_storage"]
+__all__ = ["cold_cache", "reading_blocked_ms", "slow_storage", "smaller_copies"]
 
 READING = ("open", "read", "fetch")
 _BLOCKED = 0.35  # of a worker's time at least, to say that storage is what it waits for
@@ -47,6 +47,23 @@ def _from_where(facts: Facts) -> str:
     return ""
 
 
+def smaller_copies(facts: Facts) -> str:
+    """How to read smaller copies of the images; a loader that refuses `cache=` is told it."""
+    loader = facts.loader
+    if loader.accepts is None or "cache" in loader.accepts or loader.copies:
+        return (
+            "Read smaller copies, in few large files: `feedline cache plan` says which, "
+            "`feedline cache build` makes them."
+        )
+    if loader.uncompiled:
+        return "Have the transform compiled (uncompiled-transform), then give cache= for copies."
+    dataset = loader.dataset.rpartition(".")[2] or "the dataset"
+    return (
+        f"Read smaller copies, which `feedline cache build` makes: {dataset} reads its samples "
+        "itself, so the loader refuses cache=; use feedline.ImageFolder(CACHE) as the dataset."
+    )
+
+
 def slow_storage(facts: Facts) -> Finding | None:
     """Workers wait for a disk or a network, and each epoch does."""
     lanes = facts.lanes
@@ -65,8 +82,7 @@ def slow_storage(facts: Facts) -> Finding | None:
         evidence=f"of {ms(lanes.own_ms)} for a batch a worker is blocked for {ms(blocked)} "
         f"({percent(blocked / lanes.own_ms)}) where it reads{rate}; it is on a core for "
         f"{ms(lanes.cpu_ms)}{_from_where(facts)}",
-        fix="Put the data on a local disk, or read smaller copies of the images, few large files: "
-        "`feedline cache build`."
+        fix=f"Put the data on a local disk. Or: {smaller_copies(facts)}"
         + (" Where memory is swapped, have fewer workers." if _faults(facts) > facts.steps else ""),
         gain=gain,
     )
@@ -86,7 +102,7 @@ def cold_cache(facts: Facts) -> Finding | None:
         f"{percent((first.disk_bytes or 0) / max(1, _read_in(facts)))} of what it read; workers "
         f"were blocked for {ms(reading_blocked_ms(facts, lanes))} of {ms(lanes.own_ms)} a batch",
         fix="Nothing has to be done for a long training. For short ones, read the files once "
-        "beforehand (`cat FILES > /dev/null`), or read smaller copies: `feedline cache build`.",
+        f"beforehand (`cat FILES > /dev/null`). Or: {smaller_copies(facts)}",
         gain=gain,
     )
 

@@ -72,11 +72,28 @@ def float_copy(facts: Facts) -> Finding | None:
         evidence=f"{size(facts.bytes)} a batch, {percent(facts.float_share)} of it images as floats"
         + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
         + (f"; a step waits {ms(copied)} for copies" if copied else ""),
-        fix="Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
-        "normalise on the device; feedline.DataLoader(device=...) does that."
-        + to_the_device(facts),
+        fix=_as_pixels(facts) + to_the_device(facts),
         gain=gain,
     )
+
+
+def _as_pixels(facts: Facts) -> str:
+    """How to have pixels travel; a loader that refuses `device=` is not advised to use it."""
+    by_hand = (
+        "Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
+        "normalise on the device"
+    )
+    loader = facts.loader
+    if loader.accepts is None:
+        return f"{by_hand}; feedline.DataLoader(device=...) does that for folders of images."
+    if "device" in loader.accepts:
+        return (
+            "Give the loader device=: images travel as uint8, and ToTensor and Normalize are done "
+            "on the device, if no step follows them."
+        )
+    if loader.uncompiled:
+        return f"{by_hand}; or have the transform compiled (uncompiled-transform) and give device=."
+    return f"{by_hand}, in the loop: this loader refuses device=."
 
 
 def unpinned_copy(facts: Facts) -> Finding | None:
