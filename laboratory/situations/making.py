@@ -42,7 +42,7 @@ def opened(path: str) -> Image.Image:
 @situation("uncompiled-transform", "feedline", predicts=False)
 def loader_of_ones_own(fixed: bool) -> Outcome:
     """A loader of a user's own reads the files under a schedule; fix: torchvision's."""
-    data = folder(images.large(), usual(128))
+    data = folder(images.large(), feedline.per_size(usual))
     if not fixed:
         data.loader = opened
     loader = feedline.DataLoader(data, 16, schedule="128x3", num_workers=CORES)

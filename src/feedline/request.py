@@ -152,9 +152,13 @@ def per_size(
         data = SomeDataset(transform=feedline.per_size(transform))
         loader = feedline.DataLoader(data, 256, schedule="112x10,160x10,224x10")
 
+    As the transform of a torchvision folder under feedline.DataLoader it is recognised as a plain
+    Compose is, for each size by itself: docs/DATALOADER.md, "torchvision pipelines". A Compose
+    whose steps do not depend on the size needs no `per_size`: it follows the schedule.
+
     Args:
         make_transform: gives the transform for a size in pixels; called once for each size in
-            each worker. At the top of a module, so that it can be sent to workers.
+            each process. At the top of a module, so that it can be sent to workers.
         default: the size where the transform is called outside of a loader.
 
     Raises:
