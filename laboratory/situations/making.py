@@ -45,8 +45,8 @@ def loader_of_ones_own(fixed: bool) -> Outcome:
     data = folder(images.large(), feedline.per_size(usual))
     if not fixed:
         data.loader = opened
-    loader = feedline.DataLoader(data, 16, schedule="128x3", num_workers=CORES)
-    return train(loader, paced(2), epochs=3)
+    loader = feedline.DataLoader(data, 16, schedule="128x12", num_workers=CORES)
+    return train(loader, paced(2), epochs=12)
 
 
 class Sharpened:
