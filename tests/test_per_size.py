@@ -187,21 +187,15 @@ def test_a_run_resumes_in_the_middle_of_a_phase(root: Path, workers: int) -> Non
 
 
 def test_copies_of_a_cache_are_read(root: Path, tmp_path: Path) -> None:
-    data = folder(root, evaluate)
-    with (
-        loader(data, cache=tmp_path / "cache") as ours,
-        loader(ImageFolder(str(root), evaluate(16)), schedule="16x2") as originals,
-    ):
-        assert_same(list(ours), list(originals))  # meanwhile copies are made
-        assert "64 px" in ours.explain()
-        assert [images.shape[-1] for images, _ in ours] == [24, 24, 24]
+    data, cache = folder(root, evaluate), tmp_path / "cache"
+    with loader(data, cache=cache) as ours:
+        assert "filled with copies of 64 px" in ours.explain()
+    feedline.build_cache(str(root), cache, sizes=(64,), workers=1)
     alone = ImageFolder(str(root), evaluate(16))
-    with (
-        loader(data, cache=tmp_path / "cache") as ours,
-        loader(alone, schedule="16x1", cache=tmp_path / "cache") as one,
-    ):
-        assert_same(list(ours), list(one))
+    with loader(data, cache=cache) as ours, loader(alone, schedule="16x1", cache=cache) as one:
         assert "copies" in ours.explain()
+        assert_same(list(ours), list(one))
+        assert [images.shape[-1] for images, _ in ours] == [24, 24, 24]
 
 
 @pytest.mark.parametrize("make", [train, stronger, values_of_its_own])
