@@ -269,10 +269,16 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """What torch's class calls here: subclasses may have one of their own."""
+        iteration = Iteration(self, self._session)
+        self._begin(iteration)
+        return self.watched(iteration, iteration.at_end)
+
+    def _begin(self, iteration: Iteration) -> None:
+        """Begin an epoch, whose batches an iteration hands out."""
         self._session.ensure_usable()
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
-        iteration, settings = Iteration(self, self._session), self._settings()
+        settings = self._settings()
         if settings.plan is not None:
             self._agreement.check(settings.plan, self._session.cursor.position, self.dataset)
             self._session.filling.agree(self._agreement, settings.plan)
@@ -281,7 +287,29 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._session.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
             self.sampler.follow(self.plan, self.dataset)
-        return self.watched(iteration, iteration.at_end)
+
+    @property
+    def _iterator(self) -> Any:
+        """The iterator that keeps persistent workers, as torch's; None if there are none.
+
+        Set it to None to end these workers.
+        """
+        stored = self.__dict__["_iterator"]
+        if stored is None and self._keeps_iterator():
+            return self._session.kept_iterator(self)
+        return stored
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self.__dict__["_iterator"] = iterator
+        if iterator is None and self._keeps_iterator():
+            self._session.drop_kept_iterator()
+
+    def _keeps_iterator(self) -> bool:
+        """True if torch's loader would keep its iterator; an IterableDataset has torch's own."""
+        if "_session" not in self.__dict__:  # torch's own constructor
+            return False
+        return bool(self.persistent_workers and self.num_workers and not self._asked.iterable)
 
     def check_worker_number_rationality(self) -> None:
         """Leave torch's advice on the number of workers to those who ask torch for workers."""

@@ -180,6 +180,18 @@ class Session:
         else:
             self.backend = self.cursor
 
+    def kept_iterator(self, loader: object) -> Iteration | None:
+        """The latest iteration, also after its end while its workers live on; else None."""
+        if not self._iterations or self.backend is IDLE:
+            return None
+        current = None if self._current is None else self._current()
+        return current or Iteration.after_the_last(loader, self)
+
+    def drop_kept_iterator(self) -> None:
+        """End the workers, unless an iteration is under way."""
+        if self._iterations and self._unfinished() is None and os.getpid() == self._owner:
+            self._end_workers()
+
     def _unfinished(self) -> Iteration | None:
         """The current iteration, unless it has ended or is garbage."""
         current = None if self._current is None else self._current()
@@ -217,6 +229,17 @@ class Session:
             self.recording.end("left")
             if not self._lives_on:
                 self._end_workers()
+
+    def shut_down(self, iteration: Iteration) -> None:
+        """End the workers that make an iteration's batches, if no later iteration uses them."""
+        current = None if self._current is None else self._current()
+        if current is iteration:
+            self.recording.end("left")
+        if current is None or current is iteration or current.ended:
+            if current is None:
+                iteration.ended_workers = iteration.ended_workers or self.backend.handles
+            self._end_workers()
+            self._current = None
 
     # Position
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import psutil
@@ -10,17 +11,39 @@ __all__ = ["WorkerHandle"]
 
 
 class WorkerHandle:
-    """A worker's process, with the few methods that torch's worker objects are asked for."""
+    """A worker's process, with the methods that public code calls on torch's worker objects.
+
+    It never means another process to which the system has given the same id since.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._process: psutil.Process | None = None
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(pid)
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return True if it runs."""
         try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+            return (
+                self._process is not None
+                and self._process.is_running()
+                and self._process.status() != psutil.STATUS_ZOMBIE
+            )
         except psutil.Error:
             return False
+
+    def terminate(self) -> None:
+        """Send it SIGTERM. Nothing happens if it has ended."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Send it SIGKILL. Nothing happens if it has ended."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, or for `timeout` seconds."""

@@ -1,0 +1,236 @@
+"""Iterators of a loader, used as public code uses torch's: by its private names, by profilers."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, TensorDataset
+
+from feedline import DataLoader
+from feedline.errors import ClosedError
+from processes import descriptors, eventually, gone, newcomers, own_family
+from sets import Made
+from sources import Rows
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+def number(index: int) -> torch.Tensor:
+    return torch.tensor(index)
+
+
+def of_rows(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Rows(40), 4, image_size=4, num_workers=2, **options)
+
+
+def of_dataset(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Made(40, number), 4, num_workers=2, **options)
+
+
+def of_iterable(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(), 4, num_workers=2, **options)
+
+
+ENGINES = [of_rows, of_dataset, of_iterable]
+Build = Callable[..., DataLoader[Any]]
+
+
+def processes(batches: Any) -> list[psutil.Process]:
+    found = [psutil.Process(worker.pid) for worker in batches._workers]
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize("build", ENGINES)
+@pytest.mark.parametrize("batches_read", [0, 2, 10])
+def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(
+    build: Build, batches_read: int
+) -> None:
+    with build(persistent_workers=True) as loader:
+        batches: Any = iter(loader)
+        for _ in range(batches_read):
+            next(batches)
+        workers = processes(batches)
+        batches._shutdown_workers()
+        assert eventually(lambda: gone(workers))
+        assert not any(worker.is_alive() for worker in batches._workers)
+        batches._shutdown_workers()
+        with pytest.raises((ClosedError, StopIteration)):
+            next(batches)
+        assert len(list(loader)) == (20 if build is of_iterable else 10)
+
+
+def test_workers_that_the_caller_terminates_first_are_not_reported_as_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before, open_before = own_family(), descriptors()
+    with caplog.at_level(logging.WARNING, "feedline"):
+        loader = of_dataset()
+        batches: Any = iter(loader)
+        next(batches)
+        workers = list(batches._workers)
+        for worker in workers:
+            assert worker.is_alive()
+            worker.terminate()
+        batches._shutdown_workers()
+        for worker in workers:
+            worker.join(30)
+            assert not worker.is_alive()
+            worker.terminate()  # of a process that has ended
+            worker.kill()
+        assert loader.worker_deaths == []
+        del batches, loader
+        gc.collect()
+        assert eventually(lambda: not newcomers(before))
+        assert eventually(lambda: descriptors() <= open_before)
+    assert caplog.messages == []
+
+
+class Repeat:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class Infinite(DataLoader[Any]):
+    """One iterator for all epochs, begun when the loader is built."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Repeat(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def reset(self) -> None:
+        self.iterator._shutdown_workers()
+        self.iterator = self._get_iterator()
+
+
+class Scaled(Made):
+    factor = 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index * self.factor)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_begun_after_shutdown_sees_what_was_set_on_the_dataset(workers: int) -> None:
+    data = Scaled(8, number)
+    loader = Infinite(data, 4, shuffle=True, num_workers=workers)
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
+    data.factor = 10
+    loader.reset()
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(0, 80, 10))
+    loader.close()
+
+
+def test_shutdown_of_an_earlier_iterator_leaves_a_later_one_its_workers() -> None:
+    with of_dataset() as loader:
+        first: Any = iter(loader)
+        next(first)
+        second: Any = iter(loader)
+        next(second)
+        workers = processes(second)
+        first._shutdown_workers()
+        assert len(list(second)) == 9
+        del first
+        third: Any = iter(loader)
+        next(third)
+        second._shutdown_workers()  # that one has ended
+        assert len(list(third)) == 9
+        assert eventually(lambda: gone(workers))
+
+
+class Kept(DataLoader[Any]):
+    """Keeps its iterator as torch's `__iter__` does."""
+
+    def __iter__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_can_be_reset_for_another_pass(workers: int) -> None:
+    with Kept(list(range(8)), 2, num_workers=workers) as loader:
+        one = iter(loader)
+        assert next(one).tolist() == [0, 1]
+        assert one._num_yielded == 1
+        for _ in range(2):
+            another = iter(loader)
+            assert another is one
+            assert torch.cat(list(another)).tolist() == list(range(8))
+        loader._iterator = None
+
+
+@pytest.mark.parametrize("build", [of_rows, of_dataset])
+def test_the_iterator_that_a_loader_keeps_is_torchs_where_workers_persist(build: Build) -> None:
+    with build() as loader:
+        list(loader)
+        assert loader._iterator is None
+    with build(persistent_workers=True) as loader:
+        assert loader._iterator is None
+        list(loader)
+        workers = processes(loader._iterator)
+        loader._iterator._shutdown_workers()
+        assert eventually(lambda: gone(workers))
+        list(loader)
+        workers = processes(loader._iterator)
+        loader._iterator = None
+        assert loader._iterator is None
+        assert eventually(lambda: gone(workers))
+        list(loader)
+        assert pickle.loads(pickle.dumps(loader))._iterator is None
+
+
+def test_the_next_batch_can_be_had_by_its_private_name() -> None:
+    with of_dataset() as loader:
+        batches: Any = iter(loader)
+        assert batches._next_data().tolist() == [0, 1, 2, 3]
+        assert (batches._num_yielded, batches._num_workers) == (1, 2)
+        assert batches._dataset is loader.dataset
+        assert batches._index_sampler is loader.batch_sampler
+
+
+def numbered(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+@pytest.mark.parametrize("data", [Made(12, number), numbered(12), Numbers()], ids=repr)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiler_shows_the_time_of_next_as_torchs(data: Any, workers: int) -> None:
+    def entries(loader: Any) -> list[tuple[str, int]]:
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            for _ in loader:
+                pass
+        averages: Any = recorded.key_averages()
+        return [(each.key, each.count) for each in averages if "DataLoader" in each.key]
+
+    expected = entries(TorchDataLoader(data, 4, num_workers=workers))
+    assert len(expected) == 1
+    with DataLoader(data, 4, num_workers=workers) as loader:
+        assert entries(loader) == expected
