@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
-from faulty import Steady
+from faulty import Deadly, Steady
 
 from feedline.engine import server
+from feedline.errors import ClosedError
 from feedline.loader import DataLoader
 from feedline.loader.backends import build
 from processes import descendants, eventually, gone, running, shared_memory, start_script
@@ -160,3 +162,60 @@ def test_workers_end_where_what_brings_their_batches_cannot_be_built(
     with pytest.raises(MemoryError, match="page-locked"):
         DataLoader(Steady(64), 16, num_workers=2, image_size=8)
     assert eventually(lambda: gone([p for p in descendants(os.getpid()) if p.pid not in before]))
+
+
+DAEMON = """
+import threading
+from faulty import Steady
+from feedline.loader import DataLoader
+
+if __name__ == "__main__":
+    loader = DataLoader(
+        Steady(400, row_s=0.5), 2, num_workers=2, image_size=32, start_method={method!r}
+    )
+    first = threading.Event()
+
+    def read():
+        for _ in range(1000):
+            for batch in loader:
+                first.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert first.wait(60)
+    print("ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
+def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(
+    method: str, tmp_path: Path
+) -> None:
+    script = start_script(DAEMON.format(method=method), tmp_path)
+    said, errors = script.communicate(timeout=60)
+    assert (said, errors) == ("ends\n", "")
+    assert script.returncode == 0
+
+
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
+def test_a_thread_that_waits_for_a_batch_learns_that_its_loader_was_closed(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(Deadly({4: "hang"}), 2, num_workers=1, image_size=4, start_method=method)
+    first, raised = threading.Event(), []
+
+    def read() -> None:
+        try:
+            for _ in loader:
+                first.set()
+        except Exception as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert first.wait(60)
+    with caplog.at_level("WARNING", "feedline"):
+        loader.close()
+        thread.join(60)
+    assert raised == [ClosedError]
+    assert caplog.messages == []
+    assert loader.worker_pids == []

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from feedline.engine.board import MAX_SEATS, PID, PIECE, READING, ROW, SINCE, board_of
 from feedline.engine.memory import Memfd, Named
 from feedline.engine.messages import Report, Task
-from feedline.errors import StartError, UsageError, WorkerError
+from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 
 __all__ = ["MAX_FRUITLESS_DEATHS", "UNGUARDED", "Crew", "CurrentRow", "Death", "ProcessCrew"]
 
@@ -139,6 +139,7 @@ class ProcessCrew:
         self._memory = memory
         self._board = board_of(memory.array)
         self._target = 0
+        self._closing = False
         self._killed: dict[int, str] = {}  # by seat: why
         self._fruitless_deaths = 0  # since a worker has finished anything
 
@@ -181,6 +182,7 @@ class ProcessCrew:
         """What there is to say of a worker that has ended.
 
         Raises:
+            ClosedError: another thread is closing the crew.
             WorkerError: too many in a row ended, and none of them finished anything.
         """
         killed = self._killed.pop(seat, None)
@@ -190,6 +192,7 @@ class ProcessCrew:
         return Death(how, tuple(lost), piece if piece in lost else 0, row, hung=killed is not None)
 
     def _count_death(self, how: str) -> None:
+        self._raise_if_closing()
         _log.warning("%s; another worker does its work again", how)
         self._fruitless_deaths += 1
         if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
@@ -197,6 +200,11 @@ class ProcessCrew:
                 f"{self._fruitless_deaths} workers in a row ended before finishing anything (the "
                 f"last was {how}); see their output above, or load one sample with num_workers=0"
             )
+
+    def _raise_if_closing(self) -> None:
+        """Raise ClosedError if another thread is ending the workers."""
+        if self._closing:
+            raise ClosedError("the workers were ended by close()")
 
     def _free(self) -> None:
         """Let go of the memory."""

@@ -196,6 +196,7 @@ class PipeCrew(ProcessCrew):
         return news
 
     def _on_exit(self, seat: int) -> list[Death]:
+        self._raise_if_closing()
         worker = self._workers.pop(seat)
         worker.process.join()  # its pipe has ended: it is dead or dying
         worker.close()
@@ -235,6 +236,7 @@ class PipeCrew(ProcessCrew):
 
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
+        self._closing = True
         self._end_all()
         self._free()
         self._shipment.close()

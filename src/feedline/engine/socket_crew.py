@@ -254,6 +254,7 @@ class SocketCrew(ProcessCrew):
 
     def close(self) -> None:
         """End all workers and free all they used. No process is left when this returns."""
+        self._closing = True
         try:
             self._sockets.hang_up()
             self._release_server()  # if it is still starting, it need not finish that

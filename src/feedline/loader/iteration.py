@@ -35,6 +35,8 @@ class _Session(Protocol):
 
     def ensure_usable(self) -> None: ...
 
+    def raise_if_closed(self, cause: Exception | None = None) -> None: ...
+
     def next(self, iteration: Any) -> Any: ...
 
     def step(self) -> Any: ...
@@ -128,8 +130,10 @@ class Iteration(_BaseDataLoaderIter):
             else:
                 session.close()
             raise
-        except BaseException:
+        except BaseException as error:
             recording.raised()
+            if isinstance(error, Exception):
+                session.raise_if_closed(error)
             raise
         if timed:
             recording.handed_out(batch, asked_ns, asked_cpu_ns)

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -336,12 +337,22 @@ class Session:
 
     def ensure_usable(self) -> None:
         """Raise ClosedError after `close`; in a forked process, go on with workers of its own."""
-        if self._closed:
-            raise ClosedError("the loader is closed; build a new one")
+        self.raise_if_closed()
         if os.getpid() != self._owner:
             self._inherited += [self.backend, self.backend.release()]  # their end is not ours
             self.backend, self._current, self._apart = IDLE, None, weakref.WeakSet()
             self._owner, self._at_work, self.given = os.getpid(), None, False
+
+    def raise_if_closed(self, cause: Exception | None = None) -> None:
+        """Raise ClosedError after `close`, which another thread may have called meanwhile.
+
+        When the program ends, loaders are closed while daemon threads still run. Such a thread
+        waits here for its end, as an error of its own would only be printed.
+        """
+        if self._closed:
+            while threading.current_thread().daemon and not threading.main_thread().is_alive():
+                time.sleep(1.0)
+            raise ClosedError("the loader is closed; build a new one") from cause
 
     def close(self) -> None:
         """End the workers and let go of all memory; not in a forked child of their process."""
