@@ -100,7 +100,7 @@ def _batch(samples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
     images = torch.stack([image for image, _ in samples])
     info = get_worker_info()
     made = [-1 if info is None else info.id, samples[0][1], time.monotonic_ns()]
-    return {"images": images, "made": torch.tensor(made)}
+    return {"images": images, "made": torch.tensor(made, device="cpu")}
 
 
 def measure_overlap(folder: ImageFolder, settings: OverlapSettings, report: Report) -> Overlap:

@@ -77,7 +77,7 @@ def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     """A contiguous tensor in memory, to be written to."""
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     _, part = space.take(count * dtype.itemsize)
     return torch.frombuffer(part.data, dtype=dtype, count=count).view(shape)
 
@@ -176,7 +176,7 @@ class _Unpickler(pickle.Unpickler):
         _, start, dtype, shape, strides, requires_grad = leaf
         count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 in shape:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype)
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
         else:
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
             tensor = tensor.as_strided(shape, strides)

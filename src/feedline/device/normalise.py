@@ -48,8 +48,8 @@ class Normalise:
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and shift, shape (1, 3, 1, 1), float32: result = pixel * scale + shift."""
-        mean = torch.tensor(self.mean, dtype=torch.float64).view(1, 3, 1, 1)
-        std = torch.tensor(self.std, dtype=torch.float64).view(1, 3, 1, 1)
+        mean = torch.tensor(self.mean, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
         scale, shift = 1 / (255 * std), -mean / std
         return scale.float().to(device), shift.float().to(device)
 

@@ -31,7 +31,7 @@ def pinned_copy(array: NDArray[np.generic]) -> torch.Tensor:
     The tensor is torch's own, not one on an array: of those torch notes no copies.
     """
     dtype = torch.from_numpy(array[:0]).dtype
-    copied = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+    copied = torch.empty(array.shape, dtype=dtype, device="cpu", pin_memory=True)
     np.copyto(copied.numpy(), array)
     return copied
 

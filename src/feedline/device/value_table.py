@@ -30,8 +30,8 @@ class ValueTable:
     def constants(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """The values, (768), and where each channel's begin, int32 (1, 3, 1, 1)."""
         values = torch.from_numpy(self.table.reshape(-1).copy())
-        firsts = torch.arange(0, 3 * _LEVELS, _LEVELS, dtype=torch.int32).view(1, 3, 1, 1)
-        return values.to(device), firsts.to(device)
+        firsts = torch.arange(0, 3 * _LEVELS, _LEVELS, dtype=torch.int32, device=device)
+        return values.to(device), firsts.view(1, 3, 1, 1)
 
     def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The values of images (N, 3, H, W), uint8: (N, 3, H, W), contiguous.

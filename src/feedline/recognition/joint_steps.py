@@ -66,10 +66,10 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
 
     canvas, moves = Canvas.of(height, width), []
     # Of floats: it can be filled with whatever a mask of any type can.
-    stand_in = tv_tensors.Mask(torch.empty((0, height, width)))
+    stand_in = tv_tensors.Mask(torch.empty((0, height, width), device="cpu"))
     for step in steps:
         name = type(step).__name__
-        if name in _FLIPS and torch.rand(1) >= step.p:
+        if name in _FLIPS and torch.rand(1, device="cpu") >= step.p:
             continue
         # The method had another name before torchvision 0.21.
         params = (getattr(step, "make_params", None) or step._get_params)([stand_in])

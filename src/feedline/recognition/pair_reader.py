@@ -248,7 +248,7 @@ def _fills(step: Any, form: str) -> tuple[Colour, float]:
     from torchvision.transforms.v2 import functional
 
     image: Any = Image.new("RGB", (1, 1))
-    mask = tv_tensors.Mask(torch.zeros((1, 1, 1), dtype=torch.float64))
+    mask = tv_tensors.Mask(torch.zeros((1, 1, 1), dtype=torch.float64, device="cpu"))
     if form != "pil":
         image = functional.to_image(image)
     if form == "tensor":

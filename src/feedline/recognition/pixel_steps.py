@@ -178,7 +178,7 @@ class _Perhaps:
     change: PixelStep
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        drawn = torch.rand(1)
+        drawn = torch.rand(1, device="cpu")
         applied = (drawn.item() if self.exact else drawn) < self.step.p
         return self.change(pixels) if applied else pixels
 

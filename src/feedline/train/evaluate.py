@@ -97,7 +97,7 @@ def evaluate(
     finally:
         model.train(training)
     if ranks is not None:
-        counts = ranks.summed(torch.tensor([samples, *hits.tolist()]))
+        counts = ranks.summed(torch.tensor([samples, *hits.tolist()], device="cpu"))
         samples, hits = int(counts[0]), counts[1:]
         loss_sum = ranks.summed(loss_sum.cpu())
     if not samples:

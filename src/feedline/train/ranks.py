@@ -61,7 +61,7 @@ class Ranks:
         """The largest of all ranks'."""
         if self.world == 1:
             return number
-        found = torch.tensor(number)
+        found = torch.tensor(number, device="cpu")
         distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return int(found)
 

@@ -128,7 +128,7 @@ class Training:
     def _running_of_all(self) -> Running:
         """The epoch under way, with the samples of all ranks."""
         running = self.journal.running
-        samples = self.ranks.summed(torch.tensor(running.samples))
+        samples = self.ranks.summed(torch.tensor(running.samples, device="cpu"))
         loss_sum = self.ranks.summed(running.loss_sum)
         return replace(running, samples=int(samples), loss_sum=loss_sum)
 

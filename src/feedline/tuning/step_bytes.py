@@ -198,4 +198,4 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
     # A count of steps, which optimizers look at, keeps a value.
-    return made if tensor.ndim else torch.tensor(1, dtype=tensor.dtype)
+    return made if tensor.ndim else torch.tensor(1, dtype=tensor.dtype, device="cpu")

@@ -1,0 +1,82 @@
+"""torch.set_default_device is for what a user's code creates, not for what feedline does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+from feedline import DataLoader
+from sets import Made
+from sources import Rows
+
+
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.full((3,), index, device="cpu") for index in range(8))
+
+
+def boxes(index: int) -> dict[str, Any]:
+    """Of some samples empty, which pickle in another way."""
+    return {
+        "boxes": torch.zeros(index % 2, 4, device="cpu"),
+        "wide": torch.zeros(2, 4, device="cpu").T[:, :1],
+        "array": np.zeros((index % 2, 2), np.float32),
+    }
+
+
+def folder(root: Path) -> Any:
+    return ImageFolder(root, Compose([RandomResizedCrop(8), RandomHorizontalFlip(), ToTensor()]))
+
+
+BUILDS: dict[str, Callable[[Path, int], DataLoader[Any]]] = {
+    "rows": lambda _, workers: DataLoader(Rows(8), 2, image_size=4, num_workers=workers),
+    "normalised": lambda _, workers: DataLoader(
+        Rows(8), 2, image_size=4, num_workers=workers, device="cpu"
+    ),
+    "folder": lambda root, workers: DataLoader(folder(root), 2, num_workers=workers),
+    "samples": lambda root, workers: DataLoader(
+        folder(root), 2, num_workers=workers, collate_fn=list
+    ),
+    "dataset": lambda _, workers: DataLoader(
+        Made(8, boxes), 2, num_workers=workers, collate_fn=list
+    ),
+    "tensors": lambda _, workers: DataLoader(
+        TensorDataset(torch.zeros(8, 3), torch.zeros(8).bfloat16()), 2, num_workers=workers
+    ),
+    "iterable": lambda _, workers: DataLoader(Numbers(), 2, num_workers=workers),
+}
+
+
+def tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if isinstance(batch, int | np.ndarray):
+        return []
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", BUILDS)
+def test_batches_come_on_the_cpu_whatever_the_default_device_is(
+    name: str, workers: int, jpeg_folder: Path
+) -> None:
+    with BUILDS[name](jpeg_folder, workers) as loader:
+        batches = iter(loader)
+        torch.set_default_device("meta")
+        try:
+            made = list(batches)
+        finally:
+            torch.set_default_device(None)
+    found = [tensor for batch in made for tensor in tensors(batch)]
+    assert len(made) >= 4
+    assert found
+    assert {tensor.device.type for tensor in found} == {"cpu"}
