@@ -164,11 +164,11 @@ def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
     batches = iter(big)
     next(batches)
     big.set_image_size(16)
-    made = DataLoader(Rows(23), 4, schedule="8x2", num_workers=0)
+    made = DataLoader(Rows(23), 4, schedule="8x2", max_image_size=8, num_workers=0)
     batches = iter(made)
     next(batches)
     before = made.state_dict()
-    with pytest.raises(UsageError, match="the state's image size 16 is above 8"):
+    with pytest.raises(UsageError, match="the state's image size 16 is above max_image_size=8"):
         made.load_state_dict(big.state_dict())
     assert made.state_dict() == before
     assert len(list(batches)) == 5

@@ -185,18 +185,19 @@ def test_a_size_outlives_the_epoch_it_was_set_in(shared: DataLoader) -> None:
 
 def test_a_size_above_what_memory_was_allocated_for_says_what_to_do(shared: DataLoader) -> None:
     shared.set_image_size(16)
-    with pytest.raises(UsageError, match=r"size 17 is above 16.*max_image_size=17"):
+    with pytest.raises(UsageError, match=r"size 17 is above max_image_size=16.*max_image_size=17"):
         shared.set_image_size(17)
     shared.set_epoch(300)
     assert next(iter(shared))[0].shape[-1] == 16
     shared.set_image_size(None)
 
 
-def test_without_a_max_image_size_the_schedules_largest_is_the_most() -> None:
+def test_without_a_max_image_size_any_size_may_be_set() -> None:
     loader = DataLoader(Rows(9), 3, schedule="4x1@9,10x1", num_workers=0)
-    assert loader.max_image_size == 10
-    loader.set_image_size(3)
-    assert next(iter(loader))[0].shape == (9, 3, 3, 3)
+    assert loader.max_image_size is None
+    for size in (3, 40):
+        loader.set_image_size(size)
+        assert next(iter(loader))[0].shape == (9, 3, size, size)
 
 
 @pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
@@ -206,9 +207,11 @@ def test_every_size_that_may_be_set_fits_in_every_phase(schedule: str, largest: 
         Rows(31), 3, schedule=schedule, num_workers=1, max_image_size=largest
     ) as loader:
         size = loader.max_image_size
-        assert size == (largest or 16)  # 30 rows of 64 px are more than the schedule needs
-        with pytest.raises(UsageError, match=f"max_image_size={size + 1}"):
-            loader.set_image_size(size + 1)
+        assert size == largest
+        if size is not None:
+            with pytest.raises(UsageError, match=f"max_image_size={size + 1}"):
+                loader.set_image_size(size + 1)
+        size = size or 80
         loader.set_image_size(size)
         for epoch in range(2):
             steps = range(loader.steps_in(epoch))

@@ -15,15 +15,18 @@ batches = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 12)), min_size=1
 
 
 @given(batches, st.none() | st.integers(1, 64))
-def test_every_phase_fits_and_so_does_the_largest_size_that_is_promised_in_any_phase(
+def test_every_phase_fits_and_so_does_the_largest_size_that_may_be_set_in_any_phase(
     batches: list[tuple[int, int]], max_image_size: int | None
 ) -> None:
     source = Rows(100)
     nbytes, largest = slot_size(source, batches, max_image_size)
     for size, rows in batches:
         assert batch_bytes(source.fields(size), rows) <= nbytes
-    assert batch_bytes(source.fields(largest), max(rows for _, rows in batches)) <= nbytes
-    if max_image_size is not None:
+    if max_image_size is None:
+        assert largest is None
+    else:
+        assert largest is not None
+        assert batch_bytes(source.fields(largest), max(rows for _, rows in batches)) <= nbytes
         assert largest == max(max_image_size, *(size for size, _ in batches))
 
 

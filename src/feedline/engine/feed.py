@@ -24,6 +24,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import HUNG, Failure, Report
 from feedline.engine.patience import CHECK_S, Patience, Place
+from feedline.engine.slots import SlotTooSmall
 from feedline.engine.tasks import PieceTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.plan.batches import Batch
@@ -76,6 +77,7 @@ class Feed:
         self.settings = settings
         self._batches: Iterator[Batch] = iter(())
         self._flights: deque[InFlightBatch] = deque()
+        self._too_small: SlotTooSmall | None = None  # for the next batch: no more are begun
         self._number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
@@ -123,7 +125,7 @@ class Feed:
         for _, _, id in self._pending:
             self._forget(id)
         self._pending.clear()
-        self._batches = batches
+        self._batches, self._too_small = batches, None
         self._pump()
 
     def restart(self, batches: Iterator[Batch]) -> None:
@@ -135,7 +137,7 @@ class Feed:
         self._patience.forget()
         self._unchecked_s, self._reported = 0.0, False
         self.slots.reclaim()
-        self._batches = batches
+        self._batches, self._too_small = batches, None
         self._pump()
 
     def apply(self, settings: LiveSettings) -> None:
@@ -172,6 +174,7 @@ class Feed:
         Its slot is the caller's, to be given to `slots.release` or `slots.lend`.
 
         Raises:
+            SlotTooSmall: the batch does not fit into a slot.
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
             WorkerError: workers cannot be had.
         """
@@ -180,6 +183,8 @@ class Feed:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
             self._wait(lambda: bool(self._flights or not self._outstanding))
         if not self._flights:
+            if self._too_small is not None:
+                raise self._too_small
             return None
         flight = self._made()
         if flight is None:
@@ -268,7 +273,7 @@ class Feed:
 
     def _pump(self) -> None:
         """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self.depth:
+        while len(self._flights) < self.depth and self._too_small is None:
             slot = self.slots.acquire()
             if slot is None:
                 break
@@ -277,9 +282,15 @@ class Feed:
                 self.slots.release(slot)
                 break
             flight = InFlightBatch(self._number, batch, slot)
+            try:
+                spans = self._tasks.begin(flight, self.settings, self._row_ns)
+            except SlotTooSmall as error:  # raised by `take`, once all before it are taken
+                self.slots.release(slot)
+                self._too_small = error
+                break
             self._number += 1
             self._flights.append(flight)
-            for span in self._tasks.begin(flight, self.settings, self._row_ns):
+            for span in spans:
                 self._add(flight, span)
         while self._pending:
             id = self._pending[0][2]

@@ -23,9 +23,21 @@ from feedline.engine.layout import arrays
 from feedline.engine.memory import Memfd
 from feedline.plan.row import Field
 
-__all__ = ["FixedSlots", "GrowingSlots", "OwnFork", "Slots"]
+__all__ = ["FixedSlots", "GrowingSlots", "OwnFork", "SlotTooSmall", "Slots"]
 
 _all: weakref.WeakSet[Slots] = weakref.WeakSet()
+
+
+class SlotTooSmall(Exception):
+    """A batch needs larger slots. They come with new workers: see `loader.session`.
+
+    Args:
+        nbytes: what the batch needs, in bytes.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"a batch needs {nbytes} bytes")
+        self.nbytes = nbytes
 
 
 class Slots:

@@ -10,19 +10,23 @@ worker died on a row of a span; `hopeless` means that this row is given up.
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
+
+import numpy as np
 
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
-from feedline.engine.slots import FixedSlots, GrowingSlots
+from feedline.engine.slots import FixedSlots, GrowingSlots, SlotTooSmall
 from feedline.errors import ResourceError, UsageError
-from feedline.plan.batches import NO_NUMBER
+from feedline.plan.batches import NO_NUMBER, Batch
 from feedline.plan.pieces import divide, rows_per_piece
 from feedline.plan.row import Field
 
@@ -60,22 +64,15 @@ class PieceTasks:
         """As many pieces as `rows_per_piece` finds right.
 
         Raises:
-            UsageError: the batch is larger than a slot, or of other keys than numbers.
+            SlotTooSmall: the batch is larger than a slot.
+            UsageError: the batch has other keys than numbers.
         """
         batch = flight.batch
         if batch.drawn and NO_NUMBER in batch.samples:
-            raise UsageError(
-                f"the sampler gave {batch.keys!r} for a batch (epoch {batch.epoch}, step "
-                f"{batch.step}), and this dataset has samples by whole numbers; let the sampler "
-                "give indices"
-            )
+            batch = flight.batch = _indexed(batch)
         flight.fields = self._fields(batch.image_size)
         if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
-            raise UsageError(
-                f"a batch of {batch.rows} rows at {batch.image_size} px does not fit into the "
-                f"{self.slots.slot_bytes / 2**20:.1f} MiB that were allocated for one; build the "
-                "loader with the largest batch_size that its sampler gives, and max_image_size"
-            )
+            raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
         # One slot is with the user; the others are under way.
         ahead = settings.depth(max(1, self.slots.slots - 1))
         rows = rows_per_piece(batch.rows, settings.workers, row_ns, ahead, settings.piece_ns)
@@ -182,6 +179,23 @@ class BatchTasks:
     def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
         """All of it, or nothing: who collates wants every sample."""
         return [] if hopeless else [span]
+
+
+def _indexed(batch: Batch) -> Batch:
+    """A batch whose keys are used as indices of a list, as True and False can be.
+
+    Raises:
+        UsageError: they are no indices.
+    """
+    try:
+        samples = np.array([operator.index(key) for key in cast(Any, batch.keys)], np.int64)
+    except TypeError as error:
+        raise UsageError(
+            f"the sampler gave {batch.keys!r} for a batch (epoch {batch.epoch}, step "
+            f"{batch.step}), and this dataset has samples by whole numbers; let the sampler "
+            "give indices"
+        ) from error
+    return replace(batch, samples=samples)
 
 
 def _mapped(fd: int) -> Memfd:

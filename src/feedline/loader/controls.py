@@ -127,8 +127,8 @@ class Controls(LiveControls):
             size: side of the images; None follows the schedule again.
 
         Raises:
-            UsageError: larger than the memory that was allocated allows, or nothing in the dataset
-                can be made at a size.
+            UsageError: larger than `max_image_size`, or nothing in the dataset can be made at a
+                size.
         """
         self._session.ensure_usable()
         if size is not None:
@@ -148,7 +148,7 @@ class Controls(LiveControls):
 
         Raises:
             StateError: the state is of another dataset, seed, order, sampler or schedule.
-            UsageError: there is no memory for the state's image size.
+            UsageError: the state's image size is above `max_image_size`.
         """
         self._session.ensure_usable()
         self._adopt_before_epoch()

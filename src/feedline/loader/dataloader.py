@@ -97,9 +97,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         image_size: side of the images in pixels, without a schedule. feedline's own sources need
             one of the two; a recognised torchvision pipeline follows it, any other Dataset asks
             `feedline.image_size()` for it.
-        max_image_size: the largest that `set_image_size` may ask for, as memory for batches is
-            allocated once; None allows up to the largest of the schedule's sizes at which its
-            largest batch fits the memory that the schedule itself needs.
+        max_image_size: the largest that `set_image_size` may set; memory for it is allocated when
+            the workers start. None: any size. When a batch needs more memory than any before it,
+            new workers start with more, and batches stay the same.
         prefetch: batches of rows that are made ahead, of feedline's own sources and of recognised
             pipelines; None for 3. One more is allocated. Whole batches see `prefetch_factor`.
         piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None

@@ -64,8 +64,8 @@ class Decision:
         fast: steps of a recognised pipeline that feedline's own code stands for, as words.
         unchanged: its steps that run as they are, as words.
         reasons: why no more was recognised, sentences.
-        max_image_size: the largest size in pixels that there is memory for; None for any.
-        slot_bytes: memory of a batch of rows; 0 for any other kind.
+        max_image_size: the largest size in pixels that may be set; None for any.
+        slot_bytes: memory of a batch of rows, as long as no larger one comes; 0 for any other kind.
         on_device: what becomes of batches of rows on the loader's device; None: they come as the
             workers made them, on the CPU.
         runs_user_code: code of the user's runs in the workers.
@@ -124,8 +124,8 @@ class Decision:
             self.samples.level_at(size)
         if self.max_image_size is not None and size > self.max_image_size:
             raise UsageError(
-                f"{what} {size} is above {self.max_image_size}, for which memory was allocated; "
-                f"build the loader with max_image_size={size}"
+                f"{what} {size} is above max_image_size={self.max_image_size}; build the loader "
+                f"with max_image_size={size}, or without one"
             )
 
     def __str__(self) -> str:
@@ -297,19 +297,16 @@ def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]
         (settings.collate_fn is not default_collate, "Your collate_fn wants single samples."),
         (not settings.in_order, "Rows come in order, and in_order=False was asked for."),
         (not settings.batched, "There are no batches: batch_size is None."),
-        (settings.max_rows == 0, "Batch size unknown: give the batch sampler a batch_size."),
         (settings.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
     ]
 
 
 def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision:
-    """Rows of a known size, with the memory that they need."""
-    if not settings.max_rows:
+    """Rows, with the memory that they need as far as it is known."""
+    if not settings.batched:
         raise UsageError(
-            f"how many rows will a batch of {type(settings.dataset).__name__} have? Memory for "
-            "batches is allocated once, and neither batch_size nor the batch_sampler says: give "
-            "the batch sampler an attribute batch_size, of its largest batch; for single samples "
-            "pass batch_size=1"
+            f"batch_size=None asks for single samples, and {type(settings.dataset).__name__} makes "
+            "batches; pass batch_size=1"
         )
     asked, phases = settings.asked, settings.asked.phases.phases
     if any(phase.strength != 1 for phase in phases) and not getattr(source, "uses_strength", True):
@@ -318,7 +315,8 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
             "changes with it; leave it out, or use feedline.augmentation_strength() in a step"
         )
     batches = [
-        (phase.size or source.image_size, phase.batch_size or settings.max_rows) for phase in phases
+        (phase.size or source.image_size, phase.batch_size or settings.max_rows or 1)
+        for phase in phases
     ]
     slot_bytes, largest = slot_size(source, batches, asked.max_image_size)
     identity: Callable[[], str] | None = getattr(source, "transform_identity", None)

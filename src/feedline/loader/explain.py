@@ -82,7 +82,8 @@ def _schedule(settings: Settings) -> str:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
         length = "epochs without end" if asked.schedule is None else f"{phase.epochs} {epochs}"
         size = f"{phase.size} px" if phase.size else "the dataset's own size"
-        said.append(f"{length} at {size}, batch {phase.batch_size or settings.batch_size}")
+        rows = phase.batch_size or settings.batch_size or "as the batch sampler makes it"
+        said.append(f"{length} at {size}, batch {rows}")
     return ", then ".join(said)
 
 
@@ -142,7 +143,8 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
 def _memory(settings: Settings, decision: Decision, used: int) -> str:
     slots = slots_for(settings.asked.prefetch)
     if decision.rows is not None:
-        return f"{slots * decision.slot_bytes / 2**20:.0f} MiB in {slots} batches"
+        nbytes = used or slots * decision.slot_bytes
+        return f"{nbytes / 2**20:.0f} MiB in {slots} batches; more if a larger batch comes"
     return f"{used / 2**20:.0f} MiB by now" if used else ""
 
 

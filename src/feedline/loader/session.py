@@ -18,8 +18,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from feedline.engine.layout import PAGE_BYTES, align
+from feedline.engine.slots import SlotTooSmall
 from feedline.errors import ClosedError
 from feedline.loader.adapting import Adapting
 from feedline.loader.backends.backend import IDLE, Backend, Skipped
@@ -48,6 +51,8 @@ from feedline.trace.stage_page import Spent
 
 __all__ = ["Session"]
 
+_HEADROOM = 4  # slots grow by a quarter at least
+
 _log = logging.getLogger("feedline")
 
 
@@ -67,6 +72,7 @@ class Session:
         self.backend: Backend = IDLE
         self._current_decision = CurrentDecision()
         self._at_work: Decision | None = None  # with which the backend was built
+        self._slot_bytes = 0  # of rows, once a batch needed more than the decision foresaw
         self._ended = EndedWorkers()
         self._owner, self._closed = os.getpid(), False
         self._inherited: list[object] = []  # of the process that this one was forked from
@@ -141,7 +147,11 @@ class Session:
             adapting.follow()
             asked_ns = time.monotonic_ns()
         try:
-            batch = self.backend.next()
+            try:
+                batch = self.backend.next()
+            except SlotTooSmall as error:
+                self._enlarge(error.nbytes)
+                batch = self.backend.next()
         except Exception:  # which stands for a batch, or for the end
             self.given = True
             raise
@@ -168,7 +178,8 @@ class Session:
         self._current, self.given = None, False
 
     def _start(self, decision: Decision) -> None:
-        self._at_work = decision
+        if decision is not self._at_work:
+            self._at_work, self._slot_bytes = decision, decision.slot_bytes
         if not self._said_kept and is_kept_by_schedule(self.settings, decision):
             self._said_kept = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
@@ -177,9 +188,45 @@ class Session:
             self.cursor.endless = self._lives_on
         self.filling.start(decision.to_fill)
         if not isinstance(self.cursor, TorchBackend):
-            self.backend = build(decision, self.settings, self.cursor, self.timing)
+            self.backend = self._built(decision, self.settings, self.cursor)
         else:
             self.backend = self.cursor
+
+    def _built(self, decision: Decision, settings: Settings, cursor: BatchCursor) -> Backend:
+        if self._slot_bytes > decision.slot_bytes:
+            decision = replace(decision, slot_bytes=self._slot_bytes)
+        return build(decision, settings, cursor, self.timing)
+
+    def _enlarge(self, nbytes: int) -> None:
+        """Go on at the cursor with slots for larger batches, and with workers of their own.
+
+        Raises:
+            ResourceError: the machine has not that much memory.
+        """
+        assert self._at_work is not None
+        assert not isinstance(self.cursor, TorchBackend)
+        old, live, before = self.backend, self.backend.live, self._slot_bytes
+        assert live is not None, "slots of rows belong to workers"
+        # Batches that grow a little each time must not have new workers each time.
+        self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
+        settings = replace(
+            self.settings, workers=live.workers, prefetch=live.prefetch, piece_ns=live.piece_ns
+        )
+        try:
+            # Before the old ones end, as the last crew of a fork server takes that with it.
+            self.backend = self._built(self._at_work, settings, self.cursor)
+        except BaseException:
+            self._slot_bytes = before
+            raise
+        _log.info(
+            "memory for a batch grew from %.1f to %.1f MiB, as one needs %.1f; set max_image_size "
+            "and the batch sampler's batch_size to the largest, to allocate it at the start",
+            *(size / 2**20 for size in (before, self._slot_bytes, nbytes)),
+        )
+        self._ended.add(old)
+        old.close()
+        if self.adapting is not None:
+            self.adapting.paused()
 
     def kept_iterator(self, loader: object) -> Iteration | None:
         """The latest iteration, also after its end while its workers live on; else None."""
@@ -295,7 +342,7 @@ class Session:
 
         Raises:
             StateError: it does not fit.
-            UsageError: there is no memory for its image size.
+            UsageError: its image size is above `max_image_size`.
         """
         check_state(state)
         before, self.filling = self.filling, self.filling.after(state)

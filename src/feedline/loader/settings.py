@@ -48,7 +48,7 @@ class Asked:
         weights: by which samples are drawn; None for any other order.
         adapts: the number of workers was left to the loader, and changes while it works.
         prefetch: batches of rows that there is memory for, besides one that is read.
-        max_image_size: the largest size that may be asked for later; None: see `slot_size`.
+        max_image_size: the largest size that may be set later; None for any.
         device: with its index; None for batches as the workers make them.
         on_device: what becomes of batches of feedline's own sources on a device; None without one,
             and for other datasets, whose transform says it.

@@ -1,0 +1,208 @@
+"""Batches of rows that are larger than any before them: more rows, or larger images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
+
+from feedline import DataLoader
+from feedline.errors import ResourceError, UsageError
+from loader_reading import read
+from processes import eventually, newcomers, own_family, whole_crew
+from sets import Made
+from slow import slow
+from sources import Rows
+
+SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
+
+
+class Uneven:
+    """Batches of several sizes; says of their size what it is told to."""
+
+    def __init__(self, length: int, sizes: list[int] = SIZES, **attributes: object) -> None:
+        self.length, self.sizes = length, sizes
+        self.__dict__.update(attributes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = 0
+        for size in self.sizes:
+            yield [number % self.length for number in range(start, start + size)]
+            start += size
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def number(index: int) -> torch.Tensor:
+    return torch.tensor(index)
+
+
+def folder(root: Path) -> Any:
+    return ImageFolder(root, Compose([Resize(24), CenterCrop(24), ToTensor()]))
+
+
+def labels(batches: Any) -> list[list[int]]:
+    return [torch.as_tensor(batch[1]).tolist() for batch in batches]
+
+
+def collated(samples: list[Any]) -> Any:
+    return len(samples), torch.tensor([label for _, label in samples])
+
+
+ATTRIBUTES: list[dict[str, Any]] = [
+    {},
+    {"batch_size": None},
+    {"batch_size": 2},
+    {"batch_size": np.int64(3)},
+    {"batch_size": "many"},
+]
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_may_have_any_size_whatever_the_batch_sampler_says_of_it(
+    attributes: dict[str, Any], workers: int, jpeg_folder: Path
+) -> None:
+    data = folder(jpeg_folder)
+    batches = Uneven(len(data), **attributes)
+    expected = list(TorchDataLoader(data, batch_sampler=batches))
+    with DataLoader(data, batch_sampler=batches, num_workers=workers) as loader:
+        assert "engine      rows" in loader.explain()
+        for _ in range(2):
+            found = list(loader)
+            assert labels(found) == labels(expected)
+            for mine, theirs in zip(found, expected, strict=True):
+                assert (mine[0] - theirs[0]).abs().mean() < 0.5 / 255
+        assert loader.worker_deaths == []
+    with DataLoader(Rows(50), image_size=4, batch_sampler=batches, num_workers=workers) as loader:
+        assert labels(loader) == list(Uneven(50))
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES[:3], ids=str)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whole_batches_may_have_any_size(
+    attributes: dict[str, Any], workers: int, jpeg_folder: Path
+) -> None:
+    data = folder(jpeg_folder)
+    batches = Uneven(len(data), **attributes)
+    options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
+    expected = labels(TorchDataLoader(data, batch_sampler=batches))
+    with DataLoader(data, collate_fn=collated, **options) as loader:
+        assert "engine      samples" in loader.explain()
+        assert labels(loader) == expected
+    with DataLoader(Made(len(data), number), **options) as loader:
+        assert [batch.tolist() for batch in loader] == list(batches)
+
+
+@pytest.mark.parametrize("start", ["forkserver", *slow("fork", "spawn")])
+def test_batches_kept_by_the_user_and_states_outlive_larger_slots(start: str) -> None:
+    before = own_family()
+    options: dict[str, Any] = {"image_size": 4, "seed": 3, "num_workers": 1}
+    largest = Uneven(50, batch_size=31)
+    with DataLoader(Rows(50), batch_sampler=largest, **options) as ample:
+        expected = read(ample)
+    options["start_method"] = start
+    with DataLoader(Rows(50), batch_sampler=Uneven(50), **options) as loader:
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(5)]
+        state = loader.state_dict()
+        kept += list(batches)
+        assert read(kept) == expected
+    with DataLoader(Rows(50), batch_sampler=Uneven(50), **options) as loader:
+        loader.load_state_dict(state)
+        assert read(loader) == expected[5:]
+    assert read(kept) == expected
+    assert eventually(lambda: not newcomers(before))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_image_size_can_be_set_and_the_memory_is_reported(workers: int) -> None:
+    def memory_line(loader: DataLoader[Any]) -> str:
+        return next(line for line in loader.explain().splitlines() if line.startswith("memory"))
+
+    with DataLoader(Rows(24), 8, image_size=64, num_workers=workers) as loader:
+        reported = [(loader.memory_bytes, memory_line(loader))]
+        for size in (32, 64, 200, 400, 16):
+            loader.set_image_size(size)
+            assert {batch.side for batch in read(loader)} == {size}
+            reported.append((loader.memory_bytes, memory_line(loader)))
+        for nbytes, line in reported:
+            assert f" {nbytes / 2**20:.0f} MiB in 4 batches" in line
+        amounts = [nbytes for nbytes, _ in reported]
+        assert amounts[0] == amounts[1] == amounts[2]
+        assert amounts == sorted(amounts)
+        most = 4 * 8 * (400 * 400 * 3 + 8)
+        assert most <= amounts[-1] <= 1.3 * most
+        assert loader.worker_deaths == []
+
+
+def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_settings() -> None:
+    with DataLoader(Rows(32), 4, image_size=8, num_workers=1, prefetch=2) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].shape[-1] == 8
+        loader.num_workers, loader.prefetch = 2, 1
+        loader.set_image_size(64)
+        rest = read(batches)
+        assert [batch.side for batch in rest] == [64] * 7
+        assert [label for batch in rest for label in batch.labels] == list(range(4, 32))
+        assert len(whole_crew(loader, 2)) == 2
+        assert (loader.num_workers, loader.prefetch) == (2, 1)
+
+
+def test_a_size_for_which_the_machine_has_no_memory_is_refused_and_smaller_ones_go_on() -> None:
+    with DataLoader(Rows(60000), 30000, image_size=1, num_workers=0) as loader:
+        loader.set_image_size(16384)  # terabytes
+        batches = iter(loader)
+        with pytest.raises(ResourceError):
+            next(batches)
+        loader.set_image_size(2)
+        assert next(batches)[0].shape == (30000, 3, 2, 2)
+
+
+def test_a_max_image_size_remains_a_limit() -> None:
+    with DataLoader(Rows(8), 4, image_size=8, max_image_size=16, num_workers=0) as loader:
+        loader.set_image_size(16)
+        with pytest.raises(UsageError, match="max_image_size=16"):
+            loader.set_image_size(17)
+
+
+class Listed(Dataset[Any]):
+    def __init__(self) -> None:
+        self.samples = list(range(10, 20))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return 0, self.samples[index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_true_and_false_are_the_indices_1_and_0(workers: int, jpeg_folder: Path) -> None:
+    batches = [[True, False], [3, True], [False, False, True]]
+    data = folder(jpeg_folder)
+    for dataset in (data, Listed()):
+        options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
+        expected = labels(TorchDataLoader(dataset, batch_sampler=batches))
+        with DataLoader(dataset, **options) as loader:
+            assert labels(loader) == expected
+    with DataLoader(Rows(8), image_size=4, **options) as loader:
+        assert labels(loader) == [[1, 0], [3, 1], [0, 0, 1]]
+
+
+def test_numpys_booleans_are_no_indices_of_a_folder_as_with_torch(jpeg_folder: Path) -> None:
+    batches = [[np.bool_(True), np.bool_(False)]]
+    data = folder(jpeg_folder)
+    with pytest.raises(TypeError):
+        list(TorchDataLoader(data, batch_sampler=batches))
+    with DataLoader(data, batch_sampler=batches) as loader, pytest.raises(UsageError):
+        list(loader)
