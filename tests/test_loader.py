@@ -197,7 +197,7 @@ def test_without_a_max_image_size_any_size_may_be_set() -> None:
     assert loader.max_image_size is None
     for size in (3, 40):
         loader.set_image_size(size)
-        assert next(iter(loader))[0].shape == (9, 3, size, size)
+        assert next(iter(loader))[0].shape[1:] == (3, size, size)
 
 
 @pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
