@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,44 @@ def test_arrow_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "train"):
         with pytest.raises(DatasetError, match=r"save_to_disk.*to_parquet\(\.\.\.\), or pass the"):
             open_source(path)
+
+
+def split(root: Path) -> Path:
+    for name in ("train", "val"):
+        write_images(root / name)
+    return root
+
+
+def test_train_and_val_are_not_taken_for_classes(tmp_path: Path) -> None:
+    root = split(tmp_path / "data")
+    for named in (root, root.as_uri()):
+        with pytest.raises(UsageError, match=r"/data/train' or .*/data/val'"):
+            open_source(named)
+    for open_it in (ImageFolder, lambda where: ImageFolder(zipped(where))):
+        with pytest.warns(UserWarning, match=r"/train' or .*/val'"):
+            both = open_it(root)
+        assert both.classes == ["train", "val"]
+
+
+def zipped(root: Path) -> str:
+    return shutil.make_archive(str(root), "zip", root)
+
+
+def test_shards_of_train_and_val_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "000.tar").touch()
+    with pytest.raises(UsageError, match=r"/train' or .*/val'"):
+        open_source(tmp_path)
+
+
+def test_classes_that_are_called_as_splits_are_classes(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "photos")
+    for old, new in zip(
+        sorted(each for each in root.iterdir() if each.is_dir()), ("train", "val"), strict=False
+    ):
+        old.rename(root / new)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {"train", "val"} <= set(ImageFolder(root).classes)
+    assert {"train", "val"} <= set(open_source(root).classes)

@@ -43,7 +43,8 @@ def statuses(out: str) -> dict[str, str]:
 def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: Path) -> None:
     target = tmp_path / "doctor.json"
     ended = run(tiny_set, "--json", target, PYTHONIOENCODING="utf-8")
-    assert ended.err == ""
+    (note,) = ended.err.splitlines()
+    assert str(tiny_set / "train") in note
     words = statuses(ended.out)
     assert list(words) == list(CHECK_IDS)
     signs = {found[1] for found in map(LINE.fullmatch, ended.out.splitlines()) if found}
@@ -53,7 +54,7 @@ def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: P
     assert words == {
         check["id"]: said.get(check["status"], check["status"]) for check in written["checks"]
     }
-    assert written["folder"] == str(tiny_set)
+    assert written["folder"] == str(tiny_set / "train")
     assert {"num_workers", "prefetch"} <= {each["name"] for each in written["settings"]}
     faults = {check["id"] for check in written["checks"] if check["status"] in ("warn", "fail")}
     assert ended.status == bool(faults)

@@ -51,6 +51,17 @@ def test_a_class_called_train_is_a_class_where_it_holds_no_folders(tmp_path: Pat
     assert splits.train == tmp_path
 
 
+def test_a_class_called_train_with_folders_in_it_is_a_class_among_others(tmp_path: Path) -> None:
+    splits = find_splits(make(tmp_path, "bus/red", "train/steam", "train/diesel", "test"))
+    assert splits.train == tmp_path
+
+
+def test_what_can_be_no_class_does_not_hide_train(tmp_path: Path) -> None:
+    make(tmp_path, "train/ant", "annotations", ".git/objects")
+    (tmp_path / "annotations" / "all.xml").touch()
+    assert find_splits(tmp_path).train == tmp_path / "train"
+
+
 def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
     make(tmp_path, "set/train/ant", "set/val/ant", "mine/ant")
     splits = find_splits(tmp_path / "set", val=tmp_path / "mine")

@@ -18,7 +18,7 @@ from feedline.cache.build_plan import divide, estimate, levels_of
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import finish_addition
 from feedline.cache.makers import Makers, open_makers
-from feedline.cache.open_source import open_source
+from feedline.cache.open_source import source_of_cache
 from feedline.cache.records import unit_matches
 from feedline.cache.samples import difference_made, first_difference
 from feedline.cache.settings import Settings, Spec
@@ -91,7 +91,7 @@ def _add(
             )
         shutil.rmtree(spec.unfinished)  # stopped when the level was complete
         return manifest
-    images = _source(where, manifest, source)
+    images = source_of_cache(where, manifest, source)
     index = CacheIndex(where, manifest)
     _refuse(where, manifest, images, first_difference(images, manifest, index))
     with unfinished_work(spec):
@@ -116,25 +116,6 @@ def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Le
             "have none; leave it out"
         )
     return levels_of((size,), quality=95 if quality is None else quality, raw=has is None)[0]
-
-
-def _source(where: str, manifest: Manifest, given: Any) -> Source:
-    """What the cache was made of."""
-    if given is not None:
-        return open_source(given)
-    kind, path = manifest.source
-    if kind == "dataset":
-        raise UsageError(
-            f"the cache {where!r} was made of a Dataset, {path}, which has no path: pass it as "
-            "`source`"
-        )
-    try:
-        return open_source(path)
-    except DatasetError as error:
-        raise DatasetError(
-            f"the cache {where!r} was made of {path!r}: {error}. If it has moved, name where it is "
-            "now: `source`, --source"
-        ) from error
 
 
 def _refuse(where: str, manifest: Manifest, source: Source, difference: str) -> None:

@@ -26,18 +26,19 @@ from feedline.images.image_list import ImageList
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.folder import RemoteFolder
 from feedline.remote.image_files import RemoteImages
-from feedline.stores.cache_layout import MANIFEST
+from feedline.stores.cache_layout import MANIFEST, Manifest
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.stores.splits import split_hint, splits_below, splits_in
 from feedline.system import slashed
 
-__all__ = ["open_source"]
+__all__ = ["open_source", "source_of_cache", "source_splits"]
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-def open_source(given: Any) -> Source:
+def open_source(given: Any, *, check_splits: bool = True) -> Source:
     """A source of what a user names.
 
     Args:
@@ -45,11 +46,16 @@ def open_source(given: Any) -> Source:
             folders; one with tar shards of WebDataset or with Parquet files, at any depth; one such
             file, or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder` or
             `ImageList`, or a map-style Dataset of (image, label).
+        check_splits: refuse a folder with train/ and val/ below; if False, they are two classes.
 
     Raises:
         DatasetError: it holds nothing that is known, or something that is damaged or out of reach.
-        UsageError: it is neither, or a package that reads it is missing.
+        UsageError: it is neither, it holds train/ and val/ instead of classes, or a package that
+            reads it is missing.
     """
+    if check_splits and isinstance(given, str | os.PathLike) and (splits := source_splits(given)):
+        named = os.fspath(given)
+        raise UsageError(split_hint(shown(named) if is_url(named) else named, splits))
     if isinstance(given, (ImageFolder, ImageList)) and isinstance(given.store, RemoteImages):
         kind = "folder" if isinstance(given, ImageFolder) else "files"
         images = given.store.without_repeats()
@@ -80,6 +86,52 @@ def open_source(given: Any) -> Source:
         "a cache is made of a path (a folder of class folders, tar shards of WebDataset, Parquet "
         f"files) or of a map-style Dataset of (image, label), got {type(given).__name__}"
     )
+
+
+def source_of_cache(where: str, manifest: Manifest, given: Any) -> Source:
+    """Open the source of a cache.
+
+    Args:
+        where: the cache's folder.
+        manifest: says what it was made of.
+        given: the source, if the user names one, as `open_source` takes it.
+
+    Raises:
+        DatasetError: it is gone.
+        UsageError: it has no path, and none was given.
+    """
+    if given is not None:
+        return open_source(given)
+    kind, path = manifest.source
+    if kind == "dataset":
+        raise UsageError(
+            f"the cache {where!r} was made of a Dataset, {path}, which has no path: pass it as "
+            "`source`"
+        )
+    try:
+        return open_source(path, check_splits=False)
+    except DatasetError as error:
+        raise DatasetError(
+            f"the cache {where!r} was made of {path!r}: {error}. If it has moved, name where it is "
+            "now: `source`, --source"
+        ) from error
+
+
+def source_splits(given: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the split folders in a folder, "train" first; [] if there are none.
+
+    Args:
+        given: a path, or a URL.
+
+    Raises:
+        DatasetError: a store is out of reach.
+    """
+    if not is_url(given):
+        return splits_below(os.path.expanduser(given))
+    there = RemoteFolder(os.fspath(given))
+    if _kind(there.url) or glob.has_magic(there.url):
+        return []
+    return splits_in(there.listed()[0], there.listed)
 
 
 def _check_no_cache(where: str, *, is_cache: bool) -> None:

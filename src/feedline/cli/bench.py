@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.output import JsonFile, write_json
+from feedline.cli.train_folder import note_train_folder
 from feedline.cli.workers import Workers, worker_setting
 
 __all__ = ["bench"]
@@ -50,8 +51,10 @@ def bench(
     from feedline.bench.settings import Settings
     from feedline.train.splits import find_splits
 
+    images = find_splits(folder).train
+    note_train_folder(folder, images)
     settings = Settings(
-        folder=find_splits(folder).train,
+        folder=images,
         size_px=size,
         batch_size=batch_size,
         workers=worker_setting(workers),

@@ -6,6 +6,7 @@ Imports torch only when a command runs.
 from __future__ import annotations
 
 import functools
+import shlex
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -18,6 +19,7 @@ from rich.filesize import decimal
 from feedline.cli.cache_described import described
 from feedline.cli.output import JsonFile, complain, write_json
 from feedline.cli.sizes import level_sizes
+from feedline.cli.train_folder import train_folder
 from feedline.cli.workers import Workers, worker_setting
 
 if TYPE_CHECKING:
@@ -40,7 +42,11 @@ Ray = Annotated[
 
 def build(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Class folders with images, tars, or Parquet.")
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="Class folders with images, or train/ with those; tars, or Parquet.",
+        ),
     ],
     root: Annotated[str, typer.Argument(metavar="DST", help="The cache's folder.")],
     sizes: Annotated[
@@ -71,10 +77,11 @@ def build(
     """
     wanted = level_sizes(sizes)
     from feedline.cache.build import build_cache  # loads torch
+    from feedline.cache.open_source import source_splits
 
     make = functools.partial(
         build_cache,
-        source,
+        train_folder(source, source_splits(source)),
         root,
         wanted,
         format=format.value,
@@ -107,7 +114,10 @@ def add(
     Example: feedline cache add-size demo-cache 160
     """
     from feedline.cache.add_size import add_size  # loads torch
+    from feedline.cache.open_source import source_splits
 
+    if source is not None:
+        source = train_folder(source, source_splits(source))
     make = functools.partial(add_size, root, size, source=source, quality=quality)
     _make(make, root, workers, ray, json)
 
@@ -137,7 +147,10 @@ def _make(
     if progress.made:
         typer.echo(f"made {progress.made} images in {seconds:.1f} s, {rate:.0f} images/s")
     else:
-        typer.echo("all of it was there already")
+        typer.echo(
+            "all of it was there already, by the names and sizes of its files; "
+            f"`feedline cache verify {shlex.quote(str(root))}` checks every copy"
+        )
     if manifest.skipped:
         _, name, why = manifest.skipped[0]
         typer.echo(f"broken images left out: {len(manifest.skipped)}; the first, {name}: {why}")

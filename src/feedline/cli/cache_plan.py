@@ -12,6 +12,7 @@ import typer
 
 from feedline.cli.output import JsonFile, write_json
 from feedline.cli.sizes import byte_size, level_sizes
+from feedline.cli.train_folder import train_folder
 from feedline.cli.workers import Workers, worker_setting
 
 __all__ = ["plan"]
@@ -21,7 +22,11 @@ Crop = Enum("Crop", {"train": "train", "eval": "eval"})
 
 def plan(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Class folders with images, tars, or Parquet.")
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="Class folders with images, or train/ with those; tars, or Parquet.",
+        ),
     ],
     schedule: Annotated[
         str,
@@ -72,10 +77,12 @@ def plan(
 
     from feedline.bench.plan_cache import plan_cache  # loads torch
     from feedline.bench.plan_table import plan_table
+    from feedline.cache.open_source import source_splits
     from feedline.cli.bench_progress import BenchProgress
     from feedline.cli.progress import progress_bar
     from feedline.images.crops import EvalCrop, TrainCrop
 
+    source = train_folder(source, source_splits(source))
     with progress_bar(TimeElapsedColumn(), auto_refresh=False) as bar:
         found = plan_cache(
             source,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedline.cli.output import JsonFile, write_json
+from feedline.cli.train_folder import train_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,9 @@ _WORD_WIDTH = max(len(word) for _, _, word, _ in _MARKS.values())
 def doctor(
     folder: Annotated[
         str | None,
-        typer.Argument(metavar="DIR", help="The folder of your images, or of a cache."),
+        typer.Argument(
+            metavar="DIR", help="The folder of your images, or train/ with those, or a cache."
+        ),
     ] = None,
     measure: Annotated[
         bool,
@@ -62,11 +65,17 @@ def doctor(
     from feedline import __version__
     from feedline.doctor.check import found_fault
     from feedline.doctor.examine import CHECK_IDS, examine
+    from feedline.doctor.guarded import within
+    from feedline.stores.splits import splits_below
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be in no encoding's reach
         sys.stdout.reconfigure(errors="backslashreplace")
     console = Console(highlight=False, markup=False, soft_wrap=True, emoji=False)
     width = max(map(len, CHECK_IDS))
+    if folder is not None:
+        named, splits = folder, list[str]()  # empty if the disk does not answer in time
+        within(lambda: splits.extend(splits_below(named)))
+        folder = train_folder(named, splits)
     found = examine(folder, measure=measure, tell=lambda check: _say(console, check, width))
     seconds = time.monotonic() - started
     console.print()

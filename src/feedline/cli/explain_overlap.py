@@ -14,6 +14,7 @@ import typer
 
 from feedline.cli.output import JsonFile, SvgFile, write_json, write_text
 from feedline.cli.screen import columns, say
+from feedline.cli.train_folder import note_train_folder
 from feedline.cli.workers import Workers, worker_setting
 from feedline.errors import UsageError
 
@@ -27,7 +28,8 @@ def explain_overlap(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Class folders with images. [dim]Default: made-up ones.[/dim]",
+            help="Class folders with images, or train/ with those. "
+            "[dim]Default: made-up ones.[/dim]",
         ),
     ] = None,
     size: Annotated[int, typer.Option(help="Side of the batches' images in pixels.")] = 224,
@@ -89,7 +91,10 @@ def explain_overlap(
             write_demo_set(root, demo, progress=lambda done, _: bar.advance(done))
         else:
             root = folder
-        images = ImageFolder(find_splits(root).train)
+        used = find_splits(root).train
+        if folder is not None:
+            note_train_folder(folder, used)
+        images = ImageFolder(used)
         found = measure_overlap(images, settings, bar)
     say(overlap_view(found, glyphs_for(sys.stdout), columns()))
     if svg is not None:

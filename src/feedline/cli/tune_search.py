@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.cli.batch_sizes import Batches, batches
+from feedline.cli.train_folder import note_train_folder
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
@@ -55,6 +56,7 @@ def of_folder(
         UsageError: one of them cannot be used.
     """
     root = folder if is_cache(str(folder)) else find_splits(folder).train
+    note_train_folder(folder, root)
     own_step = model is not None and is_function_name(model)
     if device != "auto" and (model is None or own_step):
         raise UsageError(

@@ -9,6 +9,7 @@ Relies on: `index` for which files, `rows` and `file_store` for the rest.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.file_store import FileStore, files_of
 from feedline.stores.index import FolderIndex, checked_endings, scan_folder
+from feedline.stores.splits import split_hint, splits_of
 
 __all__ = ["ImageFolder"]
 
@@ -118,6 +120,8 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             store = ArchiveStore(*archive, archive_index(*archive, endings))
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
+        if not isinstance(store, CacheStore) and (splits := splits_of(store.paths)):
+            warnings.warn(split_hint(self.root, splits), stacklevel=2)
         # Copies in a cache stand as they should.
         turn = bool(exif) and not isinstance(store, CacheStore)
         super().__init__(store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels)

@@ -45,7 +45,7 @@ def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders
         DatasetError: it cannot be listed, has no class folders or has empty ones.
     """
     where = str(there)
-    _, folders, files = next(there.walk(), ("", [], []))
+    folders, files = there.listed()
     quoted = there.url.partition("://")[0] in ("http", "https")
     named = sorted((unquote(name) if quoted else name, name) for name in folders)
     classes, folders = [name for name, _ in named], [folder for _, folder in named]

@@ -108,6 +108,11 @@ class RemoteFolder:
             if len(path) > start and not path.endswith("/")  # what stands for a folder
         }
 
+    def listed(self, below: str = "") -> tuple[list[str], list[str]]:
+        """The names of the folders and files in a folder; "" is this one."""
+        _, folders, files = next(self.walk(below), ("", [], []))
+        return folders, files
+
     def walk(self, below: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
         """As os.walk gives folders, and the names of folders and files in them; "" is this one.
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from feedline.errors import DatasetError
 from feedline.remote.open_location import was_url
+from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
 
 __all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map", "val_folder"]
-
-VAL_NAMES = ("val", "valid", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +71,8 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
             "class"
         )
 
-    # A class may be called "train" or "test", but its folder then holds images, not folders.
     beside = [root / name for name in VAL_NAMES if _holds_folders(root / name)]
-    if _holds_folders(root / "train"):
+    if TRAIN_NAME in splits_below(root) and _holds_folders(root / TRAIN_NAME):
         named = ", ".join(f"{name}/" for name in VAL_NAMES)
         if val is None and not beside:
             note = f"no validation: found none of {named} beside {root / 'train'}; --val names one"
