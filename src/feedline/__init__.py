@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feedline.bench.plan_cache import plan_cache
     from feedline.cache.build import build_cache
+    from feedline.cache.repair import repair_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
     from feedline.images.crops import EvalCrop, TrainCrop
@@ -53,6 +54,7 @@ __all__ = [
     "pair",
     "per_size",
     "plan_cache",
+    "repair_cache",
     "train_model",
     "tune",
     "views",
@@ -83,6 +85,7 @@ _HOMES = {
     "pair": "feedline.recognition.pair",
     "per_size": "feedline.request",
     "plan_cache": "feedline.bench.plan_cache",
+    "repair_cache": "feedline.cache.repair",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
     "views": "feedline.recognition.compiled",

@@ -42,7 +42,7 @@ def test_the_version_is_printed(feedline: Command) -> None:
         ("demo-data",),
         ("doctor",),
         ("cache",),
-        *(("cache", name) for name in ("build", "verify", "info", "add-size")),
+        *(("cache", name) for name in ("build", "verify", "repair", "info", "add-size")),
     ],
 )
 def test_every_help_text_has_an_example(feedline: Command, command: tuple[str, ...]) -> None:

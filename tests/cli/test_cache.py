@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,8 +63,25 @@ def test_build_says_what_it_will_make_and_what_it_has_made(
 
     again = feedline(*command)
     assert again.status == 0
-    assert again.out.splitlines()[1:] == ["all of it was there already"]
+    (said,) = again.out.splitlines()[1:]
+    assert said.startswith("all of it was there already")
+    assert f"feedline cache verify {root}" in said
     assert json.loads(target.read_text())["made"] == 0
+
+
+def test_a_cache_of_a_dataset_with_train_and_val_is_of_its_training_images(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    ended = feedline("cache", "build", tiny_set, root, "--sizes", "16", "--workers", 0)
+    assert ended.status == 0, ended
+    (line,) = ended.err.splitlines()
+    assert f"{tiny_set}/train" in line
+    manifest = read_manifest(str(root))
+    assert (manifest.samples, manifest.classes) == (16, ("dark", "light"))
+    assert manifest.source[1] == f"{tiny_set}/train"
+    again = feedline("cache", "add-size", root, 24, "--source", tiny_set, "--workers", 0)
+    assert again.status == 0, again
 
 
 def test_the_options_of_build_arrive(feedline: Command, photos: Path, tmp_path: Path) -> None:
@@ -167,6 +185,15 @@ def test_verify_lists_what_is_damaged_and_fails(
     assert sum(": sample " in line for line in ended.out.splitlines()) == 20
     assert "... and 4 more; --json FILE lists all" in ended.out
     assert len(json.loads(target.read_text())["damaged"]) == 24
+    hint = ended.out.splitlines()[-1]
+    assert hint.startswith("hint: feedline cache repair ")
+
+    ended = feedline(*shlex.split(hint)[2:], "--workers", 0, "--json", target)
+    assert ended.status == 0, ended
+    assert "repaired 24 damaged copies" in ended.out
+    assert len(json.loads(target.read_text())["damaged"]) == 24
+    assert feedline("cache", "verify", root).status == 0
+    assert "nothing is damaged" in feedline("cache", "repair", root, "--workers", 0).out
 
 
 def test_verify_counts_a_damaged_index_and_a_build_mends_it(
@@ -230,10 +257,10 @@ def test_verify_and_info_take_a_url(
     ended = feedline("cache", "verify", url, "--workers", 1)
     assert ended.status == 1
     assert f"{url}/16/000000.tar: sample 0" in ended.out
-    assert f"copy what is damaged to {url} once more" in ended.out
+    assert f"feedline cache repair {url}" in ended.out
 
 
-@pytest.mark.parametrize("command", ["verify", "info", "add-size"])
+@pytest.mark.parametrize("command", ["verify", "repair", "info", "add-size"])
 def test_what_is_no_cache_is_refused(
     feedline: Command, photos: Path, tmp_path: Path, command: str
 ) -> None:

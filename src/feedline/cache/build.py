@@ -13,24 +13,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
 from feedline.cache.destination import Destination, open_destination
-from feedline.cache.finish import finish
+from feedline.cache.finish import fingerprint_now, finish
 from feedline.cache.kept import Kept
 from feedline.cache.makers import Makers, open_makers
 from feedline.cache.open_source import open_source
-from feedline.cache.records import unit_matches, write_records
-from feedline.cache.settings import SETTINGS, Settings, Spec, levels_as_before
+from feedline.cache.records import record_name, unit_matches, write_records
+from feedline.cache.settings import SETTINGS, Settings, Spec, is_same_source, levels_as_before
 from feedline.cache.source import Source
 from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
+from feedline.cache.verify import damaged_units, file_damage
 from feedline.cache.whole_file import names_to_disk
 from feedline.errors import UsageError
 from feedline.stores.cache_index import index_damage
-from feedline.stores.cache_layout import MANIFEST, CacheFormat, Manifest, read_manifest
+from feedline.stores.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
 
@@ -107,7 +109,13 @@ def build_cache(
 
 
 def build(
-    source: Source, spec: Spec, makers: Makers, destination: Destination, progress: Report
+    source: Source,
+    spec: Spec,
+    makers: Makers,
+    destination: Destination,
+    progress: Report,
+    *,
+    keep_manifest: bool = False,
 ) -> Manifest:
     """Make a cache at a destination that is open, or go on with one; see `build_cache`.
 
@@ -117,33 +125,53 @@ def build(
         makers: who makes it.
         destination: where it goes.
         progress: called again and again, first when all is checked, before anything is made.
+        keep_manifest: the manifest of a finished cache stays until it is replaced at the end.
     """
     with unfinished_work(spec):
-        return _build(source, spec, makers, destination, progress)
+        return _build(source, spec, makers, destination, progress, keep_manifest)
 
 
 def _build(
-    source: Source, spec: Spec, makers: Makers, destination: Destination, progress: Report
+    source: Source,
+    spec: Spec,
+    makers: Makers,
+    destination: Destination,
+    progress: Report,
+    keep_manifest: bool,
 ) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
-    finished = _finished(source, spec)
+    finished = _finished(source, spec, destination)
     if finished is not None:  # what was stopped after the manifest was written may have left some
         (spec.unfinished / SETTINGS).unlink(missing_ok=True)
     each = finished.per_shard if finished else samples_per_shard(expected)
     settings = Settings.of(source, spec, each).agreed(spec)
+    if not is_same_source((settings.source, settings.where), source):
+        _warn(
+            destination,
+            f"{spec.root!r} holds an unfinished build of {settings.where!r}, and goes on with "
+            f"{source.where!r}: copies of images of the same name, label, size and time of change "
+            "are not made again",
+        )
     units = divide(len(source), settings.per_shard)
     # Of a damaged index nothing is taken over, which a new digest would make sound for ever.
     sound = finished is not None and not index_damage(spec.root, finished)
+    damaged: set[int] = set()
     if finished is not None and sound:
         write_records(spec, finished)
-    todo = [unit for unit in units if not unit_matches(source, spec, unit)]
+        damaged = damaged_units(spec.root, finished)
+    todo = [
+        unit for unit in units if unit.number in damaged or not unit_matches(source, spec, unit)
+    ]
     if finished is not None and sound and not todo and finished.samples_in_source == len(source):
         shutil.rmtree(spec.unfinished, ignore_errors=True)
         return finished
     check_room(spec, expected, todo, makers, destination)
     # From here on the folder is no cache until it is finished.
     names_to_disk(spec.root, [spec.unfinished / "settings.json"])
-    Path(spec.root, MANIFEST).unlink(missing_ok=True)
+    if damaged and finished is not None:
+        _note_damage(destination, spec, finished, damaged)
+    if not keep_manifest:
+        Path(spec.root, MANIFEST).unlink(missing_ok=True)
     kept = None
     if finished is not None and sound and destination.keeps and not makers.elsewhere:
         kept = Kept(spec.root, finished)  # without it, all of a unit is made anew, to the same
@@ -151,11 +179,55 @@ def _build(
     return finish(source, spec, units, settings.per_shard)
 
 
-def _finished(source: Source, spec: Spec) -> Manifest | None:
+def _warn(destination: Destination, text: str) -> None:
+    warnings.warn(text.replace(destination.root, destination.name), stacklevel=2)
+
+
+def _note_damage(
+    destination: Destination, spec: Spec, finished: Manifest, damaged: Collection[int]
+) -> None:
+    """Warn of files that are made again, and make way for them."""
+    _warn(
+        destination,
+        f"the cache {spec.root!r} is damaged: files of {len(damaged)} of its "
+        f"{len(finished.levels[0].shards)} shards are missing or have another size, and are made "
+        f"again. `feedline cache verify {spec.root}` checks all copies",
+    )
+    if spec.format == "lmdb":  # one that was cut short must not be written to
+        for unit in damaged:
+            Path(spec.root, record_name(spec, unit)).unlink(missing_ok=True)
+        for level in finished.levels:
+            if file_damage(spec.root, finished, level):
+                Path(spec.root, level.name, LMDB_FILE).unlink(missing_ok=True)
+
+
+def _check_source(source: Source, spec: Spec, finished: Manifest, destination: Destination) -> None:
+    """Refuse to replace a cache by one of another source; warn if the source has moved.
+
+    Raises:
+        UsageError: it is another one, with other images.
+    """
+    kind, where = finished.source
+    if is_same_source(finished.source, source):
+        return
+    if kind != source.kind or fingerprint_now(source, finished) != finished.fingerprint:
+        raise UsageError(
+            f"{spec.root!r} is a cache of {where!r} ({kind}), and {source.where!r} ({source.kind}) "
+            "has other images. Name another folder for its cache, or remove "
+            f"{spec.root!r} first"
+        )
+    _warn(
+        destination,
+        f"{spec.root!r} was made of {where!r}, and {source.where!r} has images of the same names "
+        "and labels: the cache is brought up to date with these",
+    )
+
+
+def _finished(source: Source, spec: Spec, destination: Destination) -> Manifest | None:
     """The manifest of a finished cache of the same settings that is there, if one is.
 
     Raises:
-        UsageError: it is of other settings.
+        UsageError: it is of other settings, or of another source.
     """
     if not os.path.exists(os.path.join(spec.root, MANIFEST)):
         return None
@@ -169,4 +241,5 @@ def _finished(source: Source, spec: Spec) -> Manifest | None:
             f"{', upright' * spec.exif} was asked for; add a level with `feedline cache add-size`, "
             "leave the quality out to keep those that are there, or name another folder"
         )
+    _check_source(source, spec, found, destination)
     return found

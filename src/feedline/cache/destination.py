@@ -36,6 +36,11 @@ class Destination(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """What the user calls it: a path or a URL."""
+        ...
+
+    @property
     def keeps(self) -> bool:
         """Whether all that is made stays in that folder."""
         ...
@@ -85,7 +90,7 @@ class _Folder:
     keeps = True
 
     def __init__(self, root: str, token: str) -> None:
-        self.root = root
+        self.root = self.name = root
         self._token = token
 
     def check_free(self, source: Source, format: str) -> None:

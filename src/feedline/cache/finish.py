@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from feedline import __version__
-from feedline.cache.records import Columns, read_record
+from feedline.cache.records import Columns, kept_name, read_record
 from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.stale import remove_stale
@@ -28,7 +28,7 @@ from feedline.stores.cache_index import COLUMNS
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
 from feedline.system import write_through
 
-__all__ = ["finish", "finish_addition"]
+__all__ = ["fingerprint_now", "finish", "finish_addition"]
 
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +104,8 @@ def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
 def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     """Bring all to the disk, and the manifest last."""
     root = Path(spec.root)
-    remove_stale(spec.root, manifest, [level.side for level in spec.levels])
+    if not spec.repairs:
+        remove_stale(spec.root, manifest, [level.side for level in spec.levels])
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):
@@ -123,9 +124,27 @@ def _as_npy(column: Array) -> bytes:
     return whole.getvalue()
 
 
-def _fingerprint(columns: dict[str, Array]) -> str:
-    """A short hash of the names, their order and the labels."""
+def _fingerprint(columns: Mapping[str, Array]) -> str:
+    """A short hash of the columns "labels", "names" and "name_ends"."""
     digest = xxhash.xxh3_128(str(columns["labels"].shape).encode())
     for name in ("labels", "names", "name_ends"):
         digest.update(columns[name].tobytes())
     return digest.hexdigest()[:16]
+
+
+def fingerprint_now(source: Source, manifest: Manifest) -> str:
+    """The fingerprint that a cache of a source would have now, with the same images left out."""
+    if (source.label_field.dtype, source.label_field.shape) != manifest.label:
+        return ""
+    left_out = {key for key, _, _ in manifest.skipped}
+    dtype, shape = manifest.label
+    keys = [key for key in range(len(source)) if key not in left_out]
+    names = [kept_name(source.name(key)) for key in keys]
+    labels = np.array([source.label(key) for key in keys], dtype)
+    return _fingerprint(
+        {
+            "labels": labels.reshape(-1, *shape),
+            "names": np.frombuffer(b"".join(names), np.uint8),
+            "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        }
+    )

@@ -6,6 +6,8 @@ was written; else it is made of the original. Relies on: stamps; a source withou
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from feedline.cache.level_encoder import Copies
 from feedline.errors import FeedlineError
 from feedline.stores.cache_index import CacheIndex
@@ -21,9 +23,14 @@ class Kept:
     Args:
         root: the cache's folder.
         manifest: what it held.
+        damaged: the samples whose copies are damaged; the others are then given whatever their
+            stamps. None: stamps decide.
     """
 
-    def __init__(self, root: str, manifest: Manifest) -> None:
+    def __init__(
+        self, root: str, manifest: Manifest, damaged: Collection[int] | None = None
+    ) -> None:
+        self._damaged = damaged
         self._index = CacheIndex(root, manifest)
         self._readers = [reader_of(root, manifest, level, self._index) for level in manifest.levels]
         self._rows = {self._index.name(row): row for row in range(manifest.samples)}
@@ -31,6 +38,8 @@ class Kept:
     def knows(self, name: str, stamp: int) -> bool:
         """Whether there were copies of an image that is the same as it was."""
         row = self._rows.get(name)
+        if row is not None and self._damaged is not None:
+            return row not in self._damaged
         return row is not None and bool(stamp) and int(self._index.stamps[row]) == stamp
 
     def copies(self, name: str, stamp: int) -> Copies | None:
@@ -44,3 +53,8 @@ class Kept:
             return None
         height, width = self._index.sizes[row].tolist()
         return Copies(height, width, images)
+
+    def close(self) -> None:
+        """Close what was opened in this process."""
+        for reader in self._readers:
+            reader.close()

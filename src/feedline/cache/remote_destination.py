@@ -53,7 +53,7 @@ class RemoteDestination:
     def __init__(self, url: str) -> None:
         self.root = ""
         self._there = RemoteFolder(url)
-        self._url = str(self._there)
+        self.name = self._url = str(self._there)
         self._published: dict[str, tuple[int, int, int]] = {}
 
     def check_free(self, source: Source, format: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,21 @@ from typing import NamedTuple
 from feedline.cache.source import Source
 from feedline.cache.whole_file import write_whole
 from feedline.errors import DatasetError, UsageError
+from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
 
-__all__ = ["SETTINGS", "Settings", "Spec", "Unit", "levels_as_before", "unfinished_levels"]
+__all__ = [
+    "SETTINGS",
+    "Settings",
+    "Spec",
+    "Unit",
+    "is_same_source",
+    "levels_as_before",
+    "unfinished_levels",
+]
 
 SETTINGS = "settings.json"
+_MAY_DIFFER = ("per_shard", "where")
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class Spec:
         skip_broken: leave broken images out and note them; else they are an error.
         adds: the one level is added to a cache that is finished.
         left_out: samples that this cache has left out before.
+        repairs: the one level is one of a finished cache, of which some units are made again.
     """
 
     root: str
@@ -42,11 +54,13 @@ class Spec:
     skip_broken: bool = False
     adds: bool = False
     left_out: frozenset[int] = frozenset()
+    repairs: bool = False
 
     @property
     def unfinished(self) -> Path:
-        """The folder of what is done so far: an addition has its own."""
-        return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if self.adds else UNFINISHED)
+        """The folder of what is done so far: an addition or a repair of a level has its own."""
+        own = self.adds or self.repairs
+        return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if own else UNFINISHED)
 
 
 class Unit(NamedTuple):
@@ -66,6 +80,7 @@ class Settings:
         levels: which, as text.
         exif: turn images upright.
         source: of which kind it is.
+        where: its path.
         per_shard: samples of a shard.
     """
 
@@ -73,18 +88,20 @@ class Settings:
     levels: list[str]
     exif: bool
     source: str
+    where: str
     per_shard: int
 
     @classmethod
     def of(cls, source: Source, spec: Spec, per_shard: int) -> Settings:
         """The settings of a build."""
         levels = [str(level) for level in spec.levels]
-        return cls(spec.format, levels, spec.exif, source.kind, per_shard)
+        return cls(spec.format, levels, spec.exif, source.kind, source.where, per_shard)
 
     def agreed(self, spec: Spec) -> Settings:
         """The settings of the unfinished build that is there, or these, which are then noted.
 
-        They may differ in the size of a shard, which an estimate gives.
+        They may differ in the size of a shard, which an estimate gives, and in the path of the
+        source, which another machine may see elsewhere.
 
         Raises:
             UsageError: they differ otherwise.
@@ -97,7 +114,9 @@ class Settings:
             write_whole(path, json.dumps(asdict(self)).encode())
             return self
         mine, others = asdict(self), asdict(before)
-        different = [name for name in mine if name != "per_shard" and mine[name] != others[name]]
+        different = [
+            name for name in mine if name not in _MAY_DIFFER and mine[name] != others[name]
+        ]
         if different:
             said = (f"{name} {others[name]}, not {mine[name]}" for name in different)
             folder = str(spec.unfinished) if spec.adds else spec.root
@@ -106,6 +125,15 @@ class Settings:
                 "settings to go on with it, or remove the folder"
             )
         return before
+
+
+def is_same_source(before: tuple[str, str], source: Source) -> bool:
+    """Return True if a source is where another one was, whose kind and path these are."""
+    kind, where = before
+    if kind != source.kind or where == source.where:
+        return kind == source.kind
+    paths = kind != "dataset" and not is_url(where) and not is_url(source.where)
+    return paths and os.path.realpath(where) == os.path.realpath(source.where)
 
 
 def unfinished_levels(root: str) -> tuple[Level, ...]:

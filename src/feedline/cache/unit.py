@@ -115,9 +115,14 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
                 copies = copies or encoder.copies(source.read(number))
             except ImageError as error:
                 if not spec.skip_broken:
+                    fix = (
+                        ""  # a finished cache has images that are not left out later
+                        if spec.adds or spec.repairs
+                        else ". Repair or remove the file, or leave broken images out: "
+                        'on_error="skip", --on-error skip'
+                    )
                     raise ImageError(
-                        f"sample {number}, {name}, cannot be put into a cache: {error}. Mend or "
-                        "remove it, or leave such images out: --on-error skip"
+                        f"sample {number}, {name}, cannot be put into a cache: {error}{fix}"
                     ) from error
                 skipped.append((number, name, str(error)))
                 continue

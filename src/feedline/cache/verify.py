@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feedline.errors import DatasetError, FeedlineError, SampleError
+from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.loader.checks import worker_count
 from feedline.remote.open_location import location_of
-from feedline.stores.cache_index import index_damage
+from feedline.stores.cache_index import CacheIndex, index_damage, load_entries
 from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, shard_name
-from feedline.stores.cache_level import LevelReader
+from feedline.stores.cache_level import LevelReader, reader_of
 from feedline.stores.cache_location import CacheLocation, FolderLocation
+from feedline.stores.open_lmdb import open_lmdb
 
-__all__ = ["Damage", "Verification", "verify"]
+__all__ = ["Damage", "Verification", "damaged_units", "file_damage", "verify"]
 
 _IN_PIECE = 256  # samples that a worker checks at a time
 _FATAL = "to read it ends the process that does: its file is damaged, or shrank while it was read"
@@ -227,24 +228,69 @@ def _damaged_files(
             return (str(error),), ()
         return (), ()  # of shards that are short, images are missing
     levels = manifest.levels
-    files = [said for level in levels for said in _file_damage(location.root, manifest, level)]
+    files = [
+        said for level in levels for said in file_damage(location.root, manifest, level).values()
+    ]
     return index_damage(location.root, manifest), tuple(files)
 
 
-def _file_damage(where: str, manifest: Manifest, level: Level) -> list[str]:
-    """The files of a level that are missing or have another size; of single images: none."""
+def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, str]:
+    """The shards of a level whose files are missing or have another size, and why.
+
+    An LMDB that is missing or cut short counts as shard 0. Of single images nothing is looked at.
+    """
     folder = Path(where, level.name)
-    if manifest.format == "webdataset":
-        sizes: dict[str, int | None] = {shard_name(n): size for n, size in enumerate(level.shards)}
-    else:
-        sizes = {LMDB_FILE: None} if manifest.format == "lmdb" else {}
-    found = []
-    for name, size in sizes.items():
+    found = {}
+    if manifest.format == "lmdb":
         try:
-            has = (folder / name).stat().st_size
+            (folder / LMDB_FILE).stat()
+            open_lmdb(str(folder))
         except OSError as error:
-            found.append(f"{folder / name}: {error.strerror or error}")
+            found[0] = f"{folder / LMDB_FILE}: {error.strerror or error}"
+        except ImageError as error:
+            found[0] = str(error)
+    for number, size in enumerate(level.shards if manifest.format == "webdataset" else ()):
+        path = folder / shard_name(number)
+        try:
+            has = path.stat().st_size
+        except OSError as error:
+            found[number] = f"{path}: {error.strerror or error}"
             continue
-        if size is not None and has != size:
-            found.append(f"{folder / name}: it has {has} bytes, and {size} were written")
+        if has != size:
+            found[number] = f"{path}: it has {has} bytes, and {size} were written"
     return found
+
+
+def damaged_units(where: str, manifest: Manifest) -> set[int]:
+    """The units of which a file is missing or has another size, by a look at no file's content.
+
+    Args:
+        where: the folder of a cache, whose index is sound.
+        manifest: of the cache.
+    """
+    found: set[int] = set()
+    for level in manifest.levels:
+        files = file_damage(where, manifest, level)
+        found |= set(range(len(level.shards)) if manifest.format == "lmdb" and files else files)
+        if manifest.format == "folder" and _bytes_below(Path(where, level.name)) != level.bytes:
+            index = CacheIndex(where, manifest)
+            reader = reader_of(where, manifest, level, index)
+            sizes = load_entries(where, level, manifest.samples)[:, 2].tolist()
+            for row, size in enumerate(sizes):
+                if _size_of(reader.path(row)) != size:
+                    found.add(int(index.keys[row]) // manifest.per_shard)
+    return found
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(
+        _size_of(os.path.join(below, name)) for below, _, names in os.walk(folder) for name in names
+    )
+
+
+def _size_of(path: str) -> int:
+    """The size of a file in bytes; -1 if it is missing."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

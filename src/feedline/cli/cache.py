@@ -1,10 +1,11 @@
-"""`feedline cache`: plan, make, check, describe and extend caches of smaller copies.
+"""`feedline cache`: plan, make, check, repair, describe and extend caches of smaller copies.
 
 Imports torch only when a command runs.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from feedline.cli.cache_build import add, build
 from feedline.cli.cache_described import described
 from feedline.cli.cache_plan import plan
 from feedline.cli.output import JsonFile, write_json
+from feedline.cli.train_folder import train_folder
 from feedline.cli.workers import Workers, worker_setting
 
 __all__ = ["cache"]
@@ -48,7 +50,9 @@ def verify(
     workers: Workers = "auto",
     json: JsonFile = None,
 ) -> None:
-    """Check every copy against its checksum; exit status 1 where something is damaged.
+    """Check every copy against its checksum; exit status 1 if something is damaged.
+
+    `feedline cache repair` makes again what is damaged.
 
     Of a cache at a URL all images are read from there, and none are kept.
 
@@ -61,7 +65,6 @@ def verify(
     from feedline.cache.verify import verify as check  # loads torch
     from feedline.cli.cache_progress import CheckProgress
     from feedline.cli.progress import progress_bar
-    from feedline.remote.filesystem import is_url
 
     started = time.monotonic()
     with progress_bar(TimeRemainingColumn()) as bar:
@@ -97,13 +100,61 @@ def verify(
         },
     )
     if not found.sound:
-        typer.echo(
-            "run the `feedline cache build` that made it again, which makes a damaged index anew; "
-            f"remove damaged tar shards before, and of another format all of {root}"
-            if not is_url(root)
-            else f"copy what is damaged to {root} once more, or build the cache anew"
-        )
+        typer.echo(f"hint: feedline cache repair {shlex.quote(root)}")
         raise typer.Exit(_DAMAGED)
+
+
+@cache.command(no_args_is_help=True)
+def repair(
+    root: Place,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="SRC", help="What the cache was made of, if that has moved."),
+    ] = None,
+    workers: Workers = "auto",
+    json: JsonFile = None,
+) -> None:
+    """Make damaged copies again, from the originals.
+
+    Checks all copies first, as `feedline cache verify` does. The cache can be
+    used meanwhile. If it is interrupted, run it again.
+
+    Example: feedline cache repair demo-cache
+    """
+    processes = worker_setting(workers)
+
+    from rich.progress import TimeRemainingColumn
+
+    from feedline.cache.open_source import source_splits
+    from feedline.cache.repair import repair_cache  # loads torch
+    from feedline.cli.cache_progress import RepairProgress
+    from feedline.cli.progress import progress_bar
+
+    if source is not None:
+        source = train_folder(source, source_splits(source))
+    started = time.monotonic()
+    with progress_bar(TimeRemainingColumn()) as bar:
+        done = repair_cache(root, source=source, workers=processes, progress=RepairProgress(bar))
+    found, seconds = done.found, time.monotonic() - started
+    files = len(found.index) + len(found.files)
+    typer.echo(
+        f"{root}: nothing is damaged"
+        if found.sound
+        else f"{root}: repaired {len(found.damaged)} damaged copies"
+        + f" and {files} files of the cache" * bool(files)
+        + f" in {seconds:.1f} s; {done.images} copies were written"
+    )
+    write_json(
+        json,
+        {
+            "folder": str(root),
+            "damaged": [each._asdict() for each in found.damaged],
+            "files": found.files,
+            "index": found.index,
+            "images_written": done.images,
+            "seconds": round(seconds, 3),
+        },
+    )
 
 
 @cache.command(no_args_is_help=True)

@@ -72,3 +72,14 @@ class CheckProgress:
         self._bar.update(
             self._task, description=f"images, {rate:.0f}/s", completed=done, total=total
         )
+
+
+class RepairProgress:
+    """What `repair_cache` reports, to a bar."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._task = bar, bar.add_task("checking", total=None)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage is."""
+        self._bar.update(self._task, description=stage, completed=done, total=total)

@@ -25,6 +25,7 @@ __all__ = [
     "ENTRY",
     "CacheIndex",
     "checksum",
+    "damaged_columns",
     "digest_of",
     "index_damage",
     "load_column",
@@ -167,15 +168,20 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 
 def index_damage(root: str, manifest: Manifest) -> tuple[str, ...]:
     """The files of a cache's index that are missing or have another digest, and why."""
+    return tuple(damaged_columns(root, manifest).values())
+
+
+def damaged_columns(root: str, manifest: Manifest) -> dict[str, str]:
+    """The columns of a cache's index whose files are missing or have another digest, and why."""
     names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
-    found = []
+    found = {}
     for name in names:
         path = os.path.join(root, INDEX, f"{name}.npy")
         try:
             digest = digest_of(path)
         except OSError as error:
-            found.append(f"{path}: {error.strerror or error}")
+            found[name] = f"{path}: {error.strerror or error}"
             continue
         if digest != manifest.digests.get(name):
-            found.append(f"{path}: it is not what was written, its digest differs")
-    return tuple(found)
+            found[name] = f"{path}: it is not what was written, its digest differs"
+    return found

@@ -103,7 +103,8 @@ class LevelReader:
             raise ImageError(
                 f"the cache's copy at {self.level.side} px is not what was written: its checksum "
                 "differs. A damaged disk, a copy that was not finished, or files of two caches; "
-                "`feedline cache verify` lists what is damaged"
+                "`feedline cache verify` lists what is damaged, `feedline cache repair` makes it "
+                "again"
             )
         return held
 
@@ -155,7 +156,8 @@ class _Shards(LevelReader):
                 if size != self.level.shards[shard]:
                     raise ImageError(
                         f"{path!r} has {size} bytes, and {self.level.shards[shard]} were written: "
-                        "a copy that was not finished, or another cache's. Build the cache anew"
+                        "a copy that was not finished, or another cache's. `feedline cache repair` "
+                        "makes it again"
                     )
                 mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
             finally:

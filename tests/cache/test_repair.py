@@ -1,0 +1,237 @@
+"""Repairing caches: afterwards every byte is what the first build wrote."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feedline
+from cache_contents import everything
+from caches import FORMATS, STOPPED, environment, find, flip, made, photo, photos, stopping
+from feedline.cache.verify import verify
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.remote.open_location import open_cache
+from slow import slow
+
+PER_CLASS = 40  # three shards
+Copied = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Caches of 80 images at 16 and 24 px, each built once."""
+    root = tmp_path_factory.mktemp("whole")
+
+    def cache(form: str) -> Path:
+        if not (root / form).exists():
+            made(source, root / form, form)
+        return root / form
+
+    return cache
+
+
+@pytest.fixture
+def copied(whole: Callable[[str], Path], tmp_path: Path) -> Copied:
+    return lambda form: Path(shutil.copytree(whole(form), tmp_path / "cache"))
+
+
+def file_of(root: Path, sample: int, side: int) -> tuple[Path, int]:
+    """The file that holds a copy, and where in it."""
+    store = open_cache(root)
+    data = bytes(store.read(sample, side))
+    store.close()
+    (path,) = (
+        path
+        for path in (root / str(side)).rglob("*.*")
+        if path.is_file() and data in path.read_bytes()
+    )
+    return path, find(path, data) + len(data) // 2
+
+
+def flip_copies(root: Path) -> None:
+    """Damage copies of both levels, in two shards."""
+    places = [file_of(root, sample, side) for sample, side in ((5, 16), (70, 24), (71, 24))]
+    for path, at in places:
+        flip(path, at)
+
+
+def cut(root: Path) -> None:
+    """Cut the largest file of a level short."""
+    path = max((root / "24").rglob("*.*"), key=lambda each: each.stat().st_size)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def remove(root: Path) -> None:
+    min(path for path in (root / "16").rglob("*.*") if path.is_file()).unlink()
+
+
+def remove_level(root: Path) -> None:
+    shutil.rmtree(root / "24")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("harm", [flip_copies, cut, remove, remove_level])
+def test_a_repaired_cache_is_the_one_that_was_built(
+    whole: Callable[[str], Path], copied: Copied, form: str, harm: Callable[[Path], None]
+) -> None:
+    root = copied(form)
+    harm(root)
+    assert not verify(root, workers=1).sound
+    done = feedline.repair_cache(root, workers=0)
+    assert not done.found.sound
+    assert everything(root) == everything(whole(form))
+    assert verify(root, workers=1).sound
+    assert feedline.repair_cache(root, workers=0).images == 0
+
+
+@pytest.mark.parametrize("column", ["level-24", "names", "stamps"])
+@pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
+def test_a_damaged_index_is_repaired(
+    whole: Callable[[str], Path], copied: Copied, form: str, column: str
+) -> None:
+    root = copied(form)
+    path = root / "index" / f"{column}.npy"
+    flip(path, path.stat().st_size - 1)
+    feedline.repair_cache(root, workers=0)
+    assert everything(root) == everything(whole(form))
+
+
+@pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
+def test_a_repair_that_was_killed_can_be_repeated(
+    whole: Callable[[str], Path], copied: Copied, form: str
+) -> None:
+    root = copied(form)
+    for sample in (5, 40, 70):
+        flip(*file_of(root, sample, 24))
+    script = (
+        f"feedline.repair_cache({str(root)!r}, workers=0, progress=lambda stage, done, total: "
+        "os._exit(99) if stage == 'repairing' and done else None)"
+    )
+    command = stopping(f"import feedline\n{script}")
+    ended = subprocess.run(command, capture_output=True, timeout=60, env=environment())
+    assert ended.returncode == STOPPED, ended.stderr
+    assert len(feedline.ImageFolder(root)) == 80  # it is a cache all the while
+    feedline.repair_cache(root, workers=0)
+    assert everything(root) == everything(whole(form))
+
+
+def test_only_the_originals_of_damaged_copies_are_needed_and_missing_ones_are_named(
+    whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
+) -> None:
+    root, moved = copied("webdataset"), tmp_path / "moved"
+    flip(*file_of(root, 5, 24))
+    shutil.copytree(source, moved, copy_function=shutil.copy)  # with other times
+    (moved / "cats" / "0.jpg").unlink()  # so that all others have other numbers
+    name = open_cache(root).name(5)
+    kept = (moved / name).rename(tmp_path / "away.jpg")
+    with pytest.raises(DatasetError, match=name):
+        feedline.repair_cache(root, source=moved, workers=0)
+    assert len(verify(root, workers=1).damaged) == 1
+
+    photo(moved / name, 3, 1)  # another image of the same name
+    with pytest.raises(ImageError, match=f"{name}.*changed"):
+        feedline.repair_cache(root, source=moved, workers=0)
+    assert len(verify(root, workers=1).damaged) == 1
+
+    shutil.copy(kept, moved / name)
+    feedline.repair_cache(root, source=moved, workers=0)
+    assert everything(root) == everything(whole("webdataset"))
+
+
+def test_an_image_that_was_left_out_stays_left_out(tmp_path: Path) -> None:
+    source, root = photos(tmp_path / "photos"), tmp_path / "cache"
+    (source / "cats" / "3.jpg").write_bytes(b"no image")
+    made(source, root, on_error="skip")
+    first = everything(root)
+    flip(*file_of(root, 7, 24))
+    flip(root / "index" / "level-16.npy", 200)
+    feedline.repair_cache(root, workers=0)
+    assert everything(root) == first
+
+
+def test_copies_of_a_dataset_are_repaired_from_it(tmp_path: Path) -> None:
+    images = [(np.full((40, 40 + n, 3), 5 * n, np.uint8), n % 2) for n in range(8)]
+    made(images, tmp_path / "cache", raw=True)  # type: ignore[arg-type]
+    first = everything(tmp_path / "cache")
+    flip(tmp_path / "cache" / "24" / "000000.tar", 2000)
+    with pytest.raises(UsageError, match="source"):
+        feedline.repair_cache(tmp_path / "cache", workers=0)
+    feedline.repair_cache(tmp_path / "cache", source=images, workers=0)
+    assert everything(tmp_path / "cache") == first
+
+
+def test_a_cache_at_a_url_is_repaired(
+    whole: Callable[[str], Path], copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    root = copied("webdataset")
+    flip_copies(root)
+    (root / "24" / "000000.tar").unlink()
+    (root / ".lock").unlink()  # of the build on this machine
+    feedline.repair_cache(root.as_uri(), workers=0)
+    assert everything(root) == everything(whole("webdataset"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("harm", [cut, remove])
+def test_a_build_does_not_take_a_cache_with_missing_files_for_whole(
+    whole: Callable[[str], Path],
+    copied: Copied,
+    source: Path,
+    form: str,
+    harm: Callable[[Path], None],
+) -> None:
+    root = copied(form)
+    harm(root)
+    with pytest.warns(UserWarning, match="feedline cache verify"):
+        made(source, root, form)
+    assert everything(root) == everything(whole(form))
+
+
+def test_a_build_of_another_source_is_refused_and_of_a_moved_one_is_told(
+    whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
+) -> None:
+    root = copied("webdataset")
+    other = photos(tmp_path / "other", 2)
+    with pytest.raises(UsageError, match=f"{source}.*{other}"):
+        made(other, root)
+    assert everything(root) == everything(whole("webdataset"))
+    moved = shutil.copytree(source, tmp_path / "moved")
+    with pytest.warns(UserWarning, match=f"{source}.*{moved}"):
+        made(moved, root)
+    (tmp_path / "link").symlink_to(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(tmp_path / "link", Path(shutil.copytree(whole("webdataset"), tmp_path / "again")))
+
+
+def test_an_unfinished_build_of_another_source_is_told(tmp_path: Path, source: Path) -> None:
+    other, root = photos(tmp_path / "other"), tmp_path / "cache"
+
+    def stop(said: object) -> None:
+        if said.made:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(source, root, progress=stop)
+    with pytest.warns(UserWarning, match=f"{source}.*{other}"):
+        made(other, root)
+    assert len(feedline.ImageFolder(root)) == 12
+
+
+def test_what_is_no_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="is no cache"):
+        feedline.repair_cache(tmp_path, workers=0)
+    assert list(tmp_path.iterdir()) == []
