@@ -12,7 +12,7 @@ from faulty import Steady
 
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
-from processes import eventually, newcomers, own_family, start_script
+from processes import eventually, newcomers, own_family, start_script, whole_crew
 
 pytestmark = pytest.mark.own_fork_server
 
@@ -104,29 +104,24 @@ def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> Non
 
 def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
     with DataLoader(Steady(128), 32, num_workers=2, image_size=32, shuffle=True, seed=0) as loader:
-        figures = []
+        workers = [psutil.Process(pid) for pid in whole_crew(loader, 2)]
+        own: list[int] = []
+        fds: list[list[int]] = [[] for _ in workers]
+        uss: list[list[int]] = [[] for _ in workers]
         for _ in range(30):
             for _ in loader:
                 pass
-            workers = [psutil.Process(pid) for pid in loader.worker_pids]
-            figures.append(
-                (
-                    psutil.Process().num_fds(),
-                    [w.num_fds() for w in workers],
-                    sum(w.memory_full_info().uss for w in workers),
-                )
-            )
+            own.append(psutil.Process().num_fds())
+            for worker, counts, sizes in zip(workers, fds, uss, strict=True):
+                counts.append(worker.num_fds())
+                sizes.append(worker.memory_full_info().uss)
+        assert not loader.worker_deaths
         # Something else that this process had open may be closed meanwhile. A worker that works
         # ahead opens a file now and then, and may begin its first task after others ended an epoch.
-        assert figures[-1][0] <= figures[4][0]
-        early, late = (
-            [min(fds) for fds in zip(*(each[1] for each in some), strict=True)]
-            for some in (figures[:10], figures[-10:])
-        )
-        assert all(
-            fds < before + 10 for fds, before in zip(late, early, strict=True)
-        )  # of 20 epochs
-        assert figures[-1][2] - figures[4][2] < 1 << 20
+        assert own[-1] <= own[4]
+        for counts in fds:
+            assert min(counts[-10:]) < min(counts[:10]) + 10  # of 20 epochs
+        assert sum(sizes[-1] - sizes[4] for sizes in uss) < 1 << 20
 
 
 def test_more_memory_than_there_is_is_refused_before_anything_starts() -> None:
