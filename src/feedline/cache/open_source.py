@@ -113,7 +113,7 @@ def source_of_cache(where: str, manifest: Manifest, given: Any) -> Source:
     except DatasetError as error:
         raise DatasetError(
             f"the cache {where!r} was made of {path!r}: {error}. If it has moved, name where it is "
-            "now: `source`, --source"
+            "now: source=..."
         ) from error
 
 

@@ -70,7 +70,7 @@ class Originals:
             raise DatasetError(
                 f"{self._source.where!r} lacks {len(missing)} of the {len(names)} images that the "
                 f"repair needs: {some}{more}. Bring them back, or name where they are now: "
-                "`source`, --source"
+                "source=..."
             )
         return {key: places[name] for key, name in names.items()}
 

@@ -119,7 +119,7 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
                         ""  # a finished cache has images that are not left out later
                         if spec.adds or spec.repairs
                         else ". Repair or remove the file, or leave broken images out: "
-                        'on_error="skip", --on-error skip'
+                        'on_error="skip"'
                     )
                     raise ImageError(
                         f"sample {number}, {name}, cannot be put into a cache: {error}{fix}"

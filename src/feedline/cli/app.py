@@ -28,6 +28,7 @@ from feedline.cli.demo_data import demo_data
 from feedline.cli.doctor import doctor
 from feedline.cli.evaluate import evaluate, export, predict
 from feedline.cli.explain_overlap import explain_overlap
+from feedline.cli.option_names import in_options, options_of
 from feedline.cli.output import complain
 from feedline.cli.report import report
 from feedline.cli.train import train
@@ -39,15 +40,19 @@ __all__ = ["app", "main"]
 
 _WRONG_USE = 2
 _FAILED = 1
+_ARGUMENTS = "feedline.arguments"  # in the context
 
 
 class _Commands(TyperGroup):
     """Turns what feedline raises into one message and an exit status, for every command."""
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         """Reads the options before the command's name; Ctrl-C may come meanwhile."""
+        arguments = list(args)  # click empties the list
         try:
-            return super().make_context(*args, **more)
+            context = super().make_context(info_name, args, *more, **extra)
+            context.meta[_ARGUMENTS] = arguments
+            return context
         except KeyboardInterrupt:
             complain("interrupted", label="")
             raise typer.Exit(130) from None
@@ -55,8 +60,12 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         # Typer would swallow KeyboardInterrupt with no word about it, so it is met here, inside.
         debug = ctx.params.get("debug") or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")
+
+        def said(message: str) -> str:
+            return in_options(message, options_of(self, ctx.meta[_ARGUMENTS]))
+
         try:
-            with warnings_said():
+            with warnings_said(said):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             complain("interrupted", label="")
@@ -64,7 +73,7 @@ class _Commands(TyperGroup):
         except FeedlineError as error:
             if debug:
                 raise
-            complain(str(error))
+            complain(said(str(error)))
             wrong_use = isinstance(error, UsageError | ResourceError)
             raise typer.Exit(_WRONG_USE if wrong_use else _FAILED) from None
         except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ _OWN = f"{Path(feedline.__file__ or '').parent}/"
 
 
 @contextmanager
-def warnings_said() -> Iterator[None]:
+def warnings_said(in_words: Callable[[str], str] = str) -> Iterator[None]:
     """Within the `with`: what a call of feedline's is warned of is one line, without its source.
 
     Warnings of other code are shown as Python shows them.
+
+    Args:
+        in_words: gives a message in the words of the command.
     """
     shown, said = warnings.showwarning, set[str]()
 
@@ -29,7 +32,7 @@ def warnings_said() -> Iterator[None]:
     ) -> None:
         if not (issubclass(category, UserWarning) and filename.startswith(_OWN)):
             shown(message, category, filename, *place, **more)
-        elif (text := str(message)) not in said:
+        elif (text := in_words(str(message))) not in said:
             said.add(text)
             complain(text, label="warning: ")
 

@@ -7,6 +7,7 @@ Relies on: stores that list the folders in a folder.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -14,7 +15,14 @@ from urllib.parse import unquote
 import numpy as np
 
 from feedline.remote.folder import RemoteFile, RemoteFolder
-from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
+from feedline.stores.index import (
+    FolderIndex,
+    check_classes,
+    folder_index,
+    other_images,
+    warn_left_out,
+    without_images,
+)
 
 __all__ = ["ClassFolders", "class_folders"]
 
@@ -52,12 +60,14 @@ def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders
     image = min((name for name in files if name.lower().endswith(endings)), default="")
     check_classes(where, classes, image)
     status: list[np.ndarray[Any, Any]] = []
+    left_out = Counter[str]()
 
     def scanned() -> Iterator[Sequence[tuple[str, list[str]]]]:
         # A class at a time becomes arrays: a list of all objects would take gigabytes.
         listings = there.each(there.files, folders)
         for name, folder, listed in zip(classes, folders, listings, strict=True):
             ordered = _in_order(folder, listed, endings)
+            left_out.update(other_images(listed, endings))
             if not ordered:
                 other = min(listed, default="").rpartition("/")[2]
                 raise without_images(where, [name], len(classes), endings, other)
@@ -68,6 +78,7 @@ def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders
             yield ordered
 
     index = folder_index(classes, scanned())
+    warn_left_out(where, left_out)
     return ClassFolders(index, folders, np.concatenate(status))
 
 

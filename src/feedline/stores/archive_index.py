@@ -22,7 +22,13 @@ import numpy as np
 
 from feedline.errors import DatasetError
 from feedline.stores.archive_names import FolderNames
-from feedline.stores.index import FolderIndex, check_classes, folder_index, without_images
+from feedline.stores.index import (
+    FolderIndex,
+    check_classes,
+    folder_index,
+    warn_left_out,
+    without_images,
+)
 from feedline.stores.kept_index import keep, kept, seen
 from feedline.stores.path_table import starts_of
 from feedline.stores.read_file import without_waiting
@@ -122,6 +128,7 @@ def _scanned(
             f"{where!r} holds one folder, {classes[0]!r}, with folders in it ({some}): if those "
             f"are the classes, name {os.path.join(where, classes[0])!r}"
         )
+    warn_left_out(where, names.left_out)
     index = folder_index(classes, (of_class[name] for name in classes))
     table = np.array(entries, np.int64).reshape(-1, _COLUMNS)
     return ArchiveIndex(

@@ -6,8 +6,10 @@ Guarantees: a name that leads out of the archive is an error, though nothing is 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from feedline.errors import DatasetError
+from feedline.stores.index import other_images
 
 __all__ = ["FolderNames", "check_name"]
 
@@ -46,6 +48,7 @@ class FolderNames:
         self._called = called
         self._inside = f"{inside}/" if inside else ""
         self._endings = endings
+        self.left_out = Counter[str]()
         self.classes: set[str] = set()
         self.image = ""
         """An image that lies in no class folder; "" for none."""
@@ -71,6 +74,7 @@ class FolderNames:
         is_image = name.lower().endswith(self._endings)
         if slash and kind:
             self.classes.add(kind)
+            self.left_out.update(other_images([own], self._endings))
             return is_image and bool(own)
         if is_image:
             self.image = self.image or kind

@@ -77,8 +77,8 @@ class CacheStore:
         sides = ", ".join(str(level.side) for level in self.manifest.levels)
         raise UsageError(
             f"images of {side} px are wanted of the cache {self.root!r}, whose copies are of "
-            f"{sides} px. Add a level, `feedline cache add-size {self.root} {side}`; or pass "
-            "enlarge=True to have smaller copies enlarged"
+            f"{sides} px. Add a level, `feedline cache add-size {self.root} {side}`, or enlarge "
+            "smaller copies: enlarge=True"
         )
 
     def check_exif(self, exif: bool) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
@@ -27,12 +29,21 @@ __all__ = [
     "check_classes",
     "checked_endings",
     "folder_index",
+    "other_images",
     "scan_folder",
+    "table_hint",
+    "warn_left_out",
     "without_images",
 ]
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """What torchvision takes for an image, by the end of its name in lower case."""
+
+_OTHER_IMAGES = (
+    *(".gif", ".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".heic", ".heif", ".avif", ".apng"),
+    *(".tga", ".ico", ".svg", ".dng", ".cr2", ".nef", ".arw"),
+)
+"""Images that torchvision leaves out, by the end of their names."""
 
 _NAMED_IN_ERRORS = 5
 
@@ -91,22 +102,58 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
     """
     endings = checked_endings(extensions)
     classes = _class_names(root, endings)
+    left_out = Counter[str]()
+
+    def chosen(files: list[str]) -> list[str]:
+        images = sorted(file for file in files if file.lower().endswith(endings))
+        if len(images) < len(files):
+            left_out.update(other_images(files, endings))
+        return images
+
     index = folder_index(
         classes,
         (
-            (
-                (prefix, sorted(file for file in files if file.lower().endswith(endings)))
-                for prefix, files in _walk(os.path.join(root, name), root)
-            )
+            ((prefix, chosen(files)) for prefix, files in _walk(os.path.join(root, name), root))
             for name in classes
         ),
     )
+    warn_left_out(root, left_out)
     counts = np.bincount(index.labels, minlength=len(classes))
     empty = [classes[number] for number in np.flatnonzero(counts == 0)]
     if empty:
         others = (min(files) for _, files in _walk(os.path.join(root, empty[0]), root) if files)
         raise without_images(root, empty, len(classes), endings, next(others, ""))
     return index
+
+
+def other_images(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
+    """Give the ending of each file that is an image of a kind that torchvision leaves out.
+
+    Args:
+        names: of the files.
+        endings: of the images that are read; if a user chose them, no other one is given.
+    """
+    for name in names if endings == IMAGE_EXTENSIONS else ():
+        ending = os.path.splitext(name.lower())[1]
+        if ending in _OTHER_IMAGES:
+            yield ending
+
+
+def warn_left_out(where: str, endings: Mapping[str, int]) -> None:
+    """Warn of images that are left out because of their endings.
+
+    Args:
+        where: the path or the URL of the folder.
+        endings: those of the images, with how many have them.
+    """
+    if endings:
+        count = sum(endings.values())
+        some = ", ".join(f"{number} {ending}" for ending, number in sorted(endings.items()))
+        warnings.warn(
+            f"{where!r}: {count} file{'s' * (count > 1)} left out, as torchvision does, because of "
+            f"the ending: {some}. Convert such images, or pass extensions=(...) with all endings",
+            stacklevel=3,
+        )
 
 
 def folder_index(
@@ -208,11 +255,23 @@ def _refuse(error: OSError) -> NoReturn:
             f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
             "one folder for each class; of archives, .zip files and uncompressed .tar files are "
             "read by feedline.ImageFolder, and others have to be unpacked first"
+            + table_hint(folder)
         ) from None
     raise DatasetError(
         f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
         "be missing without a word: change its permissions, or move it out of the dataset"
     ) from error
+
+
+def table_hint(path: str) -> str:
+    """What to do with a table of paths and labels, for an error about a file; "" for others."""
+    if not path.lower().endswith((".csv", ".tsv", ".parquet")):
+        return ""
+    make = "from_parquet" if path.lower().endswith(".parquet") else "from_csv"
+    return (
+        f". A table of paths and labels is read in Python by feedline.ImageList.{make}({path!r}, "
+        "...), for feedline.DataLoader and feedline.build_cache"
+    )
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -255,8 +314,8 @@ def without_images(
     )
     if other:
         return DatasetError(
-            message + f"There are other files such as {other!r}: if they are images, name their "
-            "extension in `extensions`; if not, move the folder elsewhere"
+            message + f"There are other files such as {other!r}: if they are images, pass their "
+            "extension in extensions=(...); if not, move the folder elsewhere"
         )
     return DatasetError(
         message + "An empty folder would be a class that cannot be learnt: remove it, or copy the "

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from feedline.errors import DatasetError
 from feedline.remote.open_location import was_url
+from feedline.stores.index import table_hint
 from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
 
 __all__ = ["VAL_NAMES", "Splits", "check_classes", "find_splits", "label_map", "val_folder"]
@@ -63,7 +64,7 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
             found = "a file, no folder" if folder.exists() else "no such folder"
             raise DatasetError(
                 f"{folder}: {found}. Name a folder of class folders, or one with train/ and val/; "
-                "`feedline demo-data demo-data` makes one to try"
+                f"`feedline demo-data demo-data` makes one to try{table_hint(str(folder))}"
             )
     if val is not None and not _holds_folders(val):
         raise DatasetError(
@@ -131,8 +132,9 @@ def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
     unknown = [name for name in val if name not in numbers]
     if unknown:
         raise DatasetError(
-            f"the validation images have {len(unknown)} classes that the training images have "
-            f"not, e.g. {unknown[0]!r}; training has {', '.join(list(train)[:8])}"
+            f"the validation images have {len(unknown)} class{'es' * (len(unknown) > 1)} that the "
+            f"training images do not have, e.g. {unknown[0]!r}; training has "
+            f"{', '.join(list(train)[:8])}"
             f"{', ...' if len(train) > 8 else ''}. Class folders must be called the same in both"
         )
     mapped = [numbers[name] for name in val]
