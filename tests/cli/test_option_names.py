@@ -68,7 +68,7 @@ def test_a_class_that_only_validation_has_is_one_class(feedline: Command, tmp_pa
     images(tmp_path / "set" / "train")
     images(tmp_path / "set" / "val", ("cats", "dogs", "owls"))
     ended = feedline("train", tmp_path / "set", "--schedule", "16x1", "--out", tmp_path / "run")
-    assert ended.status == 1
+    assert ended.status == 2
     assert "1 class " in ended.err
 
 
