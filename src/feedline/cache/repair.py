@@ -34,10 +34,11 @@ from feedline.cache.settings import Spec, Unit
 from feedline.cache.source import Source
 from feedline.cache.unit_maker import Progress, check_room, make_units, unfinished_work
 from feedline.cache.verify import Verification, file_damage, verify
-from feedline.cache.whole_file import names_to_disk, to_disk
+from feedline.cache.whole_file import names_to_disk
 from feedline.errors import DatasetError
 from feedline.stores.cache_index import CacheIndex, damaged_columns, load_entries
 from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
+from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]
 
@@ -205,7 +206,7 @@ def _put_in_place(made: Spec, spec: Spec, units: Sequence[Unit]) -> None:
     path = Path(spec.root, level.name, LMDB_FILE)
     path.parent.mkdir(exist_ok=True)
     new = Path(made.root, level.name, LMDB_FILE)
-    to_disk(new)
+    write_through(new)
     os.replace(new, path)
     names_to_disk(spec.root, [path])
 

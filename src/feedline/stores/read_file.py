@@ -19,13 +19,7 @@ _MOST_BYTES = 1 << 30
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-_FLAGS = (
-    os.O_RDONLY
-    | _NONBLOCK
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | BINARY
-)
+_FLAGS = os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | BINARY
 
 
 def check_size(size: int) -> None:
