@@ -70,7 +70,7 @@ class Sized(Sampler[list[int]]):
         ({"batch_size": 4}, "rows"),
         ({"batch_size": 4, "collate_fn": together}, "samples"),
         ({"batch_size": None, "collate_fn": one}, "samples"),
-        ({"batch_sampler": Sized()}, "samples"),
+        ({"batch_sampler": Sized()}, "rows"),
         ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "samples"),
     ],
 )

@@ -220,7 +220,11 @@ def numbered(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count))
 
 
-@pytest.mark.parametrize("data", [Made(12, number), numbered(12), Numbers()], ids=["own", "tensors", "stream"])
+@pytest.mark.parametrize(
+    "data",
+    [Made(12, number), numbered(12), Numbers()],
+    ids=["own", "tensors", "stream"],
+)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_profiler_shows_the_time_of_next_as_torchs(data: Any, workers: int) -> None:
     def entries(loader: Any) -> list[tuple[str, int]]:

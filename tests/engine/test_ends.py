@@ -131,8 +131,9 @@ sys.path.append(Path("/nowhere"))
 from faulty import Steady
 from feedline.loader import DataLoader
 
-with DataLoader(Steady(64), 16, num_workers=1, image_size=8) as loader:
-    print(sum(len(labels) for _, labels in loader))
+if __name__ == "__main__":
+    with DataLoader(Steady(64), 16, num_workers=1, image_size=8) as loader:
+        print(sum(len(labels) for _, labels in loader))
 """
     script = start_script(body, tmp_path, cwd=folder)
     out, err = script.communicate(timeout=60)

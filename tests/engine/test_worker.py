@@ -41,7 +41,7 @@ def test_a_piece_stands_on_the_board_until_its_report_is_sent() -> None:
         try:
             witness = Witness(fileno=theirs.detach())
             witness.line = board_of(block.array)[0]
-            worker.run(tasks_end, witness, block.fd, source, 0, 1)
+            worker.run(tasks_end, witness, block.fd, source, [], 0, 1)
         finally:
             os._exit(0)
     results.settimeout(60)  # which only bounds a failure

@@ -40,7 +40,12 @@ def options_of(command: Any, arguments: Sequence[str]) -> set[str]:
 
 
 def in_options(message: str, options: Collection[str]) -> str:
-    """A message in which arguments of Python functions are called as a command's options are."""
+    """Name arguments of Python functions in a message as the command's options.
+
+    The keys of --what-if are written like arguments, and stay.
+    """
+    if "what-if" in message:
+        return message
 
     def named(found: re.Match[str]) -> str:
         name, value = found[1], found[2] or ""

@@ -189,7 +189,14 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
     Raises:
         UsageError: it is needed, and was read from no file, so that no other process can import it.
     """
-    data = mp_spawn.get_preparation_data("feedline worker")
+    process: Any = mp_process.current_process()
+    # multiprocessing refuses while a process unpickles its arguments, of which a loader may be one.
+    inheriting = process.__dict__.pop("_inheriting", None)
+    try:
+        data = mp_spawn.get_preparation_data("feedline worker")
+    finally:
+        if inheriting is not None:
+            process._inheriting = inheriting
     found = {name: data[name] for name in data if name.startswith("init_main")}
     path = found.get("init_main_from_path")
     # The __main__.py of an archive is left alone by multiprocessing.

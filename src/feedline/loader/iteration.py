@@ -99,11 +99,20 @@ class Iteration(_BaseDataLoaderIter):
         # To enter record_function takes 9 us, whether a profiler is active or not; to ask, 0.05 us.
         if _profiler_enabled() and self._profile_name:
             with record_function(self._profile_name):
-                return self._next_data()
-        return self._next_data()
+                batch = self._fetch()
+        else:
+            batch = self._fetch()
+        self.session.delivered()
+        return batch
 
     def _next_data(self) -> Any:
         """Return the next batch, without an entry for profilers."""
+        batch = self._fetch()
+        self.session.delivered()
+        return batch
+
+    def _fetch(self) -> Any:
+        """Return the next batch; the position stays before it until `delivered`."""
         if self.ended:
             raise StopIteration
         if self._shutdown:
@@ -139,7 +148,6 @@ class Iteration(_BaseDataLoaderIter):
             recording.handed_out(batch, asked_ns, asked_cpu_ns)
         elif own and recording.rest > 0:  # else a pass has begun
             recording.rest -= 1
-        session.delivered()
         self._num_yielded += 1
         return batch
 

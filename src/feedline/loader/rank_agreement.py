@@ -76,7 +76,7 @@ class RankAgreement:
                 "loader, to compare length, seed and position, and goes on without; if it is for "
                 "this rank alone, pass rank=0, world_size=1",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self._plan = plan
 
@@ -96,7 +96,7 @@ class RankAgreement:
             "that are seeded alike draw the same samples, and others draw some of them twice. "
             f"Unless each rank has a dataset of its own, use {instead}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def all_say(self, mine: bool, plan: Plan) -> bool:
