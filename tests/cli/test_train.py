@@ -170,7 +170,6 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--schedule", "0x2"), ("size must be", "got 0")),
         (("--batch-size", 0), ("batch_size must be", "got 0")),
         (("--lr", "-1"), ("lr must be above 0", "got -1.0")),
-        (("--augment-on", "gpu"), ("augment_on must be 'device' or 'cpu', got 'gpu'",)),
         (("--workers", "many"), ("--workers must be", "'many'")),
         (("--model", "resnet19"), ("has no model 'resnet19'", "resnet18")),
         (("--amp", "fp16"), ("needs a CUDA device",)),

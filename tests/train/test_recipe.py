@@ -35,7 +35,6 @@ from feedline.train.recipe import Recipe
         ("on_error", "ignore"),
         ("curve", "step"),
         ("policy", "auto"),
-        ("augment_on", "gpu"),
         ("ramp_from", 1.5),
         ("mixup", -1.0),
         ("cutmix", float("inf")),

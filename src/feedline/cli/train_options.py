@@ -14,7 +14,6 @@ __all__ = [
     "Accumulate",
     "Amp",
     "Augment",
-    "AugmentOn",
     "BatchSize",
     "Cache",
     "CheckpointEvery",
@@ -144,16 +143,6 @@ Policy = Annotated[
 ]
 Augment = Annotated[
     float | None, _option(_REGULARISATION, "Its strength, 0 to 1. [dim]Default: 1.[/dim]")
-]
-AugmentOn = Annotated[
-    str | None,
-    _option(
-        _REGULARISATION,
-        "Where the policy and erasing are done: device, or cpu: in the workers, image by image. "
-        "MixUp and CutMix are of a batch, so on the device always; --dry-run measures both. "
-        "[dim]Default: device.[/dim]",
-        metavar="cpu|device",
-    ),
 ]
 Erasing = Annotated[float | None, _option(_REGULARISATION, "Chance that a rectangle is erased.")]
 Dropout = Annotated[float | None, _option(_REGULARISATION, "Its chance, before the head.")]

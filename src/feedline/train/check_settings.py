@@ -12,12 +12,10 @@ __all__ = ["check_settings"]
 
 CURVES = ("onecycle", "cosine", "linear", "constant")
 POLICIES = ("none", "rand", "trivial")
-AUGMENT_PLACES = ("device", "cpu")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "curve": CURVES,
     "policy": POLICIES,
-    "augment_on": AUGMENT_PLACES,
     "amp": ("auto", "off", "bf16", "fp16"),
     "class_weights": ("none", "balanced"),
     "on_error": ("raise", "skip"),

@@ -1,4 +1,4 @@
-"""Random erasing: of a whole batch, on the device it is on, and of the pixels of one image."""
+"""Random erasing of a whole batch, on its device."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from feedline.device.normalise import IMAGENET_MEAN
-
-__all__ = ["erase_pixels", "erased"]
+__all__ = ["erased"]
 
 _SCALE = (0.02, 0.33)  # of the image's area, and
 _RATIO = (0.3, 3.3)  # height over width: torchvision's defaults
 _TRIES = 10
-_MEAN = np.rint(255 * np.array(IMAGENET_MEAN)).astype(np.uint8)
 
 
 def erased(images: Tensor, chance: float, seed: int) -> Tensor:
@@ -44,23 +40,6 @@ def erased(images: Tensor, chance: float, seed: int) -> Tensor:
     within_x = (x >= left[:, None]) & (x < right[:, None])
     gone = (within_y[:, :, None] & within_x[:, None, :])[:, None]
     return images.masked_fill(gone, 0.0)
-
-
-def erase_pixels(pixels: NDArray[np.uint8], chance: float, seed: int) -> None:
-    """Let an image lose a rectangle, with a chance: to the mean, rounded to a grey level.
-
-    After normalisation that is 0 to within 0.01, where `erased` leaves 0 itself.
-
-    Args:
-        pixels: uint8, shape (H, W, 3), RGB; changed in place.
-        chance: 0 to 1.
-        seed: of the draws, at least 0.
-    """
-    draw = np.random.Generator(np.random.PCG64(seed))
-    if draw.random() < chance:
-        height, width, _ = pixels.shape
-        top, bottom, left, right = _box(height, width, draw)
-        pixels[top:bottom, left:right] = _MEAN
 
 
 def _box(height: int, width: int, draw: np.random.Generator) -> tuple[int, int, int, int]:

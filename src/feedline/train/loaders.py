@@ -13,7 +13,6 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.train.data import TrainData
 from feedline.train.recipe import Recipe
-from feedline.train.row_augmentation import RowAugmentation, numbered
 from feedline.train.run_settings import RunSettings
 from feedline.train.transforms import RecipeTransforms
 
@@ -33,14 +32,11 @@ def train_loader(
         UsageError: a setting cannot be used.
     """
     transforms = RecipeTransforms(recipe, len(images.classes))
-    in_workers = recipe.augment_on == "cpu"
-    if in_workers:
-        images = images.with_transform(RowAugmentation.of(recipe))
     loader = _made(recipe, asked, device)(
         images,
         recipe.batch_size,
-        schedule=numbered(recipe.loads) if in_workers else recipe.loads,
-        pixel_transform=None if in_workers else transforms.pixels,
+        schedule=recipe.loads,
+        pixel_transform=transforms.pixels,
         batch_transform=transforms.whole,
         cache=asked.cache,
         # A last batch of a row or two upsets batch normalisation; a set smaller than a batch

@@ -12,7 +12,6 @@ from rich.filesize import decimal
 
 from feedline.forecast.phase_forecast import PhaseForecast
 from feedline.forecast.text import aligned, counted, duration, wrapped
-from feedline.train.augment_places import AugmentPlaces, place_rows, places_note
 from feedline.train.phase import REGULARISATION, TrainPhase
 from feedline.train.presets import GRID_PX, off_grid, rounded
 from feedline.train.recipe import Recipe
@@ -74,12 +73,7 @@ class PlannedPhase:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values."""
-        measured = {
-            name: value
-            for name, value in asdict(self.measured).items()
-            if name not in ("rates", "places")
-        }
-        places = self.measured.places
+        measured = {name: value for name, value in asdict(self.measured).items() if name != "rates"}
         return {
             **asdict(self.phase),
             "val_size": self.val_size,
@@ -98,7 +92,6 @@ class PlannedPhase:
             "num_workers_needed": self.forecast.needed,
             "memory_bytes": self.memory_bytes,
             "measured": measured,
-            "augmentation": None if places is None else places.as_dict(),
         }
 
 
@@ -188,8 +181,6 @@ class PlannedRun:
         lines += ["", "phases", *aligned(self._phase_rows())]
         lines += ["", "regularisation", *aligned(self._regularisation_rows())]
         lines += ["", "predicted", *aligned(self._time_rows())]
-        if places := self._places():
-            lines += ["", "policy and erasing in either place", *aligned(place_rows(places))]
         return "\n".join([*lines, *(line for said in self._notes() for line in wrapped(said))])
 
     def _phase_rows(self) -> list[tuple[str, ...]]:
@@ -239,14 +230,6 @@ class PlannedRun:
         free = f"of {decimal(self.memory_free)}"
         return [*rows, ("all", "", "", "", duration(self.left_s), free, "")]
 
-    def _places(self) -> list[tuple[str, AugmentPlaces]]:
-        """What augmentation costs in either place, of the phases that have some."""
-        return [
-            (f"{each.phase.size} px", each.measured.places)
-            for each in self.phases
-            if each.measured.places is not None
-        ]
-
     def _size_hints(self) -> list[str]:
         """What to know of sizes that strides do not divide."""
         trained = {each.phase.size for each in self.phases}
@@ -294,8 +277,7 @@ class PlannedRun:
             "not in the times: the start of workers, checkpoints, reading files from a disk, and "
             "workers that num_workers='auto' adds or takes away"
         )
-        places = [places_note(self.recipe.augment_on)] if self._places() else []
-        return [*self._size_hints(), *needs, how, *places, f"memory: {self.memory_how}", without]
+        return [*self._size_hints(), *needs, how, f"memory: {self.memory_how}", without]
 
 
 def _rate(images_per_s: float) -> str:

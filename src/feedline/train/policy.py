@@ -1,4 +1,4 @@
-"""Policies of augmentation, RandAugment and TrivialAugment: of a batch at once, and of one image.
+"""RandAugment and TrivialAugment of a whole batch, on its device.
 
 Guarantees: each image gets its own operations and signs, with torchvision's operations, ranges and
 odds; of TrivialAugment, images of a batch that get the same operation share its strength. What is
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feedline.errors import UsageError
 
-__all__ = ["augmented", "augmented_image", "functional_of"]
+__all__ = ["augmented"]
 
 _RAND_LAYERS = 2
 _RAND_MAGNITUDE = 9 / 30  # of the range: torchvision's default, as the paper's for ImageNet
@@ -103,7 +103,7 @@ def augmented(images: Tensor, policy: str, strength: float, seed: int) -> Tensor
     """
     if policy == "none" or strength == 0 or not len(images):
         return images
-    functional = functional_of(policy)
+    functional = _functional_for(policy)
     draw = np.random.Generator(np.random.PCG64(seed))
     operations = _operations(policy, *images.shape[-2:])
     for _ in range(_layers(policy)):
@@ -120,30 +120,7 @@ def augmented(images: Tensor, policy: str, strength: float, seed: int) -> Tensor
     return images
 
 
-def augmented_image(image: Tensor, policy: str, strength: float, seed: int) -> Tensor:
-    """One image with a policy's operations, other ones than `augmented` draws from the same seed.
-
-    Args:
-        image: uint8, shape (3, H, W); it stays as it is.
-        policy, strength, seed: as of `augmented`.
-
-    Raises:
-        UsageError: torchvision is not installed.
-    """
-    if policy == "none" or strength == 0:
-        return image
-    functional = functional_of(policy)
-    draw = np.random.Generator(np.random.PCG64(seed))
-    operations = _operations(policy, *image.shape[-2:])
-    for _ in range(_layers(policy)):
-        operation = operations[int(draw.integers(len(operations)))]
-        value = operation.value(_part(policy, draw) * strength)
-        negative = operation.signed and draw.random() < 0.5
-        image = operation.apply(functional, image, -value if negative else value)
-    return image
-
-
-def functional_of(policy: str) -> Any:
+def _functional_for(policy: str) -> Any:
     """torchvision's functional transforms v2, that a policy is made of.
 
     Raises:

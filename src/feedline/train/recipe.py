@@ -27,7 +27,7 @@ _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 # what can save a training that fails.
 _FREE_ON_RESUME = ("val_size", "patience", "lr", "clip", "amp")
 # Settings that came later, with what a checkpoint means that does not have them.
-_LATER = {"augment_on": "device", "ramp_from": 0.0}
+_LATER = {"ramp_from": 0.0}
 _OF_PHASES = (
     *("batch_size", "mixup", "cutmix", "label_smoothing", "augment", "erasing"),
     *("dropout", "drop_path", "val_size"),
@@ -52,9 +52,6 @@ class Recipe:
         label_smoothing, mixup, cutmix, erasing, dropout, drop_path: see `phase.TrainPhase`.
         policy: augmentation of each image: "none", "rand" or "trivial".
         augment: how strong the policy is, 0 to 1.
-        augment_on: where the policy and erasing are done: "device", batch by batch, or "cpu", in
-            the workers, image by image. They draw otherwise there. MixUp and CutMix mix the images
-            of a batch, which no worker has as a whole: they are done on the device always.
         ramp: mixup, cutmix, erasing, the policy, dropout and drop_path grow from a share in the
             first phase to all in the last one, where a phase says nothing else.
         ramp_from: that share, 0 to 1.
@@ -90,7 +87,6 @@ class Recipe:
     cutmix: float = 0.0
     policy: str = "none"
     augment: float = 1.0
-    augment_on: str = "device"
     erasing: float = 0.0
     dropout: float = 0.0
     drop_path: float = 0.0

@@ -1,8 +1,7 @@
 """A phase of a recipe rehearsed: its real step on its real batches, timed for some seconds.
 
 First some of the images are read, so that they come from the page cache; then the step alone, over
-batches that are kept; then steps over the loader, with its own settings; and where the phase
-augments, steps over a loader that has it done in the other place.
+batches that are kept; then steps over the loader, with its own settings.
 
 Guarantees: the loader and its workers end with it.
 Relies on: `tuning`, which times, and `forecast`, whose model says what the step is bound by.
@@ -23,8 +22,6 @@ from feedline.forecast.rates import Point, Rates
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.system import usable_cores
-from feedline.train.augment_costs import augment_costs
-from feedline.train.augment_places import AugmentPlaces
 from feedline.train.learner import Learner
 from feedline.train.loaders import train_loader
 from feedline.train.memory_error import in_memory, too_large
@@ -44,7 +41,6 @@ __all__ = ["RehearsedPhase", "rehearse_phase"]
 
 _CEILING = 0.15  # of the time, for the step alone
 _READING = 0.35  # at most, for bringing files into the page cache
-_COSTS = 0.1  # for what augmentation costs by itself
 _LEAST = 0.2  # for steps over the loader
 _STEPS = 16  # that there is time for, or each part has as few of them as can be
 
@@ -62,7 +58,6 @@ class RehearsedPhase:
         wait_share: of the steps' time, what they waited for batches, 0 to 1.
         workers: that made the batches.
         seconds: that all of it took.
-        places: what the phase's augmentation costs on the CPU and on the device; None without any.
     """
 
     rates: Rates
@@ -73,7 +68,6 @@ class RehearsedPhase:
     wait_share: float
     workers: int
     seconds: float
-    places: AugmentPlaces | None
 
 
 def rehearse_phase(
@@ -110,7 +104,6 @@ def rehearse_phase(
     learner.model.train()
     step = RehearsedStep(learner, recipe.accumulate)
     with in_memory(lambda error: too_large("a batch", phase.batch_size, phase.size, error)):
-        costs = augment_costs(alone, images, learner.device, most_s=_COSTS * budget_s)
         with ExitStack() as stack:
             told("starting workers")
             loader, tried = _begun(alone, images, asked, learner.device, stack)
@@ -129,22 +122,10 @@ def rehearse_phase(
             # Where a step takes long, the one that was timed tells enough of it.
             ceiling = 1.0 / step_s if few else rehearsal.ceiling(_CEILING * budget_s)
             told("steps over the loader")
-            left_s = (until - time.monotonic()) / (1 if costs is None else 2)
-            trial = _trial(rehearsal, loader, tried, left_s, budget_s)
+            trial = _trial(rehearsal, loader, tried, until - time.monotonic(), budget_s)
             rows = min(phase.batch_size or 1, len(images))
             rates = _rates(loader, replace(phase, batch_size=rows), trial, ceiling, metered.cpu_s)
             tried.close()
-        places = None
-        if costs is not None:
-            told("steps with augmentation in the other place")
-            other = replace(alone, augment_on="device" if alone.augment_on == "cpu" else "cpu")
-            with ExitStack() as stack:
-                second, tried = _begun(other, images, asked, learner.device, stack)
-                rehearsal = Rehearsal(tried, step, phase.size, few=few)
-                there = _trial(rehearsal, second, tried, until - time.monotonic(), budget_s)
-                tried.close()
-            of = {alone.augment_on: trial, other.augment_on: there}
-            places = AugmentPlaces(costs=costs, rows=rows, **of)
     return RehearsedPhase(
         rates=rates,
         steps=trial.window.steps,
@@ -154,7 +135,6 @@ def rehearse_phase(
         wait_share=trial.window.wait_share,
         workers=loader.num_workers,
         seconds=time.monotonic() - begun,
-        places=places,
     )
 
 

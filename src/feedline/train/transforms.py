@@ -1,7 +1,4 @@
-"""What a phase does to whole batches on the device, as functions that a loader takes.
-
-With `augment_on="cpu"` that is mixing alone; the rest is done in the workers, see
-`row_augmentation`.
+"""Augmentation of whole batches on the device, as functions that a loader accepts.
 
 Guarantees: what is drawn follows from the batch's seed, so a resumed run draws the same; each kind
 of draw has a stream of its own.
@@ -19,9 +16,9 @@ from feedline.train.mixing import Mixing, mixed
 from feedline.train.policy import augmented
 from feedline.train.recipe import Recipe
 
-__all__ = ["ERASING", "POLICY", "RecipeTransforms"]
+__all__ = ["RecipeTransforms"]
 
-POLICY, ERASING, _MIXING = 1, 2, 3  # streams
+_POLICY, _ERASING, _MIXING = 1, 2, 3  # streams
 
 
 class RecipeTransforms:
@@ -39,13 +36,12 @@ class RecipeTransforms:
     def pixels(self, images: Tensor, batch: Batch) -> Tensor:
         """The policy; see `DataLoader(pixel_transform=)`."""
         phase = self._recipe.phase_at(batch.epoch)
-        seed = mix(batch.whole_seed, POLICY)
+        seed = mix(batch.whole_seed, _POLICY)
         return augmented(images, self._recipe.policy, phase.augment or 0.0, seed)
 
     def whole(self, images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
         """Erasing, then mixing; see `DataLoader(batch_transform=)`."""
         phase = self._recipe.phase_at(batch.epoch)
-        if self._recipe.augment_on == "device":
-            images = erased(images, phase.erasing or 0.0, mix(batch.whole_seed, ERASING))
+        images = erased(images, phase.erasing or 0.0, mix(batch.whole_seed, _ERASING))
         mixing = Mixing(mixup=phase.mixup or 0.0, cutmix=phase.cutmix or 0.0, classes=self._classes)
         return mixed(images, labels, mixing, mix(batch.whole_seed, _MIXING))
