@@ -23,7 +23,7 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
-from feedline.train import training
+from feedline.train import stop, training
 from feedline.train.recipe import Recipe
 from feedline.train.run import run_training
 from feedline.train.run_settings import RunSettings
@@ -38,10 +38,11 @@ def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str
         recipe: what is trained.
         data: the images.
         folder: below it lie the run's folder, `out`, and what each rank says.
-        of: `after` and `signum` for a signal to the last rank behind a step; and what
-            `RunSettings` has.
+        of: `after` and `signum` for a signal to the last rank behind a step; `check_s`, how often
+            ranks agree on a stop, by default at each step; and what `RunSettings` has.
     """
     folder.mkdir(exist_ok=True)
+    check_s = of.pop("check_s", 0.0)
     signalled = {name: int(of.pop(name, 0)) for name in ("after", "signum")}
     settings = {"device": "cpu", "workers": 0, **of}
     return {
@@ -50,6 +51,7 @@ def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str
         "folder": str(folder),
         "settings": settings,
         **signalled,
+        "check_s": check_s,
     }
 
 
@@ -121,6 +123,7 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
 
 def _trained(asked: dict[str, Any]) -> None:
     rank, world = rank_and_world()
+    stop.CHECK_S = asked["check_s"]
     seen: list[Any] = []
     _noted(seen, asked["after"] if rank == world - 1 else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from interruption import Forks, job, on_ranks, said_in
+from ranks import said_by_ranks
 
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
@@ -58,6 +59,46 @@ def test_a_signal_to_one_rank_stops_all_and_each_says_so(
     assert load_checkpoint(tmp_path / "out")["learner"]["step"] == 7
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
     assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [None] * 2
+
+
+def test_ranks_that_seldom_look_stop_at_the_same_step(
+    tiny_set: Path, tmp_path: Path, forked: Forks
+) -> None:
+    recipe = {"model": "test_resnet", "schedule": "24x3", "batch_size": 4}
+    asked = job(recipe, tiny_set, tmp_path, after=2, signum=signal.SIGTERM, check_s=3600.0)
+    assert forked.run_ranks(asked, 2) == [0, 0]
+    lead, other = (said_in(tmp_path, rank) for rank in range(2))
+    assert lead["stopped_by"] == other["stopped_by"] == signal.SIGTERM
+    assert len(lead["seen"]) == len(other["seen"]) == 5, "at the epoch's end at the latest"
+    assert lead["seen"] == other["seen"]
+    assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
+    assert len(said_in(tmp_path)["records"]) == 3
+
+
+_OWN_GROUP = """
+import json, os, sys
+import torch
+from torch import distributed
+from feedline.train.ranks import joined
+distributed.init_process_group("cuda:gloo")  # like nccl, it has no backend for CPU tensors
+with joined() as ranks:
+    model = torch.nn.BatchNorm1d(2)
+    model.running_mean.fill_(ranks.rank + 1)
+    ranks.share_buffers(model)
+    print(json.dumps({
+        "sum": float(ranks.summed(torch.tensor(ranks.rank + 1.0))),
+        "largest": ranks.largest(ranks.rank, -ranks.rank),
+        "first": ranks.from_first(lambda: "lead"),
+        "all": ranks.gathered(ranks.rank),
+        "mean": model.running_mean.tolist(),
+    }))
+assert distributed.is_initialized(), "the program's own group stays"
+"""
+
+
+def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
+    expected = {"sum": 3.0, "largest": [1, 0], "first": "lead", "all": [0, 1], "mean": [1.0, 1.0]}
+    assert said_by_ranks(_OWN_GROUP) == [expected, expected]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""The processes of one training, as torchrun has started them.
+"""The processes of one training, started by torchrun.
 
-Guarantees: with a single process nothing is set up, and each of these calls is as cheap as none.
-Every other call is a collective one: all ranks have to make it, in the same order. Values go
-between them as torch's tensors and pickles, among processes that torchrun has started for this run.
+Guarantees: with a single process nothing is set up and each call returns at once. With several,
+every call is a collective: all ranks have to make it, in the same order. Values on the CPU are
+exchanged by gloo, also where the program has set up a process group for CUDA alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Ranks:
 
     Args:
         rank: its number, from 0.
-        world: how many there are.
+        world: number of ranks.
+        group: process group for values on the CPU; None for the default group.
     """
 
     rank: int = 0
     world: int = 1
+    group: distributed.ProcessGroup | None = None
 
     @property
     def leads(self) -> bool:
@@ -53,24 +55,24 @@ class Ranks:
         """The sum over all ranks; the value itself stays."""
         if self.world == 1:
             return value
-        total = value.clone()
-        distributed.all_reduce(total)
-        return total
+        total = value.to("cpu", copy=True)
+        distributed.all_reduce(total, group=self.group)
+        return total.to(value.device)
 
-    def largest(self, number: int) -> int:
-        """The largest of all ranks'."""
+    def largest(self, *numbers: int) -> list[int]:
+        """The largest value over all ranks, for each of the numbers."""
         if self.world == 1:
-            return number
-        found = torch.tensor(number, device="cpu")
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return int(found)
+            return list(numbers)
+        found = torch.tensor(numbers, device="cpu")
+        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.group)
+        return found.tolist()
 
     def from_first(self, make: Callable[[], _T]) -> _T:
         """What rank 0 makes, on every rank. Where it raises, torchrun ends the others, too."""
         if self.world == 1:
             return make()
         said = [make() if self.leads else None]
-        distributed.broadcast_object_list(said, src=0)
+        distributed.broadcast_object_list(said, src=0, group=self.group)
         made: Any = said[0]
         return made  # type: ignore[no-any-return]
 
@@ -79,14 +81,15 @@ class Ranks:
         if self.world == 1:
             return [value]
         found: list[Any] = [None] * self.world
-        distributed.all_gather_object(found, value)
+        distributed.all_gather_object(found, value, group=self.group)
         return found
 
     def share_buffers(self, model: nn.Module) -> None:
         """Give every rank the running statistics of rank 0."""
         if self.world > 1:
             for buffer in model.buffers():
-                distributed.broadcast(buffer, src=0)
+                group = self.group if buffer.device.type == "cpu" else None
+                distributed.broadcast(buffer, src=0, group=group)
 
     def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model with its gradients averaged over the ranks; itself where there is one."""
@@ -98,15 +101,24 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Meet the other processes of the training, if torchrun has started some.
+    """Join the other processes of the training, if torchrun has started any.
+
+    A process group that the program has set up is used, with a gloo group beside it.
 
     Raises:
         UsageError: the environment names a rank, and not where the others are.
         FeedlineError: another rank has ended; names it where it was of this machine.
     """
     rank, world = rank_and_world()
-    if world == 1 or distributed.is_initialized():
+    if world == 1:
         yield Ranks(rank, world)
+        return
+    if distributed.is_initialized():
+        group: Any = distributed.new_group(backend="gloo", timeout=_SILENCE)
+        try:
+            yield Ranks(rank, world, group)
+        finally:
+            distributed.destroy_process_group(group)
         return
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:

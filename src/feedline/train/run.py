@@ -33,7 +33,7 @@ from feedline.train.run_files import RunFiles
 from feedline.train.run_folder import make_run_folder, occupied
 from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import machine, reseed
-from feedline.train.stop import StopRequest
+from feedline.train.stop import AgreedStop, StopRequest
 from feedline.train.training import Training
 from feedline.train.warm_up import shapes_of, warm_up
 from feedline.watching.watched import forget, watch
@@ -155,7 +155,7 @@ def _trained(
             files=files,
             checkpoint_every=asked.checkpoint_every or 0,
             ranks=ranks,
-            stop=stop,
+            stop=AgreedStop(stop, ranks),
             report=report,
         )
         if ready.saved is not None:

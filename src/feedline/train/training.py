@@ -34,7 +34,7 @@ from feedline.train.runtime import random_state, restore_random_state
 from feedline.train.standing import Standing
 from feedline.train.step import train_step
 from feedline.train.steps import Steps
-from feedline.train.stop import StopRequest
+from feedline.train.stop import AgreedStop
 from feedline.train.way_out import way_out
 
 __all__ = ["Training"]
@@ -62,7 +62,7 @@ class Training:
         files: tells of it in the run's folder.
         checkpoint_every: steps between checkpoints within an epoch; 0 saves after epochs only.
         ranks: the processes that train; each makes the same calls.
-        stop: true once the run is to end; asked after each step and each validation batch.
+        stop: asked after each step and each validation batch.
         report: told how it goes.
     """
 
@@ -79,7 +79,7 @@ class Training:
     files: RunFiles
     checkpoint_every: int
     ranks: Ranks
-    stop: StopRequest
+    stop: AgreedStop
     report: Report
 
     def __post_init__(self) -> None:
@@ -132,9 +132,9 @@ class Training:
         loss_sum = self.ranks.summed(running.loss_sum)
         return replace(running, samples=int(samples), loss_sum=loss_sum)
 
-    def _stopping(self) -> bool:
-        """Whether a stop was asked for, of any rank: then all stop at the same step."""
-        self._stopped_by = self.ranks.largest(self.stop.asked() or 0) or None
+    def _stopping(self, *, at_end: bool = False) -> bool:
+        """Return True if any rank was asked to stop: all ranks stop at the same step."""
+        self._stopped_by = self.stop.asked(at_end=at_end)
         return self._stopped_by is not None
 
     def fit(self) -> int | None:
@@ -170,7 +170,7 @@ class Training:
                 return False
             began = time.monotonic()
             result = self._validate(self.recipe.val_size_of(phase))
-            stopping = self._stopping()
+            stopping = self._stopping(at_end=True)
             if stopping and self.val_loader is not None and result is None:
                 self.save(must=True)
                 return False
