@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
-DEMO_SIZES := 64,112,160
-DEMO_TRAINING := --model resnet18 --schedule "64x2,112x2,160x2" --batch-size 16
+DEMO_SIZES := 64,96,160
+DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
 .PHONY: demo test test-all lint docs notebook bench-peers clean
 

@@ -41,10 +41,9 @@ from torch import Tensor, nn
 from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop, build_cache
 from feedline.remote.open_location import open_cache
 from feedline.train.evaluate import evaluate
-from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import prepare_process
-from feedline.train.step import train_step
+from feedline.train.train_state import StepCounter, TrainState, train_step
 
 ORIGINALS = "originals"
 CPU = torch.device("cpu")
@@ -107,29 +106,31 @@ def trained(
         device="cpu",
         drop_last=True,
     ) as loader:
-        learner = Learner(
-            model, recipe, total_steps=loader.total_steps, device=CPU, precision=torch.float32
-        )
-        for epoch in range(1, recipe.phases.epochs + 1):
-            losses = [float(train_step(learner, images, labels)) for images, labels in loader]
+        state = TrainState(model, recipe, device=CPU, precision=torch.float32)
+        steps = StepCounter(recipe=recipe, batches_in=loader.steps_in)
+        for epoch in range(recipe.epochs):
+            losses = []
+            for step, (images, labels) in enumerate(loader):
+                state.set_progress(steps.progress(epoch, step))
+                losses.append(float(train_step(state, images, labels)))
             epochs.append(sum(losses) / len(losses))
-            if epoch > recipe.phases.epochs - judged_epochs:
-                judged.append(figures(learner, validation[ORIGINALS]))
+            if epoch >= recipe.epochs - judged_epochs:
+                judged.append(figures(model, validation[ORIGINALS]))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())
     return {
         "train_loss": epochs,
         "judged": judged,
-        "on": {name: figures(learner, batches) for name, batches in validation.items()},
+        "on": {name: figures(model, batches) for name, batches in validation.items()},
         "weights_sha256": digest.hexdigest(),
         "seconds": time.monotonic() - began,
     }
 
 
-def figures(learner: Learner, batches: Batches) -> Found:
+def figures(model: torch.nn.Module, batches: Batches) -> Found:
     """Top-1 accuracy, 0 to 1, and loss."""
-    result = evaluate(learner, batches)
+    result = evaluate(model, batches, device=CPU)
     assert result is not None
     return {"top1": result.top1, "loss": result.loss}
 

@@ -41,7 +41,20 @@ __all__ = [
 
 
 class FeedlineError(Exception):
-    """The root of every exception that feedline raises on purpose."""
+    """Base class of all exceptions of feedline.
+
+    Args:
+        args: the message: what failed, the value and the limit, the cause if known.
+        hint: what to do about it; shown on a line of its own.
+    """
+
+    def __init__(self, *args: object, hint: str = "") -> None:
+        super().__init__(*args)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\nhint: {self.hint}" if getattr(self, "hint", "") else message
 
 
 class UsageError(FeedlineError, ValueError):

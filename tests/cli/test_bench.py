@@ -171,7 +171,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
 
 def test_folders_without_images_are_refused(feedline: Command, tmp_path: Path) -> None:
     assert_refused(feedline("bench", tmp_path / "nowhere"), "no such folder", "demo-data")
-    assert_refused(feedline("bench", tmp_path), "found no class folders, it is empty")
+    assert_refused(feedline("bench", tmp_path), "no class folders, it is empty")
     (tmp_path / "ant").mkdir()
     assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
 

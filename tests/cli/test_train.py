@@ -47,16 +47,16 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
     assert (tmp_path / "run" / "best.pt").exists()
 
     again = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run")
-    assert_refused(again, "holds the checkpoint of an earlier run", "--resume")
+    assert_refused(again, "has the checkpoint of an earlier run", "--resume")
     bare = ("train", tiny_set, "--workers", 0, "--device", "cpu", "--resume", tmp_path / "run")
     foreign = feedline(*bare, "--seed", 3)
     assert_refused(foreign, "seed was 0, is 3")
     finished = feedline(*bare)
     assert finished.status == 0
-    assert "finished already" in finished.out
+    assert "is finished" in finished.out
     longer = feedline(*bare, "--schedule", "32x1,48x1")
     assert longer.status == 0, longer.err
-    assert "to 2 epochs, along the curve of the longer schedule" in longer.out
+    assert "up to 2 epochs of the new schedule" in longer.out
     assert "epoch 2/2  48 px" in longer.out
     assert_refused(feedline(*bare, "--schedule", "48x3"), "schedule was '32x1,48x1', is '48x3'")
 
@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
     ended = feedline(*bare)
     assert ended.status == 0, ended.err
     assert "damaged" in ended.out
-    assert f"going on from {out / 'before.pt'}, the one before it" in ended.out
+    assert f"resuming from {out / 'previous.pt'}" in ended.out
     assert "epoch 2/2  32 px" in ended.out
 
 
@@ -100,7 +100,7 @@ def test_a_run_does_not_claim_weights_that_are_not_there(
     assert json.loads(result.read_text())["weights"] == kept
     assert (f"weights in {out / 'best.pt'}" in ended.out) is (kept is not None)
     if kept is None:
-        said = f"weights could not be kept: {out / 'best.pt'} cannot be written"
+        said = f"the best weights could not be written: {out / 'best.pt'} cannot be written"
         assert said in ended.err
         assert "it needs about" in ended.err
         assert "are free there" in ended.err
@@ -122,21 +122,24 @@ def test_a_file_says_phases_and_the_command_line_the_rest(
     recipe = json.loads(file.read_text())["recipe"]
     assert (recipe["mixup"], recipe["batch_size"]) == (0.1, 8)
     assert recipe["schedule"][1] == {"size": 48, "epochs": 1, "lr": 0.5}
-    more = f'\n[run]\ndata = {json.dumps(str(tiny_set))}\nkeep = 1\nworkers = 0\ndevice = "cpu"\n'
+    data = json.dumps(str(tiny_set))
+    more = f'\n[run]\ndata = {data}\nkeep_checkpoints = 1\nworkers = 0\ndevice = "cpu"\n'
     config.write_text(config.read_text() + more)
-    ended = feedline("train", "--config", config, "--keep", 2, "--out", tmp_path / "all")
+    ended = feedline(
+        "train", "--config", config, "--keep-checkpoints", 2, "--out", tmp_path / "all"
+    )
     assert ended.status == 0, ended.err
     names = sorted(path.name for path in (tmp_path / "all").glob("epoch-*"))
     assert names == ["epoch-0001.pt", "epoch-0002.pt"]
     written = (tmp_path / "all" / "recipe.toml").read_text()
     assert "\n[run]\n" in written
-    assert "keep = 2\n" in written
-    config.write_text("[run]\nkeap = 2\n")
-    assert_refused(feedline(*arguments), "[run] has no setting 'keap'", "keep")
+    assert "keep_checkpoints = 2\n" in written
+    config.write_text("[run]\nkeep_checkpoint = 2\n")
+    assert_refused(feedline(*arguments), "no setting 'keep_checkpoint'", "keep_checkpoints")
     config.write_text("mix_up = 0.2\n")
     assert_refused(feedline(*arguments), "no setting 'mix_up'", "mixup")
     config.write_text("mixup = \n")
-    assert_refused(feedline(*arguments), "is no TOML that can be read")
+    assert_refused(feedline(*arguments), "is not valid TOML")
     assert_refused(feedline("train", tiny_set, "--config", tmp_path / "none"), "cannot be read")
 
 
@@ -145,36 +148,27 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
 ) -> None:
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", "--resume", "auto")
     assert ended.status == 0
-    assert "there is no run to go on from" in ended.out
+    assert "no run to resume" in ended.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
-        (
-            ("--schedule", "15000x1"),
-            ("images at 15000 px takes about", "are free on cpu", "fit. Use smaller images"),
-        ),
-        (("--schedule", "4000x1", "--batch-size", 512), ("one of", "would fit")),
-        (
-            ("--val-size", 16000),
-            ("validation with 4 images at 16000 px takes about", "are free on cpu", "--val-size "),
-        ),
-        (("--preset", "ffcv"), ("both a schedule and the preset 'ffcv'",)),
-        (("--epochs", 3), ("epochs is of a preset",)),
-        (("--optimizer", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),
+        (("--preset", "ffcv"), ("both schedule and preset 'ffcv'",)),
+        (("--epochs", 3), ("epochs needs a preset",)),
+        (("--opt", "adamx", "--lr", 0.1), ("no optimizer 'adamx'", "adam")),
         (("--device", "gpu"), ("'gpu' is no name of torch's", "Here there ", "'cpu'")),
-        (("--pretrained", "none.pt"), ("there is no file 'none.pt'",)),
+        (("--pretrained", "none.pt"), ("no such file 'none.pt'",)),
         (("--freeze", "stem"), ("no parameter's name begins with 'stem'",)),
         (("--schedule", "0x2"), ("size must be", "got 0")),
         (("--batch-size", 0), ("batch_size must be", "got 0")),
-        (("--lr", "-1"), ("lr must be above 0", "got -1.0")),
+        (("--lr", "-1"), ("lr must be a number above 0", "got -1.0")),
         (("--workers", "many"), ("--workers must be", "'many'")),
         (("--model", "resnet19"), ("has no model 'resnet19'", "resnet18")),
         (("--amp", "fp16"), ("needs a CUDA device",)),
-        (("--resume", "nowhere"), ("no checkpoint there",)),
-        (("--val", "nowhere"), ("no such folder",)),
+        (("--resume", "nowhere"), ("no checkpoint found",)),
+        (("--val-dir", "nowhere"), ("no such folder",)),
         (("--checkpoint-every", -1), ("checkpoint_every must be",)),
     ],
 )
@@ -215,14 +209,12 @@ def test_folders_that_hold_nothing_to_learn_are_refused(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     assert_refused(feedline("train", tmp_path / "nowhere", *QUICK), "no such folder", "demo-data")
-    assert_refused(feedline("train", tmp_path, *QUICK), "found no class folders")
+    assert_refused(feedline("train", tmp_path, *QUICK), "no class folders")
     (tmp_path / "empty" / "ant").mkdir(parents=True)
     (tmp_path / "empty" / "bee").mkdir()
     assert_refused(feedline("train", tmp_path / "empty", *QUICK))
     shutil.copytree(tiny_set / "train" / "dark", tmp_path / "one" / "dark")
-    assert_refused(
-        feedline("train", tmp_path / "one", *QUICK), "one class only", "nothing to learn"
-    )
+    assert_refused(feedline("train", tmp_path / "one", *QUICK), "one class only")
 
 
 def test_a_broken_image_is_named_or_skipped_as_asked(
@@ -239,7 +231,7 @@ def test_a_broken_image_is_named_or_skipped_as_asked(
     twice = ("--on-error", "skip", "--schedule", "32x2")
     ended = feedline("train", untidy, *QUICK, "--out", tmp_path / "b", *twice)
     assert ended.status == 0, ended.err
-    assert ended.out.count("left out") == ended.out.count("left out 2 times: ") == 1
+    assert ended.out.count("skipped") == ended.out.count("skipped 2 times: ") == 1
     assert "dark/3.jpg" in ended.out
 
 

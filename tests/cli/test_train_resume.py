@@ -13,11 +13,10 @@ import pytest
 import torch
 from command_line import Command, Ended
 
-from feedline.train import training
+from feedline.train import loop
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
-from feedline.train.report import Silent
-from feedline.train.run import run_training
+from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
 
 MODEL = "test_resnet.r160_in1k"
@@ -42,14 +41,14 @@ def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe(model=MODEL, schedule="32x2", batch_size=8)
     asked = RunSettings(
         data=there / "set",
-        val=there / "judged",
+        val_dir=there / "judged",
         out=there / "run",
         device="cpu",
         workers=0,
-        keep=2,
+        keep_checkpoints=2,
         checkpoint_every=1,
     )
-    run_training(recipe, Silent(), asked)
+    train_model(recipe, asked)
     return there
 
 
@@ -67,24 +66,33 @@ def test_a_run_alone_is_enough_to_go_on(
     monkeypatch.chdir(own.parent)
     ended = feedline("train", "--resume", own, "--schedule", "32x2,48x2")
     assert ended.status == 0, ended.err
-    assert "16 images of 2 classes, 4 to validate on" in ended.out
+    assert "16 images of 2 classes, 4 for validation" in ended.out
     assert epochs_kept(own) == ["epoch-0003.pt", "epoch-0004.pt"]
     known = load_checkpoint(own)["run"]
-    assert (known["data"], known["val"]) == (str(trained / "set"), str(trained / "judged"))
+    assert (known["data"], known["val_dir"]) == (str(trained / "set"), str(trained / "judged"))
     assert (known["workers"], known["device"], known["checkpoint_every"]) == (0, "cpu", 1)
 
 
 def test_what_is_given_stands_before_what_the_run_had_and_is_kept(
     feedline: Command, own: Path
 ) -> None:
-    more = ("--schedule", "32x3", "--keep", 1, "--checkpoint-every", 0, "--val", "none")
+    more = (
+        "--schedule",
+        "32x3",
+        "--keep-checkpoints",
+        1,
+        "--checkpoint-every",
+        0,
+        "--val-dir",
+        "none",
+    )
     ended = feedline("train", "--resume", own, *more)
     assert ended.status == 0, ended.err
     assert epochs_kept(own) == ["epoch-0003.pt"]
     assert "no validation" in ended.out
     known = load_checkpoint(own)["run"]
-    assert (known["keep"], known["checkpoint_every"], known["workers"]) == (1, 0, 0)
-    assert "val" not in known
+    assert (known["keep_checkpoints"], known["checkpoint_every"], known["workers"]) == (1, 0, 0)
+    assert "val_dir" not in known
     refused = feedline("train", "--resume", own, "--mixup", 0.3)
     assert refused.status == 2
     assert "mixup was 0.0, is 0.3" in said(refused)
@@ -96,7 +104,7 @@ def test_relative_places_are_known_from_elsewhere(
     monkeypatch.chdir(trained)
     quick = [each if each != "32x2" else "32x1" for each in QUICK]
     out = tmp_path / "run"
-    assert feedline("train", "set", *quick, "--val", "judged", "--out", out).status == 0
+    assert feedline("train", "set", *quick, "--val-dir", "judged", "--out", out).status == 0
     monkeypatch.chdir(tmp_path)
     ended = feedline("train", "--resume", "run", "--schedule", "32x2")
     assert ended.status == 0, ended.err
@@ -107,9 +115,9 @@ def test_relative_places_are_known_from_elsewhere(
     ("name", "words"),
     [
         ("data", ("folder of images", "feedline train --resume", "DIR")),
-        ("val", ("folder of validation images", "--val PLACE", "--val none")),
-        ("cache", ("run's cache", "--cache PLACE", "--cache none")),
-        ("settings", ("file of settings", "--settings PLACE", "--settings none")),
+        ("val_dir", ("folder of validation images", "--val-dir PATH")),
+        ("cache", ("cache of the run", "--cache PATH")),
+        ("settings", ("settings file of the run", "--settings PATH")),
     ],
 )
 def test_a_place_that_is_gone_is_named_with_its_option(
@@ -121,26 +129,10 @@ def test_a_place_that_is_gone_is_named_with_its_option(
     torch.save(content, own / "last.pt")
     ended = feedline("train", "--resume", own)
     assert ended.status == 2
-    for word in (str(gone), "is gone", *words):
+    for word in (str(gone), "is missing", *words):
         assert word in said(ended)
     if name != "data":
-        assert feedline("train", "--resume", own, f"--{name}", "none").status == 0
-
-
-def test_a_checkpoint_that_says_no_places_goes_on_with_what_is_given(
-    feedline: Command, trained: Path, own: Path
-) -> None:
-    content = torch.load(own / "last.pt", weights_only=True)
-    del content["run"]
-    torch.save(content, own / "last.pt")
-    refused = feedline("train", "--resume", own)
-    assert refused.status == 2
-    assert "does not say where its images are" in said(refused)
-    assert "feedline train DIR --resume" in said(refused)
-    more = ("--workers", 0, "--device", "cpu", "--resume", own)
-    ended = feedline("train", trained / "set", "--val", trained / "judged", *more)
-    assert ended.status == 0, ended.err
-    assert "finished already" in ended.out
+        assert feedline("train", "--resume", own, f"--{name.replace('_', '-')}", "none").status == 0
 
 
 def test_without_images_and_without_a_run_the_message_names_both(feedline: Command) -> None:
@@ -153,26 +145,34 @@ def test_without_images_and_without_a_run_the_message_names_both(feedline: Comma
 def test_the_command_that_a_stopped_run_prints_goes_on(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, out = training.train_step, tmp_path / "a run's folder"
+    real, out = loop.train_step, tmp_path / "a run's folder"
 
     def train_step(*step: Any, **part: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*step, **part)
 
-    monkeypatch.setattr(training, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     stopped = feedline(
-        "train", trained / "set", *QUICK, "--val", trained / "judged", "--keep", 1, "--out", out
+        "train",
+        trained / "set",
+        *QUICK,
+        "--val-dir",
+        trained / "judged",
+        "--keep-checkpoints",
+        1,
+        "--out",
+        out,
     )
     monkeypatch.undo()
     assert stopped.status == 128 + signal.SIGTERM
-    command = stopped.err.partition("Go on with: ")[2].strip()
+    command = stopped.err.partition("resume with: ")[2].strip()
     assert shlex.split(command) == ["feedline", "train", "--resume", str(out)]
     ended = feedline(*shlex.split(command)[1:])
     assert ended.status == 0, ended.err
     assert epochs_kept(out) == ["epoch-0002.pt"]
 
 
-@pytest.mark.parametrize("more", [(), ("--dry-run", "--rehearse", 1, "--schedule", "32x3")])
+@pytest.mark.parametrize("more", [(), ("--dry-run", "--dry-run-s", 1, "--schedule", "32x3")])
 def test_a_checkpoint_is_read_once(
     feedline: Command, own: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[Any, ...]
 ) -> None:

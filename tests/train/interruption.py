@@ -23,9 +23,9 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
-from feedline.train import stop, training
+from feedline.train import loop, stop
 from feedline.train.recipe import Recipe
-from feedline.train.run import run_training
+from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
 
 __all__ = ["Forks", "forks", "job", "on_ranks", "said_in"]
@@ -107,7 +107,7 @@ def forks() -> Iterator[Forks]:
 
 def _noted(seen: list[Any], step: int, signum: int) -> None:
     """Note each batch with the weights behind it; get a signal behind a step of the optimizer."""
-    real = training.train_step
+    real = loop.train_step
 
     def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:
         before = learner.step
@@ -118,7 +118,7 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
             os.kill(os.getpid(), signum)
         return loss
 
-    training.train_step = train_step
+    loop.train_step = train_step
 
 
 def _trained(asked: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ def _trained(asked: dict[str, Any]) -> None:
     recipe, settings = Recipe(**asked["recipe"]), RunSettings(**place, **asked["settings"])
     file = folder / f"rank{rank}.json"
     try:
-        result = run_training(recipe, report, settings)
+        result = train_model(recipe, settings, report=report)
     except FeedlineError as error:
         file.write_text(json.dumps({"error": str(error), "pid": os.getpid()}))
         raise SystemExit(1) from None

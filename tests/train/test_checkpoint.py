@@ -15,7 +15,7 @@ from feedline.errors import SaveError, StateError
 from feedline.train import checkpoint
 from feedline.train.checkpoint import (
     WEIGHTS,
-    keep_checkpoint,
+    CheckpointWriter,
     load_checkpoint,
     save_checkpoint,
 )
@@ -68,14 +68,13 @@ except SaveError as error:
 
 
 def test_the_one_before_and_some_more_are_kept(tmp_path: Path) -> None:
-    path, before = tmp_path / "last.pt", tmp_path / "before.pt"
+    writer = CheckpointWriter(out=tmp_path, keep=2, note=pytest.fail)
     for step in range(5):
-        save_checkpoint(path, {"step": step}, before=before)
-        keep_checkpoint(path, f"epoch-{step:04}.pt", most=2)
-    assert load_checkpoint(path)["step"] == 4
-    assert load_checkpoint(before)["step"] == 3
+        writer.save({"step": step}, epochs=step)
+    assert load_checkpoint(tmp_path)["step"] == 4
+    assert load_checkpoint(tmp_path / "previous.pt")["step"] == 3
     names = sorted(child.name for child in tmp_path.iterdir())
-    assert names == ["before.pt", "epoch-0003.pt", "epoch-0004.pt", "last.pt"]
+    assert names == ["epoch-0003.pt", "epoch-0004.pt", "last.pt", "previous.pt"]
     assert load_checkpoint(tmp_path / "epoch-0003.pt")["step"] == 3
 
 
@@ -93,7 +92,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_runs_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(StateError, match="not a checkpoint that feedline can read") as error:
+    with pytest.raises(StateError, match="damaged, or not a checkpoint") as error:
         load_checkpoint(tmp_path / "last.pt")
     assert "weights_only" not in str(error.value)
     assert not (tmp_path / "sprung").exists()
@@ -109,16 +108,16 @@ def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_torchs_that_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(StateError, match="found something else"):
+    with pytest.raises(StateError, match="got another file"):
         load_checkpoint(tmp_path / "other.pt")
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no checkpoint there"):
+    with pytest.raises(StateError, match="no such checkpoint"):
         load_checkpoint(tmp_path)
 
 
 def test_weights_are_no_checkpoint_and_the_message_names_the_file_to_take(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "best.pt", {"weights": torch.arange(3)}, kind=WEIGHTS)
-    with pytest.raises(StateError, match=r"found feedline model weights.*name the last\.pt"):
+    with pytest.raises(StateError, match=r"(?s)got feedline model weights.*name last\.pt"):
         load_checkpoint(tmp_path / "best.pt")

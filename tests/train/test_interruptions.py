@@ -26,23 +26,23 @@ PROGRESSIVE: dict[str, Any] = {
     "model": "test_resnet.r160_in1k",
     "schedule": [
         {"size": 24, "epochs": 2, "batch_size": 4},
-        {"size": 32, "epochs": 1, "batch_size": 3, "lr": 0.5, "label_smoothing": 0.0},
-        {"size": 40, "epochs": 1, "batch_size": 6, "val_size": 32},
+        {"size": 32, "epochs": 1, "batch_size": 3, "lr": 0.5, "smoothing": 0.0},
+        {"size": 40, "epochs": 1, "batch_size": 6, "val_image_size": 32},
         {"size": 48, "epochs": 2, "batch_size": 5},
     ],
     "batch_size": 4,
     "mixup": 0.2,
     "cutmix": 1.0,
-    "policy": "trivial",
-    "erasing": 0.3,
+    "aa": "trivial",
+    "reprob": 0.3,
     "drop_path": 0.1,
-    "dropout": 0.2,
-    "accumulate": 2,
-    "clip": 1.0,
-    "ema": 0.9,
+    "drop": 0.2,
+    "grad_accum_steps": 2,
+    "clip_grad": 1.0,
+    "model_ema_decay": 0.9,
     "class_weights": "balanced",
     "freeze": ("conv1",),
-    "curve": "cosine",
+    "sched": "cosine",
 }
 WAYS = [
     signal.SIGKILL,
@@ -57,7 +57,7 @@ def last_steps(ranks: int) -> tuple[list[int], list[int]]:
     recipe = Recipe(**PROGRESSIVE)
     phases = [recipe.phase_at(epoch) for epoch in range(recipe.epochs)]
     batches = (IMAGES[ranks] // ((phase.batch_size or 0) * ranks) for phase in phases)
-    ends = list(accumulate(-(-each // recipe.accumulate) for each in batches))
+    ends = list(accumulate(-(-each // recipe.grad_accum_steps) for each in batches))
     return ends, [ends[k - 1] for k in accumulate(phase.epochs for phase in recipe.phases)]
 
 
@@ -135,7 +135,7 @@ def test_a_run_goes_on_to_the_same_weights(
         assert ended == 0
         assert said_in(tmp_path)["stopped_by"] == way
     if left:
-        assert load_checkpoint(tmp_path / "out")["learner"]["step"] == left
+        assert load_checkpoint(tmp_path / "out")["state"]["step"] == left
     assert forked.run(job(PROGRESSIVE, tiny_set, tmp_path, resume="auto", workers=behind)) == 0
     said, whole = said_in(tmp_path), said_in(uninterrupted)
     assert said["steps"] == list(range(left + 1, 29))
@@ -198,7 +198,7 @@ def test_two_ranks_go_on_together_to_the_same_weights(
         assert ended == [0, 0]
         assert said_in(tmp_path, 1)["stopped_by"] == way
     if left:
-        assert load_checkpoint(tmp_path / "out")["learner"]["step"] == left
+        assert load_checkpoint(tmp_path / "out")["state"]["step"] == left
     again = job(PROGRESSIVE, shared, tmp_path, resume="auto", workers=1)
     assert forked.run_ranks(again, 2) == [0, 0]
     said, whole = said_in(tmp_path), said_in(uninterrupted_ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from feedline.errors import UsageError
 from feedline.train.evaluate import evaluate
-from feedline.train.learner import Learner
-from feedline.train.optimizer import parameter_groups
-from feedline.train.rate import rate_at
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision
-from feedline.train.step import train_step
+from feedline.train.train_state import TrainState, create_optimizer, lr_factor, train_step
 
 CPU = torch.device("cpu")
 
@@ -33,9 +31,9 @@ def small_model(classes: int = 3) -> nn.Module:
     )
 
 
-def small_learner(*, classes: int = 3, **recipe_of: object) -> Learner:
-    recipe = Recipe(**recipe_of)  # type: ignore[arg-type]
-    return Learner(small_model(classes), recipe, device=CPU, precision=torch.float32)
+def small_state(*, classes: int = 3, **settings: object) -> TrainState:
+    recipe = Recipe(**settings)  # type: ignore[arg-type]
+    return TrainState(small_model(classes), recipe, device=CPU, precision=torch.float32)
 
 
 def batch(rows: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,31 +43,34 @@ def batch(rows: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, tor
 
 
 def test_only_weights_decay() -> None:
-    model = small_model()
-    decaying, free = parameter_groups(model, 0.3)
-    assert decaying["weight_decay"] == 0.3
-    assert free["weight_decay"] == 0
-    assert all(parameter.ndim > 1 for parameter in decaying["params"])
-    assert all(parameter.ndim <= 1 for parameter in free["params"])
-    count = len(decaying["params"]) + len(free["params"])
-    assert count == len(list(model.parameters()))
+    state = small_state(weight_decay=0.3)
+    groups = {group["weight_decay"]: group["params"] for group in state.optimizer.param_groups}
+    assert groups.keys() == {0.0, 0.3}
+    assert all(parameter.ndim > 1 for parameter in groups[0.3])
+    assert all(parameter.ndim <= 1 for parameter in groups[0.0])
+    assert sum(map(len, groups.values())) == len(list(state.model.parameters()))
 
 
-def test_what_a_model_excludes_does_not_decay() -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("unknown", {"opt": "adma", "lr": 0.1}), ("frozen", {"freeze": ("0", "1", "3")})],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused(name: str, settings: dict[str, Any]) -> None:
     model = small_model()
-    model.no_weight_decay = lambda: {"0.weight"}  # type: ignore[assignment]
-    _, free = parameter_groups(model, 0.3)
-    assert any(parameter is model.get_parameter("0.weight") for parameter in free["params"])
+    if name == "frozen":
+        model.requires_grad_(False)
+    with pytest.raises(UsageError, match="adma" if name == "unknown" else "no parameter to train"):
+        create_optimizer(model, Recipe(**settings))
 
 
 @settings(deadline=None)
 @given(
     warmup=st.floats(0, 0.99),
-    curve=st.sampled_from(["onecycle", "cosine", "linear"]),
+    sched=st.sampled_from(["onecycle", "cosine", "linear"]),
     total=st.integers(2, 300),
 )
-def test_the_rate_rises_once_and_falls_once(warmup: float, curve: str, total: int) -> None:
-    rates = [rate_at(k / (total - 1), curve=curve, warmup=warmup) for k in range(total)]
+def test_the_rate_rises_once_and_falls_once(warmup: float, sched: str, total: int) -> None:
+    rates = [lr_factor(k / (total - 1), sched=sched, warmup=warmup) for k in range(total)]
     assert all(0 < each <= 1 + 1e-12 for each in rates)
     top = rates.index(max(rates))
     assert rates[: top + 1] == sorted(rates[: top + 1])
@@ -86,7 +87,7 @@ def test_the_rate_is_torchs_one_cycle() -> None:
     for step in range(41):
         # torch counts the rise from the first step to the last one before the top.
         at = step / 9.25 * 0.25 if step <= 9.25 else 0.25 + (step - 9.25) / (40 - 9.25) * 0.75
-        own = 0.5 * rate_at(at, curve="onecycle", warmup=0.25)
+        own = 0.5 * lr_factor(at, sched="onecycle", warmup=0.25)
         assert own == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6)
         optimizer.step()
         if step < 40:
@@ -94,18 +95,18 @@ def test_the_rate_is_torchs_one_cycle() -> None:
 
 
 def test_a_level_rate_stays() -> None:
-    assert [rate_at(k / 4, curve="constant", warmup=0.5) for k in (2, 3, 4)] == [1.0] * 3
+    assert [lr_factor(k / 4, sched="constant", warmup=0.5) for k in (2, 3, 4)] == [1.0] * 3
 
 
 def test_a_phase_multiplies_the_rate() -> None:
-    learner = small_learner(
-        lr=0.5, curve="constant", warmup=0.0, schedule=[{"size": 8, "epochs": 1, "lr": 0.1}]
+    learner = small_state(
+        lr=0.5, sched="constant", warmup_epochs=0.0, schedule=[{"size": 8, "epochs": 1, "lr": 0.1}]
     )
     assert learner.lr == pytest.approx(0.05)
 
 
 def test_steps_lower_the_loss_and_move_the_rate() -> None:
-    learner = small_learner(lr=0.01)
+    learner = small_state(lr=0.01)
     images, labels = batch(16)
     losses = []
     for step in range(20):
@@ -120,7 +121,7 @@ def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
     images, labels = batch(12)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))  # without statistics of a batch
     learners = [
-        Learner(copy.deepcopy(model), Recipe(), device=CPU, precision=torch.float32)
+        TrainState(copy.deepcopy(model), Recipe(), device=CPU, precision=torch.float32)
         for _ in range(2)
     ]
     for part in range(3):
@@ -133,8 +134,8 @@ def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
 
 
 def test_gradients_are_cut_to_a_norm() -> None:
-    learner = small_learner(
-        optimizer="sgd", lr=1.0, weight_decay=0.0, clip=0.01, curve="constant", warmup=0.0
+    learner = small_state(
+        opt="sgd", lr=1.0, weight_decay=0.0, clip_grad=0.01, sched="constant", warmup_epochs=0.0
     )
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
     train_step(learner, *batch(8))
@@ -147,26 +148,27 @@ def test_gradients_are_cut_to_a_norm() -> None:
 
 
 def test_the_mean_of_the_weights_follows_them_and_is_what_is_judged() -> None:
-    learner = small_learner(ema=0.5)
-    assert learner.judged is not learner.model
+    learner = small_state(model_ema_decay=0.5)
+    assert learner.eval_model is not learner.model
     for seed in range(3):
         train_step(learner, *batch(8, seed=seed))
-    for mean, latest in zip(learner.judged.parameters(), learner.model.parameters(), strict=True):
+    for mean, latest in zip(
+        learner.eval_model.parameters(), learner.model.parameters(), strict=True
+    ):
         assert not torch.equal(mean, latest)
-        assert not mean.requires_grad
     assert learner.ema is not None
     for _ in range(60):  # with as many steps without change, the mean is there
-        learner.ema.update(learner.model)
+        learner.ema.update(learner.model, step=100)
     latest_of = learner.model.state_dict()
-    for name, mean in learner.judged.state_dict().items():
+    for name, mean in learner.eval_model.state_dict().items():
         assert torch.allclose(mean, latest_of[name], atol=1e-5), name
-    plain = small_learner()
-    assert plain.judged is plain.model
+    plain = small_state()
+    assert plain.eval_model is plain.model
 
 
 def test_targets_may_be_shares_of_classes() -> None:
     images, labels = batch(6)
-    one, two = small_learner(), small_learner()
+    one, two = small_state(), small_state()
     sharp = functional.one_hot(labels, 3).float()
     assert float(train_step(one, images, labels)) == pytest.approx(
         float(train_step(two, images, sharp)), rel=1e-5
@@ -178,13 +180,13 @@ def test_classes_count_by_their_weights() -> None:
     kept = labels == labels[0]
     weights = torch.zeros(3)
     weights[labels[0]] = 1.0
-    learner = Learner(
+    learner = TrainState(
         small_model(), Recipe(), device=CPU, precision=torch.float32, class_weights=weights
     )
     learner.model.eval()  # each image by itself
     alone = copy.deepcopy(learner)
     for each in (learner, alone):
-        each.phase = replace(each.phase, label_smoothing=0.0)
+        each.phase = replace(each.phase, smoothing=0.0)
     one = float(train_step(learner, images, labels))
     assert one == pytest.approx(float(train_step(alone, images[kept], labels[kept])), rel=1e-5)
 
@@ -200,8 +202,8 @@ def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
 
     drop, paths = nn.Dropout(0.4), (Path(0.1), Path(0.2))
     model = nn.Sequential(nn.Flatten(), drop, *paths, nn.Linear(192, 3))
-    recipe = Recipe(schedule="8x1,8x1,8x1", dropout=0.4, drop_path=0.2)
-    learner = Learner(model, recipe, device=CPU, precision=torch.float32)
+    recipe = Recipe(schedule="8x1,8x1,8x1", drop=0.4, drop_path=0.2)
+    learner = TrainState(model, recipe, device=CPU, precision=torch.float32)
     found = []
     for phase in recipe.phases:
         learner.set_phase(phase)
@@ -212,7 +214,7 @@ def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
 
 
 def test_a_step_never_asks_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = small_learner(optimizer="sgd")  # AdamW counts its steps in tensors on the CPU
+    learner = small_state(opt="sgd")  # AdamW counts its steps in tensors on the CPU
 
     def ask(_: torch.Tensor) -> float:
         raise AssertionError("asked the device for a value")
@@ -225,7 +227,7 @@ def test_a_step_never_asks_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_restored_learner_steps_on_as_the_saved_one() -> None:
-    one, two = small_learner(), small_learner(seed=1)
+    one, two = small_state(), small_state(seed=1)
     for seed in range(3):
         train_step(one, *batch(8, seed=seed))
     two.load_state_dict(copy.deepcopy(one.state_dict()))
@@ -243,7 +245,7 @@ def test_a_restored_learner_steps_on_as_the_saved_one() -> None:
 def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
     rows: int, size: int, classes: int, seed: int
 ) -> None:
-    learner = small_learner(classes=classes)
+    learner = small_state(classes=classes)
     images, labels = batch(rows, classes, seed=seed % 2**32)
     batches = list(zip(images.split(size), labels.split(size), strict=True))
     result = evaluate(learner.model, batches, device=CPU)
@@ -264,7 +266,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
-    learner = small_learner()
+    learner = small_state()
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
     evaluate(learner.model, [batch(8)], device=CPU)
     assert learner.model.training
@@ -273,18 +275,18 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
 
 
 def test_evaluation_reads_labels_in_the_training_sets_classes() -> None:
-    learner = small_learner()
+    learner = small_state()
     images, _ = batch(12)
     learner.model.eval()
     answers = learner.model(images).argmax(1)
     swapped = torch.tensor([1, 2, 0])[answers]  # label k of the validation set is class k - 1
-    result = evaluate(learner.model, [(images, swapped)], device=CPU, labels_as=[2, 0, 1])
+    result = evaluate(learner.model, [(images, swapped)], device=CPU, labels=[2, 0, 1])
     assert result is not None
     assert result.top1 == 1.0
 
 
 def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> None:
-    learner = small_learner()
+    learner = small_state()
     assert evaluate(learner.model, [batch(4), batch(4)], device=CPU, stopped=lambda: True) is None
     assert learner.model.training
     assert evaluate(learner.model, [], device=CPU) is None
@@ -314,7 +316,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
 
 
 def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
-    learner = small_learner()
+    learner = small_state()
     learner.precision = torch.bfloat16
     loss = train_step(learner, *batch(8))
     assert loss.dtype is torch.float32

@@ -7,25 +7,30 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from feedline.errors import SampleError
-from feedline.train.peers import Peer, ended_peer, lost_connection
+from feedline.train.ranks import Peer, find_ended, is_lost_connection
 
 
 def test_a_process_that_is_gone_is_named() -> None:
-    here = Peer.here(0)
+    here = Peer.current(0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        other = Peer(3, here.host, process.pid)
-        assert ended_peer([here, other], within_s=0.0) is None
+        started_s = psutil.Process(process.pid).create_time()
+        other = Peer(3, here.host, process.pid, started_s)
+        assert find_ended([here, other], within_s=0.0) is None
         process.kill()
         # Not waited for: it is a zombie until then.
-        assert ended_peer([here, other], within_s=30.0) == other
+        assert find_ended([here, other], within_s=30.0) == other
     assert other.has_ended
-    assert not Peer(3, "another machine", process.pid).has_ended
+    assert not replace(other, host="another machine").has_ended
+    reused = replace(here, started_s=here.started_s - 1)
+    assert reused.has_ended, "its number belongs to another process"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def test_a_process_that_is_gone_is_named() -> None:
     ],
 )
 def test_only_a_lost_connection_counts(error: Exception, lost: bool) -> None:
-    assert lost_connection(error) is lost
+    assert is_lost_connection(error) is lost
 
 
 def free_port() -> int:

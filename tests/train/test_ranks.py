@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from interruption import Forks, job, on_ranks, said_in
-from ranks import said_by_ranks
 
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
+from ranks import said_by_ranks
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -44,7 +44,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_from_its_checkpoint(
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL)
     assert forked.run_ranks(asked, 2) == [1, -signal.SIGKILL]
     assert "rank 1 (process " in said_in(tmp_path)["error"]
-    assert load_checkpoint(tmp_path / "out")["learner"]["step"] == 5
+    assert load_checkpoint(tmp_path / "out")["state"]["step"] == 5
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
 
@@ -56,7 +56,7 @@ def test_a_signal_to_one_rank_stops_all_and_each_says_so(
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGTERM)  # to the last one
     assert forked.run_ranks(asked, 2) == [0, 0]
     assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [signal.SIGTERM] * 2
-    assert load_checkpoint(tmp_path / "out")["learner"]["step"] == 7
+    assert load_checkpoint(tmp_path / "out")["state"]["step"] == 7
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
     assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [None] * 2
 
@@ -79,16 +79,16 @@ _OWN_GROUP = """
 import json, os, sys
 import torch
 from torch import distributed
-from feedline.train.ranks import joined
+from feedline.train.ranks import join_ranks
 distributed.init_process_group("cuda:gloo")  # like nccl, it has no backend for CPU tensors
-with joined() as ranks:
+with join_ranks() as ranks:
     model = torch.nn.BatchNorm1d(2)
     model.running_mean.fill_(ranks.rank + 1)
     ranks.share_buffers(model)
     print(json.dumps({
         "sum": float(ranks.summed(torch.tensor(ranks.rank + 1.0))),
         "largest": ranks.largest(ranks.rank, -ranks.rank),
-        "first": ranks.from_first(lambda: "lead"),
+        "first": ranks.from_main(lambda: "lead"),
         "all": ranks.gathered(ranks.rank),
         "mean": model.running_mean.tolist(),
     }))
@@ -120,5 +120,5 @@ def test_batches_that_cannot_be_divided_are_refused() -> None:
     other = recipe.for_ranks(2, 4)
     assert (other.batch_size, other.phases[1].batch_size) == (4, 3)
     assert recipe.for_ranks(3, 3) is recipe
-    with pytest.raises(StateError, match="12 cannot be divided by 8"):
+    with pytest.raises(StateError, match=r"batch of 12 images .* cannot be divided"):
         recipe.for_ranks(2, 8)

@@ -21,16 +21,14 @@ from tiny_training import Recorder, assert_same_training
 
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.report.open_run import facts_at
-from feedline.train.checkpoint import load_checkpoint
-from feedline.train.configuration import read_settings, recipe_of
-from feedline.train.keeper import Keeper
-from feedline.train.learner import Learner
+from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
+from feedline.train.config import make_recipe, read_config
+from feedline.train.history import Result
 from feedline.train.recipe import Recipe
-from feedline.train.regularisation import Regularisation
-from feedline.train.result import Result
-from feedline.train.run import run_training
-from feedline.train.run_folder import occupied
+from feedline.train.run import train_model
+from feedline.train.run_folder import lock_run_folder
 from feedline.train.run_settings import RunSettings
+from feedline.train.train_state import TrainState
 
 MODEL = "test_resnet.r160_in1k"
 RECIPE = Recipe().as_dict()
@@ -44,7 +42,7 @@ def tiny_recipe(**settings: Any) -> Recipe:
 def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
     decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
     place = {"data": root, "out": out, "device": "cpu", "workers": 0, **settings}
-    return run_training(tiny_recipe(**decisive), report, RunSettings(**place))
+    return train_model(tiny_recipe(**decisive), RunSettings(**place), report=report)
 
 
 def stop_with(signum: int) -> Callable[[], None]:
@@ -83,7 +81,7 @@ def test_a_run_learns_and_keeps_its_accounts(tiny_set: Path, tmp_path: Path) -> 
 def test_the_best_weights_are_kept_with_their_classes(uninterrupted: Path) -> None:
     best = torch.load(uninterrupted / "best.pt", weights_only=True)
     assert best["classes"] == ["class0", "class1"]
-    assert best["weights"].keys() == load_checkpoint(uninterrupted)["learner"]["model"].keys()
+    assert best["weights"].keys() == load_checkpoint(uninterrupted)["state"]["model"].keys()
 
 
 @pytest.mark.parametrize("step", [3, 10])
@@ -97,7 +95,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_weights(
     assert second.steps == list(range(step + 1, 16))
     assert [r.samples for r in result.records] == [40, 40, 40]
     assert_same_training(tmp_path / "out", uninterrupted)
-    whole = load_checkpoint(uninterrupted)["journal"]["records"]
+    whole = load_checkpoint(uninterrupted)["history"]["records"]
     for mine, other in zip(result.records, whole, strict=True):
         assert (mine.train_loss, mine.val_top1) == (other["train_loss"], other["val_top1"])
 
@@ -106,14 +104,14 @@ def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
     tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates: list[tuple[float, float]] = []
-    real = Learner.set_progress
+    real = TrainState.set_progress
 
-    def note(learner: Learner, seen: float) -> None:
+    def note(learner: TrainState, seen: float) -> None:
         real(learner, seen)
         rates.append((seen, learner.lr))
 
-    monkeypatch.setattr(Learner, "set_progress", note)
-    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1,32x1@20,48x1@10", curve="linear")
+    monkeypatch.setattr(TrainState, "set_progress", note)
+    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1,32x1@20,48x1@10", sched="linear")
     seen = [each for each, _ in rates[1:]]  # the first is of the learner's making
     # 5, 2 and 4 batches: each epoch is a third, whatever its batches are.
     thirds = [*(k / 5 for k in range(5)), 1.0, 1.5, *(2 + k / 4 for k in range(4))]
@@ -137,10 +135,16 @@ def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn
     return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
 
 
-def test_a_model_of_which_no_dropout_is_asked_keeps_its_own() -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 2), torch.nn.Dropout(0.2))
+def test_a_model_keeps_its_own_dropout_unless_a_rate_is_given() -> None:
     for asked, expected in ((0.0, (0.5, 0.2)), (0.4, (0.25, 0.1))):
-        Regularisation(model, asked, 0.0).set(asked / 2, 0.0)
+        model = torch.nn.Sequential(
+            torch.nn.Dropout(0.5), torch.nn.Linear(2, 2), torch.nn.Dropout(0.2)
+        )
+        recipe = Recipe(
+            schedule=[{"size": 8, "epochs": 1, "drop": asked / 2}, {"size": 8, "epochs": 1}],
+            drop=asked,
+        )
+        TrainState(model, recipe, device=torch.device("cpu"), precision=torch.float32)
         assert (model[0].p, model[2].p) == expected
 
 
@@ -163,7 +167,7 @@ def test_the_times_of_a_stopped_run_are_in_its_checkpoint_and_in_the_epochs_reco
 ) -> None:
     stop = Recorder(after=3, do=stop_with(signal.SIGINT))
     run(tiny_set, tmp_path / "out", stop, schedule="32x1")
-    running = load_checkpoint(tmp_path / "out")["journal"]["running"]
+    running = load_checkpoint(tmp_path / "out")["history"]["current"]
     steps, wait_ms, copy_ms, compute_ms = running["split"]
     assert (running["steps"], running["samples"]) == (3, 24)
     assert steps == 2  # the wait for the first batch of a pass belongs to no step
@@ -204,7 +208,7 @@ def test_the_folder_tells_of_the_run(uninterrupted: Path) -> None:
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
     assert [line["size_px"] for line in lines] == [32, 32, 48]
     assert float(rows[1]["train_loss"]) == lines[1]["train_loss"]
-    assert recipe_of({}, read_settings(uninterrupted / "recipe.toml")[0]) == tiny_recipe()
+    assert make_recipe({}, read_config(uninterrupted / "recipe.toml")[0]) == tiny_recipe()
     environment = json.loads((uninterrupted / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert facts_at(uninterrupted).steps > 0
@@ -214,8 +218,8 @@ def test_warming_and_tensorboard_change_nothing(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     report = Recorder()
-    run(tiny_set, tmp_path / "out", report, warm=True)
-    assert [note for note in report.notes if "warmed in" in note]
+    run(tiny_set, tmp_path / "out", report, warmup_shapes=True)
+    assert [note for note in report.notes if "warmed up" in note]
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
@@ -226,7 +230,7 @@ def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
     report = Recorder()
     result = run(tiny_set, tmp_path / "out", report, compile=True, schedule="32x1,48x1")
     assert len(result.records) == 2
-    saved = load_checkpoint(tmp_path / "out")["learner"]["model"]
+    saved = load_checkpoint(tmp_path / "out")["state"]["model"]
     assert not any("_orig_mod" in name for name in saved)
 
 
@@ -239,7 +243,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
     (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-500])
     second = Recorder()
     run(tiny_set, out, second, resume="auto")
-    assert any("damaged" in note and "before.pt" in note for note in second.notes)
+    assert any("damaged" in note and "previous.pt" in note for note in second.notes)
     assert second.steps[0] == 9
     assert_same_training(out, uninterrupted)
 
@@ -252,16 +256,16 @@ def test_a_checkpoint_that_is_gone_is_said_and_the_one_before_it_gone_on_from(
     (out / "last.pt").unlink()
     second = Recorder()
     run(tiny_set, out, second, resume=str(out))
-    assert any("last.pt is gone; going on from" in note for note in second.notes)
+    assert any("last.pt is missing; resuming from" in note for note in second.notes)
     assert second.steps[0] == 9
     assert_same_training(out, uninterrupted)
     (out / "last.pt").unlink()
     third = Recorder()
     run(tiny_set, out, third, resume=str(out / "last.pt"))
-    assert any("last.pt is gone; going on from" in note for note in third.notes)
-    for name in ("last.pt", "before.pt"):
+    assert any("last.pt is missing; resuming from" in note for note in third.notes)
+    for name in ("last.pt", "previous.pt"):
         (out / name).unlink()
-    with pytest.raises(StateError, match=r"last.pt is gone; beside it best.pt can be read"):
+    with pytest.raises(StateError, match=r"(?s)last.pt is missing.*--pretrained .*best.pt"):
         run(tiny_set, out, Recorder(), resume=str(out))
     anew = Recorder()  # as after a kill before the first checkpoint, when weights were written
     run(tiny_set, out, anew, resume="auto")
@@ -274,14 +278,14 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
 from feedline.train.recipe import Recipe
-from feedline.train.run import run_training
+from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 report = Recorder(after=7, do=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
 recipe = Recipe(model=sys.argv[2], schedule="32x2,48x1", batch_size=8)
 asked = RunSettings(data=Path(sys.argv[3]), out=Path(sys.argv[4]), device="cpu", workers=0)
-result = run_training(recipe, report, asked)
+result = train_model(recipe, asked, report=report)
 print(len(result.records), *report.notes, sep="\\n")
 """
 
@@ -299,23 +303,25 @@ def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("3\n"), "all epochs are done"
     assert "last.pt cannot be written" in ended.stdout
-    assert "Training goes on" in ended.stdout
-    assert len(load_checkpoint(out)["journal"]["records"]) == 1
+    assert "Training continues" in ended.stdout
+    assert len(load_checkpoint(out)["history"]["records"]) == 1
 
 
 def test_what_cannot_be_kept_is_said_as_it_stands(tmp_path: Path) -> None:
     told: list[str] = []
-    keeper = Keeper(out=tmp_path / "gone", most=0, told=told.append)
+    keeper = CheckpointWriter(out=tmp_path / "gone", keep=0, note=told.append)
     keeper.save({"step": 1}, epochs=None)
-    keeper.keep_best({"epoch": 1})
-    assert told[0].endswith("Training goes on; there is no checkpoint yet")
-    assert told[1].endswith("Training goes on; no weights are kept yet")
-    assert (keeper.unsaved, keeper.unkept) == tuple(each.partition(". ")[0] for each in told)
+    keeper.save_best({"epoch": 1})
+    assert told[0].endswith("Training continues; no checkpoint yet")
+    assert told[1].endswith("Training continues; no weights yet")
+    assert (keeper.checkpoint_error, keeper.weights_error) == tuple(
+        each.partition(". ")[0] for each in told
+    )
     assert keeper.best is None
     keeper.out.mkdir()
     keeper.save({"step": 2}, epochs=None)
-    keeper.keep_best({"epoch": 2})
-    assert (keeper.unsaved, keeper.unkept) == (None, None)
+    keeper.save_best({"epoch": 2})
+    assert (keeper.checkpoint_error, keeper.weights_error) == (None, None)
     assert keeper.best == keeper.out / "best.pt"
 
 
@@ -328,7 +334,7 @@ def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(
     monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copy2", full)
     told: list[str] = []
-    Keeper(out=tmp_path, most=2, told=told.append).save({"step": 1}, epochs=1)
+    CheckpointWriter(out=tmp_path, keep=2, note=told.append).save({"step": 1}, epochs=1)
     assert len(told) == 1
     assert told[0].startswith(f"{tmp_path / 'epoch-0001.pt'} cannot be written")
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
@@ -337,7 +343,7 @@ def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(
 def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
     tiny_set: Path, tmp_path: Path
 ) -> None:
-    run(tiny_set, tmp_path / "out", Recorder(), keep=2)
+    run(tiny_set, tmp_path / "out", Recorder(), keep_checkpoints=2)
     names = sorted(path.name for path in (tmp_path / "out").glob("epoch-*"))
     assert names == ["epoch-0002.pt", "epoch-0003.pt"]
     second = Recorder()
@@ -350,7 +356,7 @@ def test_workers_and_validation_size_may_change_when_a_run_goes_on(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run(tiny_set, tmp_path / "out", Recorder(after=7, do=stop_with(signal.SIGINT)))
-    run(tiny_set, tmp_path / "out", Recorder(), resume="auto", workers=2, val_size=32)
+    run(tiny_set, tmp_path / "out", Recorder(), resume="auto", workers=2, val_image_size=32)
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
@@ -360,7 +366,7 @@ def test_a_finished_run_is_left_as_it_is(tiny_set: Path, uninterrupted: Path) ->
     result = run(tiny_set, uninterrupted, report, resume="auto")
     assert report.steps == []
     assert len(result.records) == 3
-    assert any("finished already" in note for note in report.notes)
+    assert any("is finished" in note for note in report.notes)
     assert (uninterrupted / "last.pt").read_bytes() == before
 
 
@@ -379,7 +385,7 @@ def test_a_checkpoint_of_another_recipe_or_dataset_is_refused_by_name(
     shutil.copytree(tiny_set, renamed)
     first = min((renamed / "train" / "class0").iterdir())
     first.rename(first.with_name("another-name.jpg"))
-    with pytest.raises(StateError, match=r"another dataset \(files were"):
+    with pytest.raises(StateError, match=r"another dataset \(files was"):
         run(renamed, uninterrupted, Recorder(), resume="auto")
 
 
@@ -394,8 +400,8 @@ def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(
 
 def test_two_runs_cannot_write_to_one_folder(tiny_set: Path, tmp_path: Path) -> None:
     with (
-        occupied(tmp_path),
-        pytest.raises(UsageError, match=r"another run is writing to .*--out"),
+        lock_run_folder(tmp_path),
+        pytest.raises(UsageError, match=r"(?s)another run is writing to .*--out"),
     ):
         run(tiny_set, tmp_path, Recorder())
     run(tiny_set, tmp_path, Recorder())
@@ -411,7 +417,7 @@ def test_a_share_of_several_processes_is_refused(
 
 
 def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterrupted: Path) -> None:
-    with pytest.raises(UsageError, match="--resume "):
+    with pytest.raises(UsageError, match=r"(?s)earlier run.*--resume "):
         run(tiny_set, uninterrupted, Recorder())
 
 
@@ -437,10 +443,10 @@ def test_runs_without_a_name_are_numbered(
 def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
     tiny_set: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(FeedlineError, match=r"the loss became (nan|inf).*--lr") as error:
-        run(tiny_set, tmp_path / "out", Recorder(), optimizer="sgd", lr=1e30)
+    with pytest.raises(FeedlineError, match=r"the loss became (nan|inf)") as error:
+        run(tiny_set, tmp_path / "out", Recorder(), opt="sgd", lr=1e30)
     assert not (tmp_path / "out" / "last.pt").exists()
-    assert "no checkpoint was written yet. Start anew" in str(error.value)
+    assert "--resume" not in error.value.hint
 
 
 def test_without_validation_images_a_run_says_so_and_keeps_the_last_weights(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_training import write_tiny_set
 
 from feedline.errors import DatasetError
-from feedline.train.splits import VAL_NAMES, check_classes, find_splits, label_map
+from feedline.train.data import VAL_NAMES, TrainData, find_splits, label_map
 
 
 def make(root: Path, *folders: str) -> Path:
@@ -43,7 +44,7 @@ def test_where_val_and_test_lie_beside_train_val_is_taken_and_said(tmp_path: Pat
 def test_a_folder_of_class_folders_is_trained_on_whole(tmp_path: Path) -> None:
     splits = find_splits(make(tmp_path, "ant", "bee"))
     assert (splits.train, splits.val) == (tmp_path, None)
-    assert "--val" in splits.note
+    assert "--val-dir" in splits.note
 
 
 def test_a_class_called_train_is_a_class_where_it_holds_no_folders(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match="no such folder"):
         find_splits(tmp_path / "nowhere")
-    with pytest.raises(DatasetError, match="a file, no folder"):
+    with pytest.raises(DatasetError, match="a file, expected a folder"):
         find_splits(tmp_path / "file")
     with pytest.raises(DatasetError, match="no class folders"):
         find_splits(tmp_path / "empty")
@@ -81,7 +82,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Pa
 
 def test_a_url_is_told_from_a_folder_that_is_missing() -> None:
     for url in ("s3://bucket/train-cache", "https://host/cache"):
-        with pytest.raises(DatasetError, match="was a URL, and this command reads folders"):
+        with pytest.raises(DatasetError, match="is a URL; this command reads local folders"):
             find_splits(Path(url))
 
 
@@ -91,8 +92,8 @@ def test_val_without_train_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"one class only \(ant\): nothing to learn"):
-        check_classes(tmp_path, ["ant"])
+    with pytest.raises(DatasetError, match=r"one class only \(class0\)"):
+        TrainData.find(write_tiny_set(tmp_path, classes=1), None)
 
 
 def test_labels_of_a_validation_set_without_some_class_read_as_the_training_sets() -> None:

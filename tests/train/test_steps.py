@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from feedline.train.recipe import Recipe
-from feedline.train.steps import Steps
+from feedline.train.train_state import StepCounter
 
 
-def steps_of(accumulate: int) -> Steps:
+def steps_of(accumulate: int) -> StepCounter:
     """Two epochs of 5 batches, then one of 3."""
-    recipe = Recipe(schedule="32x2,64x1", accumulate=accumulate)
-    return Steps(recipe=recipe, batches_in=lambda epoch: 5 if epoch < 2 else 3)
+    recipe = Recipe(schedule="32x2,64x1", grad_accum_steps=accumulate)
+    return StepCounter(recipe=recipe, batches_in=lambda epoch: 5 if epoch < 2 else 3)
 
 
 def test_batches_that_make_a_step_are_counted_to_the_epochs_end() -> None:
     steps = steps_of(2)
     assert [steps.parts(0, batch) for batch in range(5)] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
-    assert [steps.of(epoch) for epoch in range(3)] == [3, 3, 2]
+    assert [steps.steps_in(epoch) for epoch in range(3)] == [3, 3, 2]
     assert steps.total == 8
 
 

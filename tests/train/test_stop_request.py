@@ -36,7 +36,7 @@ def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
         libc.pthread_mutex_lock(lock)  # returns only once the other thread gives it free
         thread.join()
         assert in_time == [True]
-        assert stop.asked() == signal.SIGINT
+        assert stop.requested() == signal.SIGINT
 
 
 @needs_signals
@@ -53,10 +53,10 @@ def test_it_is_told_once_and_all_is_as_before_afterwards() -> None:
     previous = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
     try:
         with StopRequest(tell) as stop:
-            assert stop.asked() is None
+            assert stop.requested() is None
             os.kill(os.getpid(), signal.SIGUSR1)
             assert heard.wait(60)
-            assert stop.asked() == signal.SIGUSR1
+            assert stop.requested() == signal.SIGUSR1
             os.kill(os.getpid(), signal.SIGUSR1)  # a second one acts as it did before
         assert caught == [signal.SIGUSR1]
     finally:
@@ -71,7 +71,7 @@ def test_outside_the_main_thread_nothing_is_noted() -> None:
 
     def work() -> None:
         with StopRequest() as stop:
-            seen.append(stop.asked())
+            seen.append(stop.requested())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -91,7 +91,7 @@ class Interrupted:
 def test_a_second_one_that_python_loses_is_obeyed_at_the_next_look() -> None:
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked() == signal.SIGINT
+        assert stop.requested() == signal.SIGINT
         Interrupted()
         with pytest.raises(KeyboardInterrupt):
-            stop.asked()
+            stop.requested()

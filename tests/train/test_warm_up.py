@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from feedline.train.learner import Learner
 from feedline.train.recipe import Recipe
-from feedline.train.step import train_step
-from feedline.train.warm_up import shapes_of, warm_up
+from feedline.train.run import warm_up
+from feedline.train.train_state import TrainState, train_step
 
 CPU = torch.device("cpu")
 
@@ -32,14 +31,14 @@ class Seen(nn.Module):
         return self.head(self.drop(found))  # type: ignore[no-any-return]
 
 
-def learner() -> Learner:
+def make_state() -> TrainState:
     torch.manual_seed(0)
-    recipe = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4, ema=0.9)
-    return Learner(Seen(), recipe, device=CPU, precision=torch.float32)
+    recipe = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4, model_ema_decay=0.9)
+    return TrainState(Seen(), recipe, device=CPU, precision=torch.float32)
 
 
 def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
-    made, other = learner(), learner()
+    made, other = make_state(), make_state()
     for each in (made, other):
         torch.manual_seed(1)
         train_step(
@@ -50,14 +49,14 @@ def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
     before = copy.deepcopy(made.state_dict())
     random_state = torch.get_rng_state()
     made.model.eval()
-    shapes = shapes_of(Recipe(schedule="8x1,16x1@2,12x1", batch_size=4))
+    shapes = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4).shapes
     assert shapes == [(4, 12), (2, 16), (4, 8)]
-    told: list[tuple[int, int]] = []
+    told: list[str] = []
     model = made.model
     assert isinstance(model, Seen)
     model.shapes.clear()
-    warm_up(made, shapes, classes=3, told=lambda shape, seconds: told.append(shape))
-    assert told == shapes
+    warm_up(made, shapes, classes=3, note=told.append)
+    assert len(told) == 3
     assert list(dict.fromkeys(model.shapes)) == shapes
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -77,7 +76,7 @@ def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
 
 
 def test_what_breaks_leaves_nothing_either() -> None:
-    made = learner()
+    made = make_state()
     before = copy.deepcopy(made.model.state_dict())
     with pytest.raises(RuntimeError):
         warm_up(made, [(4, 8), (4, 1)], classes=3)

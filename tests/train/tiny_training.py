@@ -11,9 +11,8 @@ import simplejpeg
 import torch
 
 from feedline.train.checkpoint import load_checkpoint
-from feedline.train.journal import EpochRecord
+from feedline.train.history import EpochRecord, Progress
 from feedline.train.recipe import Recipe
-from feedline.train.standing import Standing
 
 
 def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int = 6) -> Path:
@@ -38,7 +37,7 @@ class Recorder:
     def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
         self.notes: list[str] = []
         self.plans: list[tuple[int, int, int, int]] = []
-        self.standings: list[Standing] = []
+        self.standings: list[Progress] = []
         self.stops = 0
         self.begun: list[tuple[int, int, int]] = []
         self.steps: list[int] = []
@@ -54,13 +53,13 @@ class Recorder:
     ) -> None:
         self.plans.append((recipe.epochs, images, val_images, len(records)))
 
-    def begin(self, now: Standing) -> None:
-        self.begun.append((now.epoch, now.size_px, now.done))
+    def begin(self, now: Progress) -> None:
+        self.begun.append((now.epoch, now.size_px, now.step))
 
-    def stepped(self, now: Standing) -> None:
-        self.steps.append(now.done)
+    def stepped(self, now: Progress) -> None:
+        self.steps.append(now.step)
         self.standings.append(now)
-        if now.done == self._after:
+        if now.step == self._after:
             self._do()
 
     def validating(self, *, rows: int) -> None:
@@ -76,7 +75,7 @@ class Recorder:
 def assert_same_training(one: Path, two: Path) -> None:
     """Both runs ended with the same weights, statistics, optimizer, rate and random state."""
     a, b = load_checkpoint(one), load_checkpoint(two)
-    for name in ("learner", "random", "loader"):
+    for name in ("state", "random", "loader"):
         assert_equal(a[name], b[name], name)
 
 

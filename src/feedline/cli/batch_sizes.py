@@ -80,7 +80,7 @@ def batches(
     from rich.progress import TimeElapsedColumn
 
     from feedline.cli.progress import progress_bar
-    from feedline.train.largest_batches import largest_batches
+    from feedline.train.tune_step import largest_batches
     from feedline.tuning.batch_search import BatchTrial
 
     with progress_bar(TimeElapsedColumn()) as bar:

@@ -49,7 +49,7 @@ def bench(
     Example: feedline bench demo-data --size 224 --against torch
     """
     from feedline.bench.settings import Settings
-    from feedline.train.splits import find_splits
+    from feedline.train.data import find_splits
 
     images = find_splits(folder).train
     note_train_folder(folder, images)

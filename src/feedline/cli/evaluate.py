@@ -1,6 +1,6 @@
-"""`feedline evaluate`, `predict` and `export`: a trained model used.
+"""`feedline evaluate`, `predict` and `export`: use a trained model.
 
-Import torch only when they run.
+Torch is imported when they run.
 """
 
 from __future__ import annotations
@@ -18,49 +18,53 @@ __all__ = ["evaluate", "export", "predict"]
 _WORST = 5
 
 Model = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's folder, or a file of weights as best.pt.")
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of a run, or a file of weights such as best.pt."),
 ]
 Size = Annotated[
     int | None,
-    typer.Option(help="Side of the images in pixels. [dim]Default: that of validation.[/dim]"),
+    typer.Option(
+        "--image-size",
+        metavar="PX",
+        help="Side of the images. [dim]Default: as in the validation of the run.[/dim]",
+    ),
 ]
 Device = Annotated[
-    str, typer.Option(help="Where the model is run: auto, or torch's name: cpu, cuda, mps.")
+    str, typer.Option(help="Device of torch: cuda, mps, xpu, cpu; auto: cuda if available.")
 ]
-Amp = Annotated[str, typer.Option(help="off, bf16, fp16 or auto, on a GPU only.")]
+Amp = Annotated[
+    str, typer.Option(metavar="auto|off|bf16|fp16", help="Mixed precision; auto: on a GPU.")
+]
 OnError = Annotated[
     str,
-    typer.Option(help="An image that cannot be read: raise, or skip it.", metavar="raise|skip"),
+    typer.Option(help="Images that cannot be decoded.", metavar="raise|skip"),
 ]
 Batch = Annotated[int, typer.Option(help="Images in a batch.")]
 
 
-def _loaded(run: Path, device: str, amp: str) -> tuple[Any, Any, Any]:
+def _load(run: Path, device: str, amp: str) -> tuple[Any, Any]:
     from feedline.train.runtime import choose_device, choose_precision
     from feedline.train.weights import load_weights
 
     where = choose_device(device)
-    return load_weights(run, where), where, choose_precision(amp, where)
+    return load_weights(run, where), choose_precision(amp, where)
 
 
 def _check_size(size: int | None) -> None:
     if size is not None and size < 1:
         from feedline.errors import UsageError
 
-        raise UsageError(
-            f"--size must be at least 1 pixel, got {size}; leave it out for that of the run's "
-            "validation"
-        )
+        raise UsageError(f"--image-size must be at least 1 pixel, got {size}")
 
 
-def _left_out(path: str, reason: str) -> str:
-    return f"left out: {reason if path in reason else f'{path}: {reason}'}"
+def _skipped(path: str, reason: str) -> str:
+    return f"skipped: {reason if path in reason else f'{path}: {reason}'}"
 
 
 def evaluate(
     run: Model,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Class folders with images, or val/ with those.")
+        Path, typer.Argument(metavar="DIR", help="Class folders, or a folder with val/.")
     ],
     size: Size = None,
     batch_size: Batch = 64,
@@ -68,54 +72,52 @@ def evaluate(
     amp: Amp = "auto",
     workers: Workers = "auto",
     on_error: OnError = "raise",
-    skip: Annotated[bool, typer.Option("--skip", hidden=True)] = False,  # as it was called before
     json: JsonFile = None,
 ) -> None:
-    """Judge a trained model: accuracy, loss, and which classes it takes for which.
+    """Evaluate a trained model: accuracy, loss and confusion matrix.
 
-    Example: feedline evaluate runs/resnet18-1 demo-data --json judged.json
+    Example: feedline evaluate runs/resnet18-1 demo-data --json evaluation.json
     """
     from rich.progress import TimeRemainingColumn
 
     from feedline.cli.progress import progress_bar
-    from feedline.train.splits import val_folder
-    from feedline.train.use import judge
+    from feedline.train.data import val_folder
+    from feedline.train.evaluate import evaluate_folder
 
     _check_size(size)
-    weights, where, precision = _loaded(run, device, amp)
+    weights, precision = _load(run, device, amp)
     with progress_bar(TimeRemainingColumn()) as bar:
-        task = bar.add_task("judging", total=None)
-        found = judge(
+        task = bar.add_task("evaluating", total=None)
+        found = evaluate_folder(
             weights,
             val_folder(folder),
-            device=where,
             precision=precision,
-            size=size,
+            image_size=size,
             batch_size=batch_size,
             workers=worker_setting(workers),
-            on_error="skip" if skip else on_error,
+            on_error=on_error,
             advance=lambda done, total: bar.update(task, completed=done, total=total),
         )
     result = found.result
     five = "" if result.top5 is None else f", top-5 {result.top5:.1%}"
     typer.echo(
-        f"{weights.name} at {weights.size if size is None else size} px: top-1 "
+        f"{weights.name} at {weights.image_size if size is None else size} px: top-1 "
         f"{result.top1:.1%}{five}, loss {result.loss:.4f} on {result.samples} images"
     )
     worst = sorted(found.by_class, key=lambda each: each[2])[:_WORST]
     if len(found.by_class) > 1:
-        typer.echo("least found: " + ", ".join(f"{name} {share:.0%}" for name, _, share in worst))
+        typer.echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in worst))
     for path, reason in found.skipped:
-        typer.echo(_left_out(path, reason))
+        typer.echo(_skipped(path, reason))
     write_json(json, {"model": weights.name, "weights": str(weights.path), **found.as_dict()})
 
 
 def predict(
     run: Model,
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE|DIR...", help="Images, or folders of some.")
+        list[Path], typer.Argument(metavar="IMAGE|DIR...", help="Images, or folders of images.")
     ],
-    top: Annotated[int, typer.Option(help="Classes to name for each image.")] = 1,
+    topk: Annotated[int, typer.Option(metavar="K", help="Classes for each image.")] = 1,
     size: Size = None,
     batch_size: Batch = 64,
     device: Device = "auto",
@@ -124,28 +126,27 @@ def predict(
     on_error: OnError = "raise",
     json: JsonFile = None,
 ) -> None:
-    """Say what images are: a line for each, with tabs between path, class and probability.
+    """Classify images. Prints path, class and probability as TSV.
 
-    Example: feedline predict runs/resnet18-1 demo-data/val --top 3
+    Example: feedline predict runs/resnet18-1 demo-data/val --topk 3
     """
     from feedline.errors import UsageError
     from feedline.images.files import find_images
-    from feedline.train.use import predict as predictions
+    from feedline.train.evaluate import predict as predictions
 
-    if top < 1:
-        raise UsageError(f"--top must be at least 1, got {top}")
+    if topk < 1:
+        raise UsageError(f"--topk must be at least 1, got {topk}")
     _check_size(size)
     paths = find_images(images)
-    weights, where, precision = _loaded(run, device, amp)
-    said = []
+    weights, precision = _load(run, device, amp)
+    predicted = []
     skipped: list[tuple[str, str]] = []
     for found in predictions(
         weights,
         paths,
-        device=where,
         precision=precision,
-        most=top,
-        size=size,
+        topk=topk,
+        image_size=size,
         batch_size=batch_size,
         workers=worker_setting(workers),
         on_error=on_error,
@@ -153,17 +154,19 @@ def predict(
     ):
         classes = "\t".join(f"{name}\t{chance:.4f}" for name, chance in found.classes)
         typer.echo(f"{found.path}\t{classes}")
-        said.append({"path": found.path, "classes": [list(pair) for pair in found.classes]})
+        predicted.append({"path": found.path, "classes": [list(pair) for pair in found.classes]})
     for path, reason in skipped:
-        typer.echo(_left_out(path, reason), err=True)  # stdout has images alone
+        typer.echo(_skipped(path, reason), err=True)  # stdout has images alone
     about = {"model": weights.name, "weights": str(weights.path)}
-    write_json(json, {**about, "predictions": said, "skipped": [list(each) for each in skipped]})
+    write_json(
+        json, {**about, "predictions": predicted, "skipped": [list(each) for each in skipped]}
+    )
 
 
 def export(
     run: Model,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="To be written, as model.safetensors.")
+        Path, typer.Argument(metavar="FILE", help="File to write, such as model.safetensors.")
     ],
 ) -> None:
     """Write the weights of a run as safetensors, with model, classes and size as metadata.
@@ -172,6 +175,6 @@ def export(
     """
     from feedline.train.weights import export_safetensors
 
-    weights, _, _ = _loaded(run, "cpu", "off")
+    weights, _ = _load(run, "cpu", "off")
     export_safetensors(weights, file)
-    typer.echo(f"{weights.name}, {len(weights.classes)} classes, {weights.size} px: {file}")
+    typer.echo(f"{weights.name}, {len(weights.classes)} classes, {weights.image_size} px: {file}")

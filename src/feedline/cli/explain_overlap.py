@@ -70,8 +70,8 @@ def explain_overlap(
     from feedline.report.glyphs import glyphs_for
     from feedline.report.overlap import OverlapSettings
     from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
+    from feedline.train.data import find_splits
     from feedline.train.demo_set import DemoSet, write_demo_set
-    from feedline.train.splits import find_splits
 
     # Checked as for `feedline bench`.
     Settings(folder=folder or Path(), size_px=size, batch_size=batch_size, seconds=seconds)

@@ -1,7 +1,7 @@
-"""How `feedline train` shows a run: a line for each epoch, and a bar.
+"""Progress of `feedline train`: one line for each epoch, and a bar with the time left.
 
-Guarantees: lines go to stdout, so `feedline train ... | tee log` keeps them; the bar goes to
-stderr, and so does the word that a stop was heard. Where stderr is no terminal there is no bar.
+Guarantees: lines go to stdout, so `feedline train ... | tee log` keeps them; the bar and the
+confirmation of a stop go to stderr. There is no bar if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
-from rich.progress import Progress
+from rich.progress import Progress as Bar
 
 from feedline.cli.progress import note
 from feedline.forecast.text import duration
-from feedline.train.journal import EpochRecord
-from feedline.train.pace import Pace
+from feedline.trace.split import Totals
+from feedline.train.history import EpochRecord, Progress
 from feedline.train.recipe import Recipe
-from feedline.train.standing import Standing
-from feedline.train.time_left import TimeLeft
 
-__all__ = ["TrainProgress", "epoch_line", "stopping_line"]
+__all__ = ["TrainProgress", "epoch_line", "seconds_left", "stopping_line"]
+
+_WINDOW_S = 10.0  # of the latest steps, for images/s and wait
+_FORWARD = 1 / 3  # time of a validation image to that of a training step
 
 
 def stopping_line(signum: int) -> str:
-    """That a signal was heard, what comes of it, and of a second one."""
+    """Confirmation of a signal that requests a stop."""
     name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
     return (
         f"{name}: finishing this step, then saving; a second {name} leaves at once without saving"
@@ -33,12 +35,12 @@ def stopping_line(signum: int) -> str:
 
 
 def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None) -> str:
-    """One epoch in one line: size, loss, accuracy, images/s, and where a step's time went.
+    """An epoch in one line: size, loss, accuracy, images/s, parts of the mean step, time left.
 
     Args:
-        record: of the epoch.
-        epochs: that the run has.
-        left_s: seconds that it still takes; None says nothing of that.
+        record: the epoch.
+        epochs: number of epochs of the run.
+        left_s: seconds left; None or 0 for no text.
     """
     parts = [
         f"epoch {record.epoch}/{epochs}",
@@ -59,44 +61,71 @@ def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None)
     return "  ".join(parts)
 
 
-def standing_lines(now: Standing, pace: Pace, top1: float | None) -> str:
-    """Where a run stands, in two lines of at most 80 columns.
+def seconds_left(
+    recipe: Recipe,
+    costs: Mapping[int, float],
+    val_costs: Mapping[int, float],
+    *,
+    images: int,
+    val_images: int,
+    epoch: int,
+    done: int = 0,
+) -> float | None:
+    """Estimate the time until the end of a run.
+
+    A size that was not trained yet costs as much as the nearest one, in proportion to its pixels:
+    exact if compute is the bottleneck, too much if loading is. Before the first validation, its
+    images cost a third of a training step. Starts of workers and checkpoints are not included.
 
     Args:
-        now: where it stands.
-        pace: of its latest steps.
-        top1: of the latest validation, 0 to 1; None before any.
+        recipe: phases.
+        costs: seconds of a training image, by size.
+        val_costs: seconds of a validation image, by size.
+        images, val_images: images of an epoch.
+        epoch: epoch in progress, from 0.
+        done: images of it that are done.
+
+    Returns:
+        Seconds; None if nothing was measured yet.
     """
-    where = f"phase {now.phase}/{now.phases}, {now.size_px} px, epoch {now.epoch}/{now.epochs}"
-    parts = [f"lr {now.lr:.2g}"]
-    if now.loss is not None:
-        parts.append(f"loss {now.loss:.3f}")
-    if top1 is not None:
-        parts.append(f"top-1 {top1:.1%}")
-    if pace.images_per_s is not None:
-        parts.append(f"{pace.images_per_s:.0f} images/s")
-    if pace.wait_share is not None:
-        parts.append(f"wait {pace.wait_share:.0%}")
-    return f"{where}\n{'  '.join(parts)}"
+    if not costs:
+        return None
+    left_s = 0.0
+    for number in range(epoch, recipe.epochs):
+        phase = recipe.phase_at(number)
+        rest = max(0, images - done) if number == epoch else images
+        left_s += rest * _scaled(costs, phase.size)
+        val = phase.val_image_size or phase.size
+        each_s = _scaled(val_costs, val) if val_costs else _FORWARD * _scaled(costs, val)
+        left_s += val_images * each_s
+    return left_s
+
+
+def _scaled(costs: Mapping[int, float], size: int) -> float:
+    """Seconds of an image of a size, by its pixels and the nearest known size."""
+    near = min(costs, key=lambda known: abs(known**2 - size**2))
+    return costs[near] * (size / near) ** 2
 
 
 class TrainProgress:
-    """A run's `Report` to a bar and to stdout.
+    """Shows a run in a bar and on stdout; a `Report`.
 
     Args:
-        bar: whose tasks have a field `left`.
-        clock: seconds that only grow.
+        bar: its tasks have a field `left`.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, bar: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bar: Bar, clock: Callable[[], float] = time.monotonic) -> None:
         self._bar, self._clock = bar, clock
         self._task = bar.add_task("starting", total=None, left="")
-        self._what = ""
+        self._recipe: Recipe | None = None
+        self._images = self._val_images = self._validated = 0
+        self._costs: dict[int, float] = {}
+        self._val_costs: dict[int, float] = {}
+        self._window: deque[tuple[float, int, Totals]] = deque()
+        self._text = ""
         self._loss: float | None = None
         self._top1: float | None = None
-        self._validated = 0
-        self._left: TimeLeft | None = None
-        self._pace = Pace()
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -105,53 +134,91 @@ class TrainProgress:
     def planned(
         self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
     ) -> None:
-        """Reckon with what there is to do, and with what it has taken so far."""
-        self._left = TimeLeft(recipe, images=images, val_images=val_images, records=records)
-        tops = [record.val_top1 for record in records if record.val_top1 is not None]
-        self._top1 = tops[-1] if tops else None
+        """Store the plan and the costs of finished epochs."""
+        self._recipe, self._images, self._val_images = recipe, images, val_images
+        for record in records:
+            self._add(record)
 
-    def begin(self, now: Standing) -> None:
-        """Show the epoch in the bar."""
-        self._pace, self._validated, self._loss = Pace(), 0, None
+    def _add(self, record: EpochRecord) -> None:
+        assert self._recipe is not None
+        self._top1 = record.val_top1
+        if record.samples and record.seconds > 0:
+            self._costs[record.size_px] = record.seconds / record.samples
+        if record.val_samples and record.val_seconds:
+            size = self._recipe.phase_at(record.epoch - 1).val_image_size or 0
+            self._val_costs[size] = record.val_seconds / record.val_samples
+
+    def _left(self, epoch: int, done: int = 0) -> float | None:
+        if self._recipe is None:
+            return None
+        images, val_images = self._images, self._val_images
+        return seconds_left(
+            self._recipe,
+            self._costs,
+            self._val_costs,
+            images=images,
+            val_images=val_images,
+            epoch=epoch,
+            done=done,
+        )
+
+    def begin(self, now: Progress) -> None:
+        """Show a new epoch."""
+        self._window.clear()
+        self._validated, self._loss = 0, None
         self._show(now)
 
-    def stepped(self, now: Standing) -> None:
+    def stepped(self, now: Progress) -> None:
         """Move the bar."""
         self._loss = self._loss if now.loss is None else now.loss
-        self._pace.add(self._clock(), now.images, now.split)
-        if self._left is not None and self._pace.images:
-            self._left.trained(now.size_px, self._pace.images, self._pace.seconds)
+        self._window.append((self._clock(), now.images, now.split))
+        while len(self._window) > 2 and self._window[-1][0] - self._window[1][0] >= _WINDOW_S:
+            self._window.popleft()
         self._show(now)
 
-    def _show(self, now: Standing) -> None:
-        self._what = standing_lines(now, self._pace, self._top1)
-        left_s = None if self._left is None else self._left.seconds(now.epoch - 1, now.images)
+    def _show(self, now: Progress) -> None:
+        parts = [f"lr {now.lr:.2g}"]
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.3f}")
+        if self._top1 is not None:
+            parts.append(f"top-1 {self._top1:.1%}")
+        if len(self._window) > 1:
+            (began_s, images, split), (now_s, now_images, now_split) = (
+                self._window[0],
+                self._window[-1],
+            )
+            if now_images > images and now_s > began_s:
+                self._costs[now.size_px] = (now_s - began_s) / (now_images - images)
+                parts.append(f"{1 / self._costs[now.size_px]:.0f} images/s")
+            spent = now_split - split
+            total_ms = spent.wait_ms + spent.copy_ms + spent.compute_ms
+            if total_ms > 0:
+                parts.append(f"wait {(spent.wait_ms + spent.copy_ms) / total_ms:.0%}")
+        where = f"phase {now.phase}/{now.phases}, {now.size_px} px, epoch {now.epoch}/{now.epochs}"
+        self._text = f"{where}\n{'  '.join(parts)}"
+        left_s = self._left(now.epoch - 1, now.images)
         self._bar.update(
             self._task,
-            description=self._what,
-            completed=now.done,
-            total=now.total,
+            description=self._text,
+            completed=now.step,
+            total=now.steps,
             left="" if left_s is None else f"{duration(left_s)} left",
         )
 
     def validating(self, *, rows: int) -> None:
-        """Show how many images are validated."""
+        """Show the number of validated images."""
         self._validated += rows
-        self._bar.update(self._task, description=f"{self._what}  validated {self._validated}")
+        self._bar.update(self._task, description=f"{self._text}  validated {self._validated}")
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
-        """Print the epoch's line."""
-        self._top1 = record.val_top1
-        left_s = None
-        if self._left is not None:
-            self._left.ended(record)
-            left_s = self._left.seconds(record.epoch)
-        self.note(epoch_line(record, epochs=epochs, left_s=left_s))
+        """Print the line of an epoch."""
+        self._add(record)
+        self.note(epoch_line(record, epochs=epochs, left_s=self._left(record.epoch)))
 
     def stopping(self, signum: int) -> None:
-        """Say that a stop was heard."""
-        said = stopping_line(signum)
+        """Confirm a stop."""
+        text = stopping_line(signum)
         if self._bar.disable:
-            print(said, file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
         else:
-            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.stores.cache_layout import is_cache
-from feedline.train.splits import find_splits
+from feedline.train.data import find_splits
 from feedline.tuning.folder import FolderTuning, tune_folder
 from feedline.tuning.tune import Told, search_settings
 from feedline.tuning.tuned import Tuned
@@ -77,9 +77,9 @@ def of_folder(
     if model is not None and own_step:
         step = function_named(model)
     elif model is not None and step_ms is None and not asked.estimated:
-        from feedline.train.rehearsed import rehearsed_step
+        from feedline.train.tune_step import make_step
 
-        step, where = rehearsed_step(
+        step, where = make_step(
             model,
             classes=len(images.classes),
             schedule=asked.schedule,

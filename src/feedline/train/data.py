@@ -1,56 +1,190 @@
-"""The images that a run trains and validates on, found and checked."""
+"""Training and validation images of a run, and their loaders.
+
+Two folder layouts: `train/` with `val/`, `valid/`, `validation/` or `test/` next to it; or a folder
+of class folders, with validation images only if `--val-dir` names some.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feedline.errors import StateError
+from feedline.errors import DatasetError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.remote.open_location import was_url
+from feedline.stores.index import table_hint
+from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
+from feedline.train.augment import BatchAugmentation
 from feedline.train.recipe import Recipe, differences
-from feedline.train.splits import check_classes, find_splits, label_map
+from feedline.train.run_settings import RunSettings
 
-__all__ = ["TrainData"]
+__all__ = [
+    "VAL_NAMES",
+    "Splits",
+    "TrainData",
+    "find_splits",
+    "label_map",
+    "train_loader",
+    "val_folder",
+    "val_loader",
+    "without_padding",
+]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """Folders of class folders.
+
+    Args:
+        train: training images.
+        val: validation images, or None.
+        note: what the user should know about the choice, or "".
+    """
+
+    train: Path
+    val: Path | None
+    note: str = ""
+
+
+def _has_folders(folder: Path) -> bool:
+    return folder.is_dir() and any(child.is_dir() for child in folder.iterdir())
+
+
+def _content(folder: Path) -> str:
+    """Content of a folder without class folders, for an error message."""
+    name = min((child.name for child in folder.iterdir()), default="")
+    return f"only files such as {name!r}" if name else "it is empty"
+
+
+def find_splits(root: Path, *, val: Path | None = None) -> Splits:
+    """Find the training and validation images of a dataset.
+
+    Args:
+        root: a folder in one of the two layouts.
+        val: a folder of class folders for validation; overrides those under `root`.
+
+    Raises:
+        DatasetError: a folder is missing or has no class folders.
+    """
+    for folder in (root, val):
+        if folder is not None and not folder.is_dir():
+            if was_url(folder):
+                raise DatasetError(
+                    f"{folder} is a URL; this command reads local folders",
+                    hint="copy the images or the cache to a local disk. In Python, "
+                    "feedline.ImageFolder reads a cache at a URL",
+                )
+            found = "a file, expected a folder" if folder.exists() else "no such folder"
+            raise DatasetError(
+                f"{folder}: {found}",
+                hint="name a folder with train/ and val/, or a folder of class folders; "
+                f"`feedline demo-data demo-data` makes one to try{table_hint(str(folder))}",
+            )
+    if val is not None and not _has_folders(val):
+        raise DatasetError(
+            f"{val}: no class folders for validation, {_content(val)}; expected one folder a class"
+        )
+    others = [root / name for name in VAL_NAMES if _has_folders(root / name)]
+    if TRAIN_NAME in splits_below(root) and _has_folders(root / TRAIN_NAME):
+        if val is None and not others:
+            named = ", ".join(f"{name}/" for name in VAL_NAMES)
+            note = f"no validation: none of {named} next to {root / 'train'}; --val-dir names one"
+            return Splits(train=root / "train", val=None, note=note)
+        chosen = val or others[0]
+        unused = [path.name + "/" for path in others if path != chosen] if val is None else []
+        note = f"validating on {chosen}, not on {', '.join(unused)}" if unused else ""
+        return Splits(train=root / "train", val=chosen, note=note)
+    if others:
+        raise DatasetError(
+            f"{root}: found {others[0].name}/ but no train/ with class folders",
+            hint="name a folder with both, or a folder of class folders",
+        )
+    if not _has_folders(root):
+        raise DatasetError(
+            f"{root}: no class folders, {_content(root)}; expected one folder a class, or train/ "
+            "and val/ with one folder a class in each"
+        )
+    note = "" if val else f"no validation: {root} is a folder of class folders; --val-dir names one"
+    return Splits(train=root, val=val, note=note)
+
+
+def val_folder(root: Path) -> Path:
+    """The folder of validation images under `root`, or `root` itself if it has class folders only.
+
+    Raises:
+        DatasetError: there are no class folders.
+    """
+    splits = find_splits(root)
+    return splits.val or splits.train
+
+
+def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
+    """Translate labels of the validation set to those of the training set.
+
+    Returns:
+        The training label of each validation label, or None if they are equal.
+
+    Raises:
+        DatasetError: the validation set has a class that the training set lacks.
+    """
+    numbers = {name: label for label, name in enumerate(train)}
+    unknown = [name for name in val if name not in numbers]
+    if unknown:
+        raise DatasetError(
+            f"{len(unknown)} class{'es' * (len(unknown) > 1)} of the validation images not in the "
+            f"training images, e.g. {unknown[0]!r}; training has {', '.join(list(train)[:8])}"
+            f"{', ...' if len(train) > 8 else ''}",
+            hint="class folders must have the same names in both",
+        )
+    mapped = [numbers[name] for name in val]
+    return None if mapped == list(range(len(train))) else mapped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainData:
-    """Images in class folders.
+    """Images of a run.
 
     Args:
-        train: of training.
-        val: of validation, or None.
-        labels_as: the training label of each validation label; None where they are the same.
-        note: what the user should know of how they were found, or "".
+        train: training images.
+        val: validation images, or None.
+        labels: the training label of each validation label; None if they are equal.
+        note: what the user should know about the folders, or "".
     """
 
     train: ImageFolder
     val: ImageFolder | None
-    labels_as: Sequence[int] | None
+    labels: Sequence[int] | None
     note: str
 
     @classmethod
-    def found(cls, root: Path, val: Path | None) -> TrainData:
-        """The images of a folder.
+    def find(cls, root: Path, val: Path | None) -> TrainData:
+        """Find the images of a dataset.
 
         Raises:
             DatasetError: a folder is missing, or its classes do not fit.
         """
         splits = find_splits(root, val=val)
         train = ImageFolder(splits.train, transform=TrainCrop())
-        check_classes(splits.train, train.classes)
+        if len(train.classes) < 2:
+            raise DatasetError(
+                f"{splits.train}: one class only ({', '.join(train.classes)}); training needs two "
+                "class folders or more",
+                hint="is this the folder of one class? Name its parent",
+            )
         images = None if splits.val is None else ImageFolder(splits.val, transform=EvalCrop())
-        labels_as = None if images is None else label_map(train.classes, images.classes)
-        return cls(train=train, val=images, labels_as=labels_as, note=splits.note)
+        labels = None if images is None else label_map(train.classes, images.classes)
+        return cls(train=train, val=images, labels=labels, note=splits.note)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint says of the training images, JSON-able."""
+    def identity(self) -> dict[str, Any]:
+        """Classes, number and fingerprint of the training images, JSON-able, for a checkpoint."""
         return {
             "classes": list(self.train.classes),
             "images": len(self.train),
@@ -58,21 +192,22 @@ class TrainData:
         }
 
     def check_resumable(self, saved: Mapping[str, Any]) -> None:
-        """Make sure that these are the images of a checkpoint.
+        """Check that these are the images of a checkpoint.
 
         Raises:
             StateError: they are others.
         """
-        if found := differences(saved, self.facts, "were", "are"):
+        if found := differences(saved, self.identity):
             raise StateError(
-                f"cannot resume: the checkpoint is of another dataset ({found}). Name the folder "
-                "it was made with, with the same files in it, or start anew without --resume"
+                f"cannot resume: the checkpoint has another dataset ({found})",
+                hint="name the folder it was trained on, with the same files, or start a new run "
+                "without --resume",
             )
 
     def class_weights(self, recipe: Recipe) -> torch.Tensor | None:
-        """By the inverse of each class's share of the samples, over which their mean is 1.
+        """Inverse class frequencies, shape (classes,), float32, with mean 1 over the samples.
 
-        None where the recipe asks for none.
+        None if the recipe does not use them.
         """
         if recipe.class_weights == "none":
             return None
@@ -80,3 +215,64 @@ class TrainData:
             torch.from_numpy(self.train.targets), minlength=len(self.train.classes)
         )
         return len(self.train) / (len(counts) * counts.clamp(min=1).float())
+
+
+def train_loader(
+    recipe: Recipe, images: ImageFolder, run: RunSettings, device: torch.device, stack: ExitStack
+) -> DataLoader[Any]:
+    """Make the loader of the training images; it closes with the stack.
+
+    Raises:
+        UsageError: a setting cannot be used.
+    """
+    augmentation = BatchAugmentation(recipe, len(images.classes))
+    loader = _loader(recipe, run, device)(
+        images,
+        recipe.batch_size,
+        schedule=recipe.loader_schedule,
+        pixel_transform=augmentation.pixels,
+        batch_transform=augmentation.batch,
+        cache=run.cache,
+        # A last batch of one or two images upsets batch normalisation.
+        drop_last=len(images) >= recipe.largest_batch,
+    )
+    return stack.enter_context(loader)
+
+
+def val_loader(
+    recipe: Recipe, data: TrainData, run: RunSettings, device: torch.device, stack: ExitStack
+) -> DataLoader[Any] | None:
+    """Make the loader of the validation images, if there are any; it closes with the stack.
+
+    Raises:
+        UsageError: a setting cannot be used.
+    """
+    if data.val is None:
+        return None
+    loader = _loader(recipe, run, device)(
+        data.val,
+        recipe.largest_batch,
+        image_size=recipe.val_image_size,
+        max_image_size=max(phase.val_image_size or 0 for phase in recipe.phases),
+        shuffle=False,
+    )
+    return stack.enter_context(loader)
+
+
+def without_padding(loader: DataLoader[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches without the rows that only give each rank the same number of them."""
+    for tensors in loader:
+        padding = 0 if loader.batch is None else loader.batch.padding
+        yield tuple(tensor[: len(tensor) - padding] for tensor in tensors)
+
+
+def _loader(recipe: Recipe, run: RunSettings, device: torch.device) -> partial[DataLoader[Any]]:
+    """Arguments that both loaders share."""
+    return partial(
+        DataLoader,
+        seed=recipe.seed,
+        num_workers="auto" if run.workers is None and run.settings is None else run.workers,
+        settings=run.settings,
+        device=str(device),
+        on_error=recipe.on_error,
+    )

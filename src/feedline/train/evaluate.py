@@ -1,35 +1,45 @@
-"""Accuracy and loss on a validation set, exact on every sample.
+"""Evaluation and prediction with a model: accuracy, loss, confusion matrix, class probabilities.
 
-Guarantees: sums over samples, not means over batches, so a smaller last batch counts as it should.
-The device is waited for once, at the end.
+Guarantees: figures are sums over samples, not means over batches, so a smaller last batch counts as
+it should. The device is waited for once, at the end. Images are cropped as in the validation of the
+training: the centre, at its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feedline.images.crops import EvalCrop
+from feedline.images.files import image_files
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.train.data import label_map
 from feedline.train.ranks import Ranks
-from feedline.train.step import autocast
+from feedline.train.runtime import memory_error
+from feedline.train.train_state import autocast
+from feedline.train.weights import Weights
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "FolderEvaluation", "Prediction", "evaluate", "evaluate_folder", "predict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What a model achieves on a set.
+    """Figures of a model on a set of images.
 
     Args:
-        samples: how many samples were judged.
+        samples: number of images.
         loss: mean cross-entropy, without label smoothing.
-        top1: share of samples, 0 to 1, whose class got the highest score.
-        top5: share whose class is among the five highest; None with five classes or fewer.
-        confusion: how many samples of each class (row) were taken for each class (column); None
-            where it was not asked for.
+        top1: share of images, 0 to 1, whose class has the highest score.
+        top5: share whose class is among the five highest; None for five classes or fewer.
+        confusion: number of images of each class (row) predicted as each class (column), or None.
     """
 
     samples: int
@@ -47,51 +57,51 @@ def evaluate(
     precision: torch.dtype = torch.float32,
     confusion: bool = False,
     ranks: Ranks | None = None,
-    labels_as: Sequence[int] | None = None,
+    labels: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Evaluation | None:
-    """Judge a model; its weights, statistics and mode stay as they are.
+    """Evaluate a model; its weights, statistics and mode do not change.
 
     Args:
-        model: is judged.
+        model: a model on the device.
         batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the device.
-        device: where the model is.
-        precision: what it computes in.
-        confusion: count which classes are taken for which.
-        ranks: among which the samples are shared; None for this process alone.
-        labels_as: the training label of each label in `batches`; None where they are the same.
-        stopped: asked after each batch; True ends the work.
-        advance: called with the rows of each batch that is done.
+        device: device of the model.
+        precision: dtype of the forward pass.
+        confusion: compute the confusion matrix.
+        ranks: ranks that share the samples; None for this process alone.
+        labels: the training label of each label in `batches`; None if they are equal.
+        stopped: called after each batch; True ends the evaluation.
+        advance: called with the number of images of each batch.
 
     Returns:
-        The result, or None where it was stopped or there was no sample.
+        The figures, or None if it was stopped or there was no image.
     """
-    table = None if labels_as is None else torch.tensor(labels_as, device=device)
+    table = None if labels is None else torch.tensor(labels, device=device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     hits = torch.zeros(2, dtype=torch.int64, device=device)
     samples = classes = 0
-    taken_for: Tensor | None = None
+    matrix: Tensor | None = None
     training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for images, labels in batches:
+            for images, targets in batches:
                 if table is not None:
-                    labels = table[labels]
+                    targets = table[targets]
                 with autocast(device, precision):
                     logits = model(images)
                 logits = logits.float()
-                loss_sum += functional.cross_entropy(logits, labels, reduction="sum").double()
+                loss_sum += functional.cross_entropy(logits, targets, reduction="sum").double()
                 classes = logits.shape[1]
-                found = logits.topk(min(5, classes), dim=1).indices == labels[:, None]
+                found = logits.topk(min(5, classes), dim=1).indices == targets[:, None]
                 hits += torch.stack([found[:, 0].sum(), found.any(dim=1).sum()])
                 if confusion:
-                    pairs = labels * classes + logits.argmax(dim=1)
+                    pairs = targets * classes + logits.argmax(dim=1)
                     counts = torch.bincount(pairs, minlength=classes**2)
-                    taken_for = counts if taken_for is None else taken_for + counts
-                samples += len(labels)
-                advance(len(labels))
+                    matrix = counts if matrix is None else matrix + counts
+                samples += len(targets)
+                advance(len(targets))
                 if stopped():
                     return None
     finally:
@@ -99,7 +109,7 @@ def evaluate(
     if ranks is not None:
         counts = ranks.summed(torch.tensor([samples, *hits.tolist()], device="cpu"))
         samples, hits = int(counts[0]), counts[1:]
-        loss_sum = ranks.summed(loss_sum.cpu())
+        loss_sum = ranks.summed(loss_sum)
     if not samples:
         return None
     first, any_of_five = hits.tolist()
@@ -108,5 +118,174 @@ def evaluate(
         loss=loss_sum.item() / samples,
         top1=first / samples,
         top5=any_of_five / samples if classes > 5 else None,
-        confusion=None if taken_for is None else taken_for.view(classes, classes).tolist(),
+        confusion=None if matrix is None else matrix.view(classes, classes).tolist(),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderEvaluation:
+    """Figures of a model on a folder of images.
+
+    Args:
+        result: accuracies, loss and confusion matrix.
+        classes: names, in the order of the confusion matrix.
+        skipped: (path, reason) of images that could not be decoded.
+    """
+
+    result: Evaluation
+    classes: list[str]
+    skipped: list[tuple[str, str]]
+
+    @property
+    def by_class(self) -> list[tuple[str, int, float]]:
+        """(name, number of images, top-1) of each class that has images."""
+        rows = self.result.confusion or []
+        return [
+            (name, sum(row), row[k] / sum(row))
+            for k, (name, row) in enumerate(zip(self.classes, rows, strict=True))
+            if sum(row)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, JSON-able."""
+        by_class = [
+            {"class": name, "samples": count, "top1": share} for name, count, share in self.by_class
+        ]
+        return {
+            **asdict(self.result),
+            "classes": self.classes,
+            "by_class": by_class,
+            "skipped": [list(pair) for pair in self.skipped],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """Classes of an image.
+
+    Args:
+        path: path of the image.
+        classes: (name, probability), the most probable first.
+    """
+
+    path: str
+    classes: list[tuple[str, float]]
+
+
+def evaluate_folder(
+    weights: Weights,
+    folder: Path,
+    *,
+    advance: Callable[[int, int], object] = lambda done, total: None,
+    precision: torch.dtype,
+    **loading: Any,
+) -> FolderEvaluation:
+    """Evaluate a model on a folder of class folders.
+
+    Args:
+        weights: a trained model.
+        folder: class folders with the names of the training.
+        advance: called with the number of images done, and of all.
+        precision: dtype of the forward pass.
+        loading: image_size (None for that of the validation), batch_size, workers, on_error.
+
+    Raises:
+        DatasetError: a class is unknown, or there is no image.
+        SampleError: an image cannot be decoded, and `on_error` is "raise".
+    """
+    images = ImageFolder(folder, transform=EvalCrop())
+    labels = label_map(weights.classes, images.classes)
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        advance(done, len(images))
+
+    with _batches(images, weights, **loading) as loader:
+        result = evaluate(
+            weights.model,
+            loader,
+            device=weights.device,
+            precision=precision,
+            labels=labels,
+            confusion=True,
+            advance=count,
+        )
+        assert result is not None, "a folder has images"
+        return FolderEvaluation(result=result, classes=weights.classes, skipped=loader.skipped)
+
+
+def predict(
+    weights: Weights,
+    paths: Sequence[Path],
+    *,
+    topk: int = 1,
+    skipped: Callable[[str, str], object] = lambda path, reason: None,
+    precision: torch.dtype,
+    **loading: Any,
+) -> Iterator[Prediction]:
+    """Classify images, in order, without those that are skipped.
+
+    Args:
+        weights: a trained model.
+        paths: image files.
+        topk: number of classes for each image.
+        skipped: called at the end with path and reason of each image that was skipped.
+        precision, loading: as in `evaluate_folder`.
+
+    Raises:
+        SampleError: an image cannot be decoded, and `on_error` is "raise".
+        UsageError: a batch does not fit the device's memory.
+    """
+    files = image_files(paths, EvalCrop())
+    with _batches(files, weights, **loading) as loader:
+        for images, _ in loader:
+            assert loader.batch is not None, "a batch was returned"
+            with torch.inference_mode(), autocast(weights.device, precision):
+                shares = weights.model(images).float().softmax(dim=1)
+            found = shares.topk(min(topk, len(weights.classes)), dim=1)
+            left_out = {path for path, _ in loader.skipped}
+            samples = [
+                sample
+                for sample in loader.batch.samples.tolist()
+                if files.store.name(sample) not in left_out
+            ]
+            rows = zip(samples, found.indices.tolist(), found.values.tolist(), strict=True)
+            for sample, numbers, values in rows:
+                named = zip(numbers, values, strict=True)
+                classes = [(weights.classes[number], value) for number, value in named]
+                yield Prediction(path=str(paths[sample]), classes=classes)
+        for path, reason in loader.skipped:
+            skipped(path, reason)
+
+
+@contextmanager
+def _batches(
+    images: ImageFolder,
+    weights: Weights,
+    *,
+    image_size: int | None = None,
+    batch_size: int = 64,
+    workers: int | Literal["auto"] = "auto",
+    on_error: str = "raise",
+) -> Iterator[DataLoader[Any]]:
+    """Batches of images as the validation makes them.
+
+    Raises:
+        UsageError: a batch does not fit the device's memory.
+    """
+    size = weights.image_size if image_size is None else image_size
+    what = f"a batch of {batch_size} images at {size} px"
+    loader = DataLoader[Any](
+        images,
+        batch_size,
+        image_size=size,
+        shuffle=False,
+        seed=0,
+        num_workers=workers,
+        device=str(weights.device),
+        on_error=on_error,
+    )
+    with loader, memory_error(what, "use a smaller --batch-size or --image-size"):
+        yield loader

@@ -1,13 +1,16 @@
-"""A whole training run: joins data, model, loop and checkpoints.
+"""A whole training run: finds data, model and checkpoint, then trains.
 
-Guarantees: what can be found wrong is found before the first worker starts. Both loaders are built
-once, so their workers start once. An interrupted run leaves a checkpoint that `resume` takes up
-to the same weights, bit for bit on a CPU with the same number of torch threads.
+Guarantees: errors that can be found beforehand are raised before a folder is made or a worker
+starts. Both loaders are built once, so their workers start once. A resumed run ends with the same
+weights as an uninterrupted one, bit for bit on a CPU with the same number of torch threads.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,30 +18,39 @@ from typing import Any
 import torch
 
 from feedline.bench.machine import versions
+from feedline.device.usable import synchronize
+from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.levels import copies_in_words
-from feedline.train.assignment import Assignment
-from feedline.train.earlier_run import EarlierRun, settled
-from feedline.train.journal import Journal, Running
-from feedline.train.keeper import Keeper
-from feedline.train.learner import Learner
-from feedline.train.loaders import train_loader, val_loader
-from feedline.train.memory_error import in_memory, too_large
-from feedline.train.prepared import prepared
-from feedline.train.ranks import Ranks, joined
+from feedline.loader.saved_settings import SavedSettings
+from feedline.train.checkpoint import CheckpointWriter
+from feedline.train.config import Assignment, as_toml
+from feedline.train.data import TrainData, train_loader, val_loader
+from feedline.train.history import EpochInProgress, History, Report, Result, Silent
+from feedline.train.loop import TrainingLoop
+from feedline.train.model import create_model, freeze
+from feedline.train.ranks import Ranks, join_ranks
 from feedline.train.recipe import Recipe
-from feedline.train.report import Report, Silent
-from feedline.train.result import Result
-from feedline.train.run_files import RunFiles
-from feedline.train.run_folder import make_run_folder, occupied
+from feedline.train.resume import ResumedRun, resolve_settings
+from feedline.train.run_folder import RunFiles, check_run_folder, lock_run_folder, make_run_folder
 from feedline.train.run_settings import RunSettings
-from feedline.train.runtime import machine, reseed
+from feedline.train.runtime import (
+    choose_device,
+    choose_precision,
+    machine,
+    memory_error,
+    prepare_process,
+    random_state,
+    reseed,
+    restore_random_state,
+)
 from feedline.train.stop import AgreedStop, StopRequest
-from feedline.train.training import Training
-from feedline.train.warm_up import shapes_of, warm_up
+from feedline.train.train_state import TrainState, autocast, create_optimizer
 from feedline.watching.watched import forget, watch
 
-__all__ = ["run_training", "train_model"]
+__all__ = ["PreparedRun", "prepare", "run_training", "train_model", "warm_up"]
+
+_WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles in the second
 
 
 def train_model(
@@ -48,153 +60,253 @@ def train_model(
     config: str | PathLike[str] | None = None,
     report: Report | None = None,
 ) -> Result:
-    """Train a timm model with progressive resizing, as `feedline train` does, or go on training.
+    """Train a timm model with progressive resizing, or resume a run, as `feedline train` does.
 
-    Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written; the
-    result says so, and a run with `RunSettings(resume=its out)` alone goes on.
+    Ctrl-C, SIGTERM and SIGUSR1 end it after the current step, with a checkpoint;
+    `RunSettings(resume=result.out)` continues.
 
     Args:
-        recipe: all that decides the weights; None takes that of the file, of the run that is gone
-            on from, or the defaults.
-        run: where and how; what it leaves out is the file's, or that of the run that is gone on
-            from.
-        config: a TOML file of settings, as `recipe.toml` in a run's folder; see the guide to
-            training.
-        report: is told how it goes; None tells nobody.
+        recipe: settings that decide the weights; None for those of the file, of the resumed run,
+            or the defaults.
+        run: where and how to train; completed by the file and the resumed run.
+        config: a TOML file of settings, such as `recipe.toml` in the folder of a run.
+        report: callbacks; None for no output.
 
     Returns:
-        The figures of each epoch, the run's folder, the best top-1, and what stopped it.
+        The figures of each epoch, the folder of the run, the best top-1, and what stopped it.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
-            used as asked.
-        SampleError: an image cannot be decoded and the recipe says "raise".
-        FeedlineError: the loss is not finite.
+            used.
+        SampleError: an image cannot be decoded, and on_error is "raise".
+        FeedlineError: the loss became NaN or infinite.
     """
-    what = Assignment.of(
+    assignment = Assignment.collect(
         {} if recipe is None else recipe,
         RunSettings() if run is None else run,
         config=None if config is None else Path(config),
     )
-    return run_training(what.recipe, report or Silent(), what.asked, what.earlier)
+    return run_training(assignment, report or Silent())
 
 
-def run_training(
-    recipe: Recipe, report: Report, asked: RunSettings, earlier: EarlierRun | None = None
-) -> Result:
-    """Train, or go on training.
+def run_training(assignment: Assignment, report: Report) -> Result:
+    """Train, or resume a run; see `train_model`."""
+    with join_ranks() as ranks:
+        own = report if ranks.is_main else Silent()
+        run = resolve_settings(assignment.run, assignment.resumed)
+        return _train(assignment.recipe, own, run, assignment.resumed, ranks)
 
-    Ctrl-C, SIGTERM and SIGUSR1 end it after the step under way, with a checkpoint written.
+
+@dataclass(kw_only=True, slots=True)
+class PreparedRun:
+    """Everything a run needs before it begins.
 
     Args:
-        recipe: all that decides the weights.
-        report: is told how it goes.
-        asked: where and how.
-        earlier: the run that is gone on from, where its checkpoint is read already.
+        recipe: the recipe, with batch sizes for the number of ranks.
+        data: images.
+        device: device of the steps.
+        precision: dtype of the steps.
+        model: with its initial weights, on the CPU.
+        checkpoint: checkpoint to resume from; None for a new run.
+        saved: its content; large, released once it is restored.
+        extended: it resumes with another schedule.
+    """
+
+    recipe: Recipe
+    data: TrainData
+    device: torch.device
+    precision: torch.dtype
+    model: torch.nn.Module
+    checkpoint: Path | None
+    saved: dict[str, Any] | None
+    extended: bool
+
+    def make_state(self) -> TrainState:
+        """The model on its device, with its optimizer.
+
+        Raises:
+            UsageError: the device has no memory for it.
+        """
+        with memory_error(f"the model {self.recipe.model!r}", "choose a smaller --model"):
+            return TrainState(
+                self.model,
+                self.recipe,
+                device=self.device,
+                precision=self.precision,
+                class_weights=self.data.class_weights(self.recipe),
+            )
+
+
+def prepare(
+    recipe: Recipe,
+    note: Callable[[str], object],
+    run: RunSettings,
+    resumed: ResumedRun | None,
+    *,
+    world: int,
+) -> PreparedRun:
+    """Find and check everything that a run needs.
+
+    Args:
+        recipe: the recipe.
+        note: called with messages for the user.
+        run: resolved run settings.
+        resumed: the run to resume; its checkpoint is taken.
+        world: number of ranks.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
-            used as asked.
-        SampleError: an image cannot be decoded and the recipe says "raise".
-        FeedlineError: the loss is not finite.
+            used.
     """
-    with joined() as ranks:
-        earlier = earlier or EarlierRun.found(asked, model=recipe.model)
-        told = report if ranks.leads else Silent()
-        return _trained(recipe, told, settled(asked, earlier), earlier, ranks)
+    if run.data is None:
+        raise UsageError(
+            "no folder of images, and no run to resume",
+            hint="feedline train DIR, with train/ and val/ in it, or feedline train --resume RUN; "
+            "`feedline demo-data demo-data` makes images to try",
+        )
+    if run.settings is not None:
+        SavedSettings.read(run.settings)  # the loader reads it again; errors now
+    device = choose_device(run.device or "auto")
+    precision = choose_precision(recipe.amp, device)
+    checkpoint, saved, extended = None, None, False
+    if resumed is not None:
+        checkpoint, saved = resumed.checkpoint, resumed.take()
+        if resumed.note:
+            note(resumed.note)
+        history = saved["history"]
+        between = None if history["current"]["steps"] else len(history["records"])
+        extended = recipe.check_resumable(saved["recipe"], done=between)
+        if changed := recipe.changed_on_resume(saved["recipe"]):
+            note(f"changed from here on: {changed}")
+        recipe = recipe.for_ranks(saved["ranks"], world)
+    elif run.resume == "auto":
+        note("no run to resume: starting a new one")
+    data = TrainData.find(run.data, run.val_dir)
+    if saved is not None:
+        data.check_resumable(saved["dataset"])
+    prepare_process(seed=recipe.seed, device=device)
+    model = create_model(
+        recipe.model,
+        classes=len(data.train.classes),
+        sizes=recipe.sizes,
+        pretrained=recipe.pretrained,
+        drop=max(phase.drop or 0.0 for phase in recipe.phases),
+        drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
+    )
+    if frozen := freeze(model, recipe.freeze):
+        note(f"{frozen} parameters are frozen")
+    create_optimizer(model, recipe)  # the real one is made on the device; errors now
+    check_run_folder(run.out, checkpoint=checkpoint)
+    return PreparedRun(
+        recipe=recipe,
+        data=data,
+        device=device,
+        precision=precision,
+        model=model,
+        checkpoint=checkpoint,
+        saved=saved,
+        extended=extended,
+    )
 
 
-def _trained(
-    recipe: Recipe,
-    report: Report,
-    asked: RunSettings,
-    earlier: EarlierRun | None,
-    ranks: Ranks,
+def _train(
+    recipe: Recipe, report: Report, run: RunSettings, resumed: ResumedRun | None, ranks: Ranks
 ) -> Result:
-    """A run, or one rank's part of it."""
-    ready = prepared(recipe, report.note, asked, earlier=earlier, world=ranks.world)
+    """Train on one rank."""
+    ready = prepare(recipe, report.note, run, resumed, world=ranks.world)
     recipe, data, device = ready.recipe, ready.data, ready.device
-    checkpoint, extended = ready.checkpoint, ready.extended
-    out = ranks.from_first(
-        lambda: make_run_folder(asked.out, checkpoint=checkpoint, model=recipe.model)
+    checkpoint = ready.checkpoint
+    out = ranks.from_main(
+        lambda: make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
     )
     reseed(recipe.seed, ranks.rank)
     files = RunFiles(out, report.note)
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
-        + (f", {len(data.val)} to validate on" if data.val else "")
+        + (f", {len(data.val)} for validation" if data.val else "")
         + f"; {recipe.model} in {str(ready.precision).removeprefix('torch.')} on {device.type}; "
         f"writing to {out}/"
     )
     if data.note:
         report.note(data.note)
-
     with ExitStack() as stack:
-        if ranks.leads:
-            stack.enter_context(occupied(out))
+        if ranks.is_main:
+            stack.enter_context(lock_run_folder(out))
         stop = stack.enter_context(StopRequest(report.stopping))
-        loader = train_loader(recipe, data.train, asked, device, stack)
+        loader = train_loader(recipe, data.train, run, device, stack)
         if copies := copies_in_words(loader._session.settings, loader._session.decision()):
             report.note(f"copies: {copies}")
-        validating = val_loader(recipe, data, asked, device, stack)
-        learner = ready.learner()
-        learner.forward = ranks.parallel(learner.model, device)
+        validation = val_loader(recipe, data, run, device, stack)
+        state = ready.make_state()
+        state.forward = ranks.parallel(state.model, device)
         if recipe.compile:
-            learner.forward = torch.compile(learner.forward)
-        training = Training(
+            _compile(state, recipe, report)
+        loop = TrainingLoop(
             recipe=recipe,
-            asked=asked.as_dict(),
-            dataset=data.facts,
+            run=run.as_dict(),
+            dataset=data.identity,
             loader=loader,
-            batches=_watched(loader, asked, out, resumed=ready.saved is not None),
-            val_loader=validating,
-            labels_as=data.labels_as,
-            learner=learner,
-            journal=Journal(running=Running.begin(0, device)),
-            keeper=Keeper(out=out, most=asked.keep or 0, told=report.note),
+            batches=_watch(loader, run, out, resumed=ready.saved is not None),
+            val_loader=validation,
+            labels=data.labels,
+            state=state,
+            history=History(current=EpochInProgress.begin(0, device)),
+            writer=CheckpointWriter(out=out, keep=run.keep_checkpoints or 0, note=report.note),
             files=files,
-            checkpoint_every=asked.checkpoint_every or 0,
+            checkpoint_every=run.checkpoint_every or 0,
             ranks=ranks,
             stop=AgreedStop(stop, ranks),
             report=report,
         )
         if ready.saved is not None:
-            training.restore(ready.saved, extended=extended)
+            loop.restore(ready.saved, extended=ready.extended)
             ready.saved = None
-            done = f"step {learner.step}"
-            if extended:
-                done += f", to {recipe.epochs} epochs, along the curve of the longer schedule"
-            over = len(training.journal.records) >= recipe.epochs
-            going = "finished already, so nothing is trained or validated," if over else "going on"
-            report.note(f"{out}: {going} after {done}")
-        if ranks.leads:
-            files.begin(recipe, asked, {"machine": machine(device), "versions": versions("timm")})
+            done = len(loop.history.records) >= recipe.epochs
+            text = "is finished: nothing to do" if done else f"resumes after step {state.step}"
+            if ready.extended and not done:
+                text += f", up to {recipe.epochs} epochs of the new schedule"
+            report.note(f"{out} {text}")
+        if ranks.is_main:
+            environment = {"machine": machine(device), "versions": versions("timm")}
+            files.write_settings(as_toml(recipe, run), environment)
         helps = device.type == "cuda" or recipe.compile
-        if helps if asked.warm is None else asked.warm:
-            _warm_up(learner, recipe, len(data.train.classes), report)
-        stopped_by = training.fit()
-        skipped = [*loader.skipped, *([] if validating is None else validating.skipped)]
-
+        if helps if run.warmup_shapes is None else run.warmup_shapes:
+            warm_up(state, recipe.shapes, classes=len(data.train.classes), note=report.note)
+        stopped_by = loop.fit()
+        skipped = [*loader.skipped, *([] if validation is None else validation.skipped)]
     return Result(
         recipe=recipe,
         out=out,
         classes=list(data.train.classes),
-        records=training.journal.records,
+        records=loop.history.records,
         stopped_by=stopped_by,
-        best_top1=training.journal.best_top1,
-        weights=training.keeper.best,
-        unkept=training.keeper.unkept,
-        unsaved=training.keeper.unsaved,
+        best_top1=loop.history.best_top1,
+        weights=loop.writer.best,
+        weights_error=loop.writer.weights_error,
+        checkpoint_error=loop.writer.checkpoint_error,
         skipped=skipped,
         machine=machine(device),
         versions=versions("timm"),
     )
 
 
-def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any, *, resumed: bool) -> Any:
-    """The loader's batches, with a record of where the time goes in the run's folder."""
+def _compile(state: TrainState, recipe: Recipe, report: Report) -> None:
+    """Compile the model, for every shape of the schedule."""
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    shapes = len(recipe.shapes)
+    if getattr(config, name) < shapes:
+        report.note(f"torch._dynamo.config.{name} raised to {shapes}, one for each batch shape")
+        setattr(config, name, shapes)
+    state.forward = torch.compile(state.forward)
+
+
+def _watch(loader: DataLoader[Any], run: RunSettings, out: Path, *, resumed: bool) -> Any:
+    """The loader's batches, with a record of the time in the folder of the run."""
     metrics = None
-    if asked.tensorboard:
+    if run.tensorboard:
         from feedline.watching import tensorboard
 
         metrics = tensorboard.writer(out / "tensorboard")
@@ -205,13 +317,52 @@ def _watched(loader: DataLoader[Any], asked: RunSettings, out: Any, *, resumed: 
     return watched
 
 
-def _warm_up(learner: Learner, recipe: Recipe, classes: int, report: Report) -> None:
-    took: list[str] = []
+def warm_up(
+    state: TrainState,
+    shapes: Iterable[tuple[int, int]],
+    *,
+    classes: int,
+    note: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Run a few steps on zeros at each batch shape, before training.
 
-    def told(shape: tuple[int, int], seconds: float) -> None:
-        took.append(f"{shape[1]} px {seconds:.1f} s")
-        report.note(f"shape of {shape[0]} images at {shape[1]} px warmed in {seconds:.1f} s")
+    A first step at a shape takes longer: cuDNN times its kernels, torch.compile compiles, the
+    allocator requests memory. Weights, running statistics, optimizer, gradients and random states
+    are unchanged afterwards, to the bit.
 
-    shapes = shapes_of(recipe)
-    with in_memory(lambda error: too_large("a batch", *shapes[len(took)], error)):
-        warm_up(learner, shapes, classes=classes, told=told)
+    Args:
+        state: model to run forward and backward.
+        shapes: (images, side in pixels) of batches, the largest first.
+        classes: number of classes.
+        note: called with the time of each shape.
+
+    Raises:
+        UsageError: a batch does not fit the device's memory.
+    """
+    model, device = state.forward, state.device
+    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
+    states, training = random_state(device), state.model.training
+    state.model.train()
+    try:
+        for rows, size in shapes:
+            began_s = time.perf_counter()
+            what = f"a batch of {rows} images at {size} px"
+            with memory_error(what, "use a smaller --batch-size, or --grad-accum-steps"):
+                images = torch.zeros(rows, 3, size, size, device=device)
+                images = images.contiguous(memory_format=torch.channels_last)
+                targets = torch.zeros(rows, classes, device=device)
+                for _ in range(_WARMUP_STEPS):
+                    with autocast(device, state.precision):
+                        logits = model(images)
+                        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+                    loss.backward()
+                    state.model.zero_grad(set_to_none=True)
+                synchronize(device)
+            note(f"warmed up {rows} images at {size} px in {time.perf_counter() - began_s:.1f} s")
+    finally:
+        state.model.train(training)
+        state.model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        restore_random_state(states, device)

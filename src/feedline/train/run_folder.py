@@ -1,29 +1,49 @@
-"""The folder of a run: its name, its checkpoint, and the weights it keeps.
+"""The folder of a run: its name, its lock, its checkpoints and its files of figures.
 
-runs/resnet18-1/last.pt   everything needed to go on
-runs/resnet18-1/best.pt   the weights with the best validation accuracy, and their classes
+runs/resnet18-1/last.pt            checkpoint to resume from; previous.pt is the one before
+runs/resnet18-1/best.pt            weights with the best validation accuracy, and their classes
+runs/resnet18-1/recipe.toml        settings, for `--config`
+runs/resnet18-1/environment.json   machine and versions of the latest start
+runs/resnet18-1/metrics.csv        one line for each finished epoch; metrics.jsonl as objects
+runs/resnet18-1/trace.json         where the time went, in all starts: `feedline report RUN`
+
+Guarantees: each file is whole, or as it was before. A file of figures that cannot be written does
+not end a training: it is reported once.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
+import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from feedline.errors import StateError, UsageError
 from feedline.system import lock_file
-from feedline.train.checkpoint import BEFORE_NAME, CHECKPOINT_NAME, EPOCHS
+from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME
+from feedline.train.history import EpochRecord
 
-__all__ = ["BEST_NAME", "check_run_folder", "find_checkpoint", "make_run_folder", "occupied"]
+__all__ = [
+    "RECIPE_NAME",
+    "RunFiles",
+    "check_run_folder",
+    "find_checkpoint",
+    "lock_run_folder",
+    "make_run_folder",
+]
 
-BEST_NAME = "best.pt"
+RECIPE_NAME = "recipe.toml"
 _RUNS = Path("runs")
 _LOCK = ".lock"  # on Windows, which opens no folders
-_CHECKPOINTS = (CHECKPOINT_NAME, BEFORE_NAME, EPOCHS)
+_CHECKPOINTS = (CHECKPOINT_NAME, PREVIOUS_NAME, EPOCHS)
 
 
 def _stem(model: str) -> str:
@@ -31,25 +51,24 @@ def _stem(model: str) -> str:
 
 
 def _numbered(model: str) -> list[tuple[int, Path]]:
-    """The numbers and folders that runs of a model got by default, oldest first."""
-    found = [
-        (path.name.removeprefix(_stem(model)), path) for path in _RUNS.glob(f"{_stem(model)}*")
-    ]
+    """Numbers and folders of the runs of a model with default names, oldest first."""
+    stem = _stem(model)
+    found = [(path.name.removeprefix(stem), path) for path in _RUNS.glob(f"{stem}*")]
     return sorted((int(number), path) for number, path in found if number.isdecimal())
 
 
 def find_checkpoint(
     resume: str | None, *, out: Path | None, model: str | None = None
 ) -> Path | None:
-    """The last checkpoint of the run to go on from, or None to start anew.
+    """The last checkpoint of the run to resume, or None for a new run.
 
-    It may be gone where the run has others, which `way_out.whole_ones` names.
+    The file may be missing if the run has other checkpoints.
 
     Args:
-        resume: None; a checkpoint or a run's folder; or "auto": the one in `out`, or where no
-            `out` is given that of the newest run, and none where there is none.
-        out: the run's folder, if the user named it.
-        model: whose runs are looked for; None for any's.
+        resume: None; a checkpoint or the folder of a run; or "auto": the run in `out`, or without
+            `out` the newest run, or None if there is none.
+        out: the folder of the run, if given.
+        model: consider runs of this model only; None for any.
 
     Raises:
         StateError: there is no such checkpoint.
@@ -59,11 +78,11 @@ def find_checkpoint(
     if resume != "auto":
         path = Path(resume)
         path = path / CHECKPOINT_NAME if path.is_dir() else path
-        beside = path.name == CHECKPOINT_NAME and _has(path.parent, *_CHECKPOINTS, BEST_NAME)
-        if not path.is_file() and not beside:
+        others = path.name == CHECKPOINT_NAME and _has(path.parent, *_CHECKPOINTS, BEST_NAME)
+        if not path.is_file() and not others:
             raise StateError(
-                f"--resume {resume}: no checkpoint there; name a run's folder or its "
-                f"{CHECKPOINT_NAME}, or use --resume auto"
+                f"--resume {resume}: no checkpoint found",
+                hint=f"name the folder of a run or its {CHECKPOINT_NAME}, or use --resume auto",
             )
         return path
     if out is not None:
@@ -71,62 +90,61 @@ def find_checkpoint(
     elif model is not None:
         folders = [path for _, path in reversed(_numbered(model))]
     else:
-        made = [path for path in _RUNS.glob("*") if _has(path, *_CHECKPOINTS)]
-        folders = sorted(made, key=_written, reverse=True)
+        runs = [path for path in _RUNS.glob("*") if _has(path, *_CHECKPOINTS)]
+        folders = sorted(runs, key=_written, reverse=True)
     for folder in folders:
         if _has(folder, *_CHECKPOINTS):
             return folder / CHECKPOINT_NAME
     return None
 
 
-def _has(folder: Path, *names: str) -> bool:
-    """Whether a folder has a file of one of these names."""
-    return any(path.is_file() for name in names for path in folder.glob(name))
+def _has(folder: Path, *patterns: str) -> bool:
+    return any(path.is_file() for pattern in patterns for path in folder.glob(pattern))
 
 
 def _written(folder: Path) -> float:
-    """When the latest checkpoint of a run was written."""
+    """Time of the latest checkpoint of a run."""
     return max(path.stat().st_mtime for name in _CHECKPOINTS for path in folder.glob(name))
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
-    """See whether a run can be written to where it is asked for; makes nothing.
+    """Check that a run can be written to a folder, without making it.
 
     Args:
-        out: as the user named it, or None.
-        checkpoint: what the run goes on from, or None.
+        out: the folder, if given.
+        checkpoint: the checkpoint to resume from, or None.
 
     Raises:
-        UsageError: it cannot be written to, or holds another run's checkpoint.
+        UsageError: it cannot be written to, or has the checkpoint of another run.
     """
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
-    there = out
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise UsageError(f"cannot write a run to {out}: {there} is a file; name another --out")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"cannot write a run to {out}: permission denied; name another --out")
+    parent = out
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        raise UsageError(f"cannot write a run to {out}: {parent} is a file", hint="choose --out")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"cannot write a run to {out}: permission denied", hint="choose --out")
     last = out / CHECKPOINT_NAME
     if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
         raise UsageError(
-            f"{out} holds the checkpoint of an earlier run; go on from it with feedline train "
-            f"--resume {shlex.quote(str(out))}, or name another --out"
+            f"{out} has the checkpoint of an earlier run",
+            hint=f"resume it with `feedline train --resume {shlex.quote(str(out))}`, or choose "
+            "another --out",
         )
 
 
 def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) -> Path:
-    """Make the folder that a run writes to.
+    """Make the folder of a run.
 
     Args:
-        out: as the user named it; None goes on in the checkpoint's folder, or takes the next
-            free `runs/MODEL-N`.
-        checkpoint: what the run goes on from, or None.
-        model: the model's name.
+        out: the folder, if given; None for that of the checkpoint, or the next free `runs/MODEL-N`.
+        checkpoint: the checkpoint to resume from, or None.
+        model: name of the model.
 
     Raises:
-        UsageError: it cannot be written to, or holds another run's checkpoint.
+        UsageError: it cannot be written to, or has the checkpoint of another run.
     """
     if out is None and checkpoint is not None:
         out = checkpoint.parent
@@ -135,7 +153,7 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
             newest = max((number for number, _ in _numbered(model)), default=0)
             for number in itertools.count(newest + 1):
                 out = _RUNS / f"{_stem(model)}{number}"
-                with suppress(FileExistsError):  # another run took it a moment ago
+                with suppress(FileExistsError):  # another run was faster
                     out.mkdir(parents=True)
                     return out
         assert out is not None
@@ -143,33 +161,74 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"cannot write a run to {out}: {error.strerror}; name another --out"
+            f"cannot write a run to {out}: {error.strerror}", hint="choose another --out"
         ) from None
     return out
 
 
 @contextmanager
-def occupied(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, and remove it at the end if nothing was written to it.
+def lock_run_folder(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder; remove it at the end if it is empty.
 
     Raises:
-        UsageError: another run is in it.
+        UsageError: another run uses it.
     """
     with ExitStack() as stack:
         if sys.platform == "win32":
-            # Windows removes the file when it is closed, also by the end of its process.
-            held = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
+            # Windows removes the file when it is closed, also at the end of the process.
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
         else:
-            held = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, held)
-        if not lock_file(held):
+            descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        if not lock_file(descriptor):
             raise UsageError(
-                f"another run is writing to {folder}; wait for it, or name another --out"
+                f"another run is writing to {folder}", hint="wait for it, or choose --out"
             )
         try:
             yield
         finally:
             if sys.platform == "win32":
                 stack.close()
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+class RunFiles:
+    """Writes the files of figures of a run.
+
+    Args:
+        out: folder of the run.
+        note: called with files that cannot be written.
+    """
+
+    def __init__(self, out: Path, note: Callable[[str], object]) -> None:
+        self._out = out
+        self._note = note
+        self._failed = False
+
+    def write_settings(self, toml: str, environment: dict[str, Any]) -> None:
+        """Write recipe.toml and environment.json."""
+        self._write(RECIPE_NAME, toml)
+        self._write("environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def write_epochs(self, records: Sequence[EpochRecord]) -> None:
+        """Write metrics.csv and metrics.jsonl."""
+        table = io.StringIO()
+        names = [each.name for each in fields(EpochRecord)]
+        writer = csv.DictWriter(table, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(record) for record in records)
+        self._write("metrics.csv", table.getvalue())
+        lines = [json.dumps(asdict(record)) for record in records]
+        self._write("metrics.jsonl", "".join(f"{line}\n" for line in lines))
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self._out / f".{name}.{os.getpid()}.partial"
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self._out / name)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            if not self._failed:
+                self._failed = True
+                self._note(f"{self._out / name} cannot be written: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Where and how a recipe is trained: all that does not decide what the weights become."""
+"""Where and how a recipe is trained: settings that do not decide the trained weights."""
 
 from __future__ import annotations
 
@@ -8,50 +8,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.errors import UsageError
-from feedline.train.known_names import refuse_unknown
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, check_names
 
 __all__ = ["PLACES", "RunSettings"]
 
-PLACES = {"data": "DIR", "val": "--val", "cache": "--cache", "settings": "--settings"}
-"""Settings that are files or folders which a run reads, with how the command line is told them."""
+PLACES = {"data": "DIR", "val_dir": "--val-dir", "cache": "--cache", "settings": "--settings"}
+"""Settings that are files or folders a run reads, with their names on the command line."""
 
-_NOTHING = Path("none")
-_OF_ONE_START = ("out", "resume")  # another start has others
-_COUNTS = ("checkpoint_every", "keep")
-_SWITCHES = ("warm", "tensorboard")
+_NONE = Path("none")
+_ONE_START = ("out", "resume")  # not passed on to the next start
+_COUNTS = ("checkpoint_every", "keep_checkpoints")
+_SWITCHES = ("warmup_shapes", "tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What a run is asked for besides its recipe.
+    """Folders, device, workers and checkpoints of a run.
 
-    None leaves a setting to the file that is given, then to the run that is gone on from, then to
-    its default. Places may be text; "none" as one is no place, also where the earlier run had some.
+    None means the value of the configuration file, then of the resumed run, then the default. Paths
+    may be text; "none" means no path, also if the resumed run had one.
 
     Args:
-        data: the images: a folder with train/ and val/, or of class folders.
-        val: validation images, where they are not under `data`.
-        cache: with smaller copies of the training images; see `DataLoader`.
-        device: see `choose_device`; by default "auto".
-        workers: "auto" or how many worker processes load images; by default what `settings` say,
-            or else "auto".
-        settings: a file of `feedline tune --save`; see `DataLoader`.
-        out: the run's folder; by default `runs/MODEL-N`.
-        resume: a checkpoint, a run's folder, or "auto".
-        checkpoint_every: steps between checkpoints within an epoch; 0, the default, saves after
-            epochs only.
-        keep: checkpoints of finished epochs that are kept besides the last one; by default 0.
-        warm: run each shape of the schedule before the training begins, see `warm_up`; by default
-            where that helps: on a GPU, or with torch.compile.
-        tensorboard: write figures for TensorBoard into the run's folder; by default false.
+        data: a folder with train/ and val/, or a folder of class folders.
+        val_dir: validation images, if they are not under `data`.
+        cache: cache of resized copies of the training images; see `DataLoader`.
+        device: see `choose_device`; default "auto".
+        workers: number of worker processes or "auto"; default: as in `settings`, else "auto".
+        settings: a file written by `feedline tune --save`; see `DataLoader`.
+        out: folder of the run; default `runs/MODEL-N`.
+        resume: a checkpoint, the folder of a run, or "auto".
+        checkpoint_every: steps between checkpoints within an epoch; default 0: after epochs only.
+        keep_checkpoints: number of checkpoints of finished epochs to keep besides the last one;
+            default 0.
+        warmup_shapes: run each image size before training, see `run.warm_up`; default: on a GPU
+            or with torch.compile.
+        tensorboard: write metrics for TensorBoard to the folder of the run; default False.
 
     Raises:
-        UsageError: a value is out of range or of another kind.
+        UsageError: a value is out of range or of another type.
     """
 
     data: Path | None = None
-    val: Path | None = None
+    val_dir: Path | None = None
     cache: Path | None = None
     device: str | None = None
     workers: int | Literal["auto"] | None = None
@@ -59,8 +57,8 @@ class RunSettings:
     out: Path | None = None
     resume: str | None = None
     checkpoint_every: int | None = None
-    keep: int | None = None
-    warm: bool | None = None
+    keep_checkpoints: int | None = None
+    warmup_shapes: bool | None = None
     tensorboard: bool | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +66,7 @@ class RunSettings:
             place = getattr(self, name)
             _need(name, place, isinstance(place, str | Path), "a path")
             object.__setattr__(self, name, None if place is None else Path(place))
-        _need("resume", self.resume, isinstance(self.resume, str | Path), "a path, or 'auto'")
+        _need("resume", self.resume, isinstance(self.resume, str | Path), "a path or 'auto'")
         if self.resume is not None:
             object.__setattr__(self, "resume", str(self.resume))
         _need("device", self.device, isinstance(self.device, str), "text")
@@ -79,44 +77,41 @@ class RunSettings:
             value = getattr(self, name)
             _need(name, value, isinstance(value, bool), "true or false")
         valid = self.workers == "auto" or _whole(self.workers)
-        _need("workers", self.workers, valid, "'auto' or 0 or above")
+        _need("workers", self.workers, valid, "'auto' or a whole number from 0")
 
     def over(self, under: RunSettings) -> RunSettings:
-        """These settings, and the others' where these say nothing."""
-        more = {name: value for name, value in under._said().items() if name not in self._said()}
-        if self.settings not in (None, _NOTHING):  # which say how many, where nothing else does
+        """These settings, completed by those of `under`."""
+        more = {name: value for name, value in under._given().items() if name not in self._given()}
+        if self.settings not in (None, _NONE):  # the file has the number of workers
             more.pop("workers", None)
         return replace(self, **more)
 
-    def settled(self) -> RunSettings:
-        """The same, where "none" is none."""
-        return replace(self, **{name: None for name in PLACES if getattr(self, name) == _NOTHING})
+    def resolved(self) -> RunSettings:
+        """The same settings, with None instead of "none"."""
+        return replace(self, **{name: None for name in PLACES if getattr(self, name) == _NONE})
 
     def as_dict(self) -> dict[str, Any]:
-        """What another start of the run needs of them, JSON-able: places are absolute."""
-        said = {name: value for name, value in self._said().items() if name not in _OF_ONE_START}
-        places = {name: str(said[name].absolute()) for name in PLACES if name in said}
-        return said | places
+        """Settings for the next start of the run, JSON-able, with absolute paths."""
+        given = {name: value for name, value in self._given().items() if name not in _ONE_START}
+        places = {name: str(given[name].absolute()) for name in PLACES if name in given}
+        return given | places
 
-    def _said(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Any]:
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in named if value is not None}
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> RunSettings:
-        """Settings from plain values, as a TOML table has them.
+    def read(cls, table: Mapping[str, Any]) -> RunSettings:
+        """Make settings from plain values, such as a TOML table.
 
         Raises:
-            UsageError: a setting is not known, or a value is of another kind or out of range.
+            UsageError: a setting is unknown, or a value is out of range or of another type.
         """
-        refuse_unknown(
-            said,
-            [each.name for each in fields(cls)],
-            "[run]",
-            elsewhere=[each.name for each in fields(Recipe) if each.init],
-            where="above [run], to the recipe",
+        recipe = dict.fromkeys(
+            (each.name for each in fields(Recipe) if each.init), "above [run], to the recipe"
         )
-        return cls(**said)
+        check_names(table, [each.name for each in fields(cls)], "[run]", elsewhere=recipe)
+        return cls(**table)
 
 
 def _whole(value: object) -> bool:

@@ -1,14 +1,16 @@
-"""What a training run asks of its process: device, precision and the global random state.
+"""Process-wide state of a training: device, precision, random states, out-of-memory errors.
 
-This is the one place of feedline that touches global state, and only the trainer's own process
-calls it: `prepare_process` seeds torch (initial weights, dropout) and lets cuDNN choose its
-fastest kernels for each shape.
+The one place of feedline that changes global state, called by the training process only:
+`prepare_process` seeds torch (initial weights, dropout) and lets cuDNN choose the fastest kernels
+for each shape.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from feedline.device.usable import usable_device
 from feedline.errors import UsageError
 from feedline.plan.seeds import mix
 from feedline.system import affinity_cores
+from feedline.tuning.device_memory import is_out_of_memory
 
 __all__ = [
     "choose_device",
     "choose_precision",
     "machine",
+    "memory_error",
     "prepare_process",
     "random_state",
     "reseed",
@@ -30,30 +34,29 @@ __all__ = [
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a name means to this process.
+    """Choose the device of this process.
 
     Args:
-        name: "auto" for CUDA (also ROCm's) where it is there, and else the CPU; or a device as
-            torch names it, such as "cpu", "cuda", "mps" or "xpu".
+        name: "auto" for CUDA (or ROCm) if available, otherwise the CPU; or a device of torch, such
+            as "cpu", "cuda", "mps" or "xpu". Each process of a machine gets a GPU of its own.
 
     Raises:
-        UsageError: there is no such device here.
+        UsageError: the device is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
-        # Each process of a machine has a GPU of its own.
         name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
     return usable_device(name)
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
-    """What a step computes in, by "auto", "off", "bf16" or "fp16".
+    """Choose the dtype of a step from "auto", "off", "bf16" or "fp16".
 
-    "auto" is bfloat16 on a GPU that has it, else float16; float32 on a CPU.
+    "auto" is bfloat16 on a GPU with native support, float16 on other GPUs, float32 on a CPU.
 
     Raises:
-        UsageError: float16 was asked for on a CPU, where it gains nothing.
+        UsageError: float16 on a CPU, where it gains nothing.
     """
     on_cuda = device.type == "cuda"
     if amp == "fp16" and not on_cuda:
@@ -66,20 +69,20 @@ def choose_precision(amp: str, device: torch.device) -> torch.dtype:
 
 
 def prepare_process(*, seed: int, device: torch.device) -> None:
-    """Seed torch's global generators and set cuDNN up; call once, before the model is made."""
+    """Seed torch's global generators and configure cuDNN; call once, before making the model."""
     torch.manual_seed(seed)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
 
 
 def reseed(seed: int, rank: int) -> None:
-    """Let ranks other than 0 draw otherwise from here on: each drops other units."""
+    """Seed ranks other than 0 differently: each drops other units."""
     if rank:
         torch.manual_seed(mix(seed, rank) >> 1)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """torch's random state (dropout draws from it), for a checkpoint."""
+    """torch's random state, from which dropout draws, for a checkpoint."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         state[device.type] = getattr(torch, device.type).get_rng_state(*_numbered(device))
@@ -87,7 +90,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` returned."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type != "cpu" and device.type in state:
         module = getattr(torch, device.type)
@@ -95,12 +98,12 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def _numbered(device: torch.device) -> tuple[torch.device, ...]:
-    """What names a device to its own module: torch.mps knows one only."""
+    """The device as an argument of its own module; torch.mps has one device only."""
     return () if device.type == "mps" else (device,)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the run ran on. `cpus`: logical CPUs that this process may use."""
+    """Facts about the machine. `cpus`: logical CPUs that this process may use."""
     on_cuda = device.type == "cuda"
     return {
         "cpus": affinity_cores(),
@@ -109,3 +112,23 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor(),
         "platform": platform.platform(),
     }
+
+
+@contextmanager
+def memory_error(what: str, hint: str) -> Iterator[None]:
+    """Turn torch's out-of-memory errors into one that names the batch.
+
+    Args:
+        what: the batch, with its number of images and their size.
+        hint: what to do about it.
+
+    Raises:
+        UsageError: the device's memory is out.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # base class of torch's own
+        if not is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"{what} does not fit the device's memory: {first}", hint=hint) from error

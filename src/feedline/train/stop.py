@@ -1,9 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, which a loop looks at between two steps.
+"""Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, checked between two steps.
 
-Guarantees: the first signal is only noted, and told at once, also while a step computes in C code
-that runs no Python; a second one acts as it did before (so that a stuck step can be left), at the
-next look at the latest where Python lost what it raised, as in a destructor. The earlier handlers
-are back when the context ends.
+Guarantees: the first signal is recorded and reported at once, also while a step runs C code. A
+second one has its original effect, so a stuck step can be left; if Python loses the exception, as
+in a destructor, the next check raises it. The original handlers are restored at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CHECK_S = 1.0
 """How often ranks agree on a stop."""
 _MOST_CALLS = 1000
 
-# SIGUSR1 is what batch systems send some time before they take a machine back.
+# Batch systems send SIGUSR1 some time before they end a job.
 _SIGNALS = [
     signal.SIGINT,
     signal.SIGTERM,
@@ -33,33 +32,33 @@ _SIGNALS = [
 
 
 class StopRequest:
-    """Notes these signals while it is entered; outside the main thread it notes nothing.
+    """Records these signals while it is entered; outside the main thread it records none.
 
     Args:
-        told: is called with the first signal's number, from a thread of its own: Python's
-            handlers run in the main thread alone, which may be in a backward pass for seconds.
+        report: called with the number of the first signal, from another thread: Python's handlers
+            run in the main thread, which may be in a backward pass for seconds.
     """
 
-    def __init__(self, told: Callable[[int], object] = lambda signum: None) -> None:
+    def __init__(self, report: Callable[[int], object] = lambda signum: None) -> None:
         self._signum: int | None = None
         self._raised: BaseException | None = None
-        self._told = told
+        self._report = report
         self._before: dict[int, Any] = {}
         self._wakeup_before = -1
         self._waker: socket.socket | None = None
         self._watcher: threading.Thread | None = None
 
-    def asked(self) -> int | None:
+    def requested(self) -> int | None:
         """The first signal; None before any.
 
         Raises:
-            BaseException: what the handler of a second one raised, which Python has lost.
+            BaseException: raised by the original handler of a second signal, and lost by Python.
         """
         if self._raised is not None:
             raise self._raised
         return self._signum
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
         before = self._before[signum]
         if self._signum is None:
             self._signum = signum
@@ -85,7 +84,7 @@ class StopRequest:
             self._watcher = threading.Thread(target=self._watch, args=(listening,), daemon=True)
             self._watcher.start()
             self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno())
-            self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
+            self._before = {each: signal.signal(each, self._record) for each in _SIGNALS}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -96,14 +95,14 @@ class StopRequest:
             self._watcher.join()
 
     def _watch(self, listening: socket.socket) -> None:
-        """Tell of the first signal that C code writes down, until the other end is closed."""
-        told = False
+        """Report the first signal that C code records, until the other end is closed."""
+        reported = False
         with listening:
             while numbers := listening.recv(64):
                 signums = [number for number in numbers if number in _SIGNALS]
-                if signums and not told:
-                    told = True
-                    self._told(signums[0])
+                if signums and not reported:
+                    reported = True
+                    self._report(signums[0])
 
 
 class AgreedStop:
@@ -125,13 +124,13 @@ class AgreedStop:
         self._calls, self._next = 0, 1
         self._checked_s = time.monotonic()
 
-    def asked(self, *, at_end: bool = False) -> int | None:
+    def requested(self, *, at_end: bool = False) -> int | None:
         """The signal that asks for a stop; None without any. A collective call.
 
         Args:
             at_end: exchange requests now, as at the end of an epoch.
         """
-        own = self._request.asked()
+        own = self._request.requested()
         if self._ranks.world == 1:
             return own
         self._calls += 1

@@ -10,38 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import UsageError
-from feedline.train.configuration import as_toml, read_settings, recipe_of
+from feedline.train.config import as_toml, make_recipe, read_config
 from feedline.train.recipe import Recipe
 from feedline.train.run_settings import RunSettings
 
 
-def test_what_is_given_stands_before_what_is_under_it() -> None:
+def test_an_argument_overrides_the_layers_below() -> None:
     under = {"model": "resnet34", "mixup": 0.2, "schedule": "64x1"}
-    recipe = recipe_of({"mixup": 0.4, "lr": None}, under)
+    recipe = make_recipe({"mixup": 0.4, "lr": None}, under)
     assert (recipe.model, recipe.mixup, recipe.schedule) == ("resnet34", 0.4, "64x1")
 
 
 def test_a_preset_takes_the_place_of_a_schedule_and_the_other_way_round() -> None:
-    recipe = recipe_of({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
-    assert (recipe.epochs, recipe.val_px, recipe.optimizer, recipe.lr) == (16, 256, "sgd", 0.3)
-    assert recipe_of({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
-    assert recipe_of({"val_size": 160}, {"preset": "ffcv", "epochs": 16}).val_px == 160
+    recipe = make_recipe({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
+    assert (recipe.epochs, recipe.val_image_size, recipe.opt, recipe.lr) == (16, 256, "sgd", 0.3)
+    assert make_recipe({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
+    assert (
+        make_recipe({"val_image_size": 160}, {"preset": "ffcv", "epochs": 16}).val_image_size == 160
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"mix_up": 1}, "no setting 'mix_up'; close ones: mixup"),
-        ({"epochs": 3}, "epochs is of a preset"),
-        ({"preset": "ffcv"}, "for how many epochs"),
-        ({"preset": "ffcv", "epochs": True}, "whole number from 1"),
+        ({"epochs": 3}, "epochs needs a preset"),
+        ({"preset": "ffcv"}, "needs epochs"),
+        ({"preset": "ffcv", "epochs": True}, "a whole number from 1"),
         ({"preset": "ffc", "epochs": 3}, "did you mean 'ffcv'"),
-        ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "leave one out"),
+        ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "use one of them"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        recipe_of(settings)
+        make_recipe(settings)
 
 
 @given(
@@ -56,11 +58,11 @@ def test_a_recipe_reads_back_from_toml(
 ) -> None:
     schedule: Any = "64x1,96x2@16"
     if own:
-        schedule = [{"size": 64, "epochs": 1, "label_smoothing": smoothing}]
+        schedule = [{"size": 64, "epochs": 1, "smoothing": smoothing}]
     recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, pretrained=pretrained)  # type: ignore[arg-type]
     import msgspec
 
-    assert recipe_of({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
+    assert make_recipe({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
 
 
 def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_one_start(
@@ -69,7 +71,7 @@ def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_on
     monkeypatch.chdir(tmp_path)
     asked = RunSettings(
         data=Path('a "set"'),
-        val=Path("/val"),
+        val_dir=Path("/val"),
         cache=Path("copies"),
         device="cpu",
         workers=3,
@@ -77,24 +79,24 @@ def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_on
         out=Path("run"),
         resume="auto",
         checkpoint_every=10,
-        keep=2,
-        warm=False,
+        keep_checkpoints=2,
+        warmup_shapes=False,
         tensorboard=True,
     )
     recipe = Recipe(schedule=[{"size": 64, "epochs": 1, "mixup": 0.1}])
     (tmp_path / "recipe.toml").write_text(as_toml(recipe, asked))
-    said, run = read_settings(tmp_path / "recipe.toml")
-    assert recipe_of({}, said) == recipe
+    said, run = read_config(tmp_path / "recipe.toml")
+    assert make_recipe({}, said) == recipe
     assert run == RunSettings(
         data=tmp_path / 'a "set"',
-        val=Path("/val"),
+        val_dir=Path("/val"),
         cache=tmp_path / "copies",
         device="cpu",
         workers=3,
         settings=tmp_path / "tuned.json",
         checkpoint_every=10,
-        keep=2,
-        warm=False,
+        keep_checkpoints=2,
+        warmup_shapes=False,
         tensorboard=True,
     )
 
@@ -102,11 +104,14 @@ def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_on
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[run]\nkeeep = 2", r"\[run\] has no setting 'keeep'; close ones: keep"),
+        ("[run]\nkeep_checkpoint = 2", "'keep_checkpoint'; close ones: keep_checkpoints"),
         ("[run]\nmixup = 0.2", "it belongs above"),
-        ("run = 3", "run is a table"),
-        ("[run]\nkeep = '2'", "keep must be a whole number from 0, got '2'"),
-        ("[run]\nworkers = 'many'", "workers must be 'auto' or 0 or above"),
+        ("run = 3", "run must be a table"),
+        (
+            "[run]\nkeep_checkpoints = '2'",
+            "keep_checkpoints must be a whole number from 0, got '2'",
+        ),
+        ("[run]\nworkers = 'many'", "workers must be 'auto' or a whole number"),
         ("[run]\ndata = 3", "data must be a path, got 3"),
         ("[run]\ntensorboard = 1", "tensorboard must be true or false"),
         ("[run]\ndevice = 0", "device must be text"),
@@ -118,22 +123,24 @@ def test_what_cannot_be_of_a_run_is_refused_with_the_files_name(
     file = tmp_path / "recipe.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=said) as error:
-        read_settings(file)
+        read_config(file)
     assert str(file) in str(error.value)
 
 
 def test_a_setting_of_the_run_among_those_of_the_recipe_is_sent_to_its_table() -> None:
-    with pytest.raises(UsageError, match=r"no setting 'keep'; it belongs to the table \[run\]"):
-        recipe_of({}, {"keep": 2})
+    with pytest.raises(UsageError, match=r"no setting 'keep_checkpoints'; it belongs in the table"):
+        make_recipe({}, {"keep_checkpoints": 2})
 
 
 def test_settings_lie_over_others_one_by_one() -> None:
     above, below = (
-        RunSettings(keep=0, cache=Path("none")),
-        RunSettings(keep=3, workers=2, device="x"),
+        RunSettings(keep_checkpoints=0, cache=Path("none")),
+        RunSettings(keep_checkpoints=3, workers=2, device="x"),
     )
-    assert above.over(below) == RunSettings(keep=0, cache=Path("none"), workers=2, device="x")
-    assert above.over(RunSettings(cache=Path("copies"))).settled().cache is None
+    assert above.over(below) == RunSettings(
+        keep_checkpoints=0, cache=Path("none"), workers=2, device="x"
+    )
+    assert above.over(RunSettings(cache=Path("copies"))).resolved().cache is None
     tuned = RunSettings(settings=Path("tuned.json"))
     assert tuned.over(below).workers is None, "the file says how many"
     places: Any = {"data": "photos", "out": "runs/1", "resume": Path("runs/0")}
@@ -145,4 +152,4 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_bytes(b" " * (1 << 21))
     with pytest.raises(UsageError, match="larger than 1 MiB"):
-        read_settings(file)
+        read_config(file)

@@ -1,0 +1,304 @@
+"""Figures of a run: finished epochs, the epoch in progress, and how to show them.
+
+Guarantees: the history of a resumed run equals that of an uninterrupted one; the epoch in progress
+keeps its sums across the interruption. Reading the loss waits for the device; adding does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from feedline.trace.split import Totals
+from feedline.train.evaluate import Evaluation
+from feedline.train.recipe import Recipe
+
+__all__ = ["EpochInProgress", "EpochRecord", "History", "Progress", "Report", "Result", "Silent"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochRecord:
+    """Figures of a finished epoch, JSON-able.
+
+    Args:
+        epoch: number, from 1.
+        size_px: side of the training images.
+        steps: training steps.
+        samples: training samples.
+        seconds: from the first batch to the end of the last step, without validation.
+        images_per_s: samples / seconds, so the start of workers does not count.
+        first_wait_s: time to the first batch; in the first epoch, with the start of the workers.
+        train_loss: mean over the samples, with label smoothing, while the weights changed.
+        lr: learning rate after the last step.
+        clip_grad: limit of the gradient norm; 0 for none.
+        precision: dtype of the steps.
+        val_samples, val_loss, val_top1, val_top5, val_seconds: None without validation; accuracies
+            are shares from 0 to 1.
+        wait_ms, copy_ms, compute_ms: parts of the mean step; None if not measured.
+    """
+
+    epoch: int
+    size_px: int
+    steps: int
+    samples: int
+    seconds: float
+    images_per_s: float
+    first_wait_s: float
+    train_loss: float
+    lr: float
+    clip_grad: float = 0.0
+    precision: str = ""
+    val_samples: int | None = None
+    val_loss: float | None = None
+    val_top1: float | None = None
+    val_top5: float | None = None
+    val_seconds: float | None = None
+    wait_ms: float | None = None
+    copy_ms: float | None = None
+    compute_ms: float | None = None
+
+
+@dataclass(kw_only=True)
+class EpochInProgress:
+    """Sums over the steps of an epoch.
+
+    Args:
+        epoch: number, from 0.
+        loss_sum: sum of the samples' losses, float64, shape (), on the training device.
+        steps: steps done.
+        samples: samples trained on.
+        seconds: time of the steps, including those before an interruption.
+        first_wait_s: time to the first batch, likewise.
+        split: sums over the steps that were timed.
+    """
+
+    epoch: int
+    loss_sum: Tensor
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    first_wait_s: float = 0.0
+    split: Totals = field(default_factory=Totals)
+
+    @classmethod
+    def begin(cls, epoch: int, device: torch.device) -> EpochInProgress:
+        """An epoch without steps."""
+        return cls(epoch=epoch, loss_sum=torch.zeros((), dtype=torch.float64, device=device))
+
+    def add(self, loss: Tensor, rows: int) -> None:
+        """Add a step whose mean loss over `rows` samples was `loss`."""
+        self.loss_sum += loss.double() * rows
+        self.steps += 1
+        self.samples += rows
+
+    def mean_loss(self) -> float:
+        """Mean loss over the samples so far; waits for the device."""
+        return float(self.loss_sum.item()) / max(self.samples, 1)
+
+    def record(
+        self,
+        *,
+        size_px: int,
+        lr: float,
+        clip_grad: float,
+        precision: str,
+        val: Evaluation | None,
+        val_seconds: float,
+    ) -> EpochRecord:
+        """Figures of the finished epoch."""
+        mean, timed = self.split.mean(), self.split.steps > 0
+        return EpochRecord(
+            epoch=self.epoch + 1,
+            size_px=size_px,
+            steps=self.steps,
+            samples=self.samples,
+            seconds=self.seconds,
+            images_per_s=self.samples / self.seconds if self.seconds else 0.0,
+            first_wait_s=self.first_wait_s,
+            train_loss=self.mean_loss(),
+            lr=lr,
+            clip_grad=clip_grad,
+            precision=precision,
+            val_samples=val.samples if val else None,
+            val_loss=val.loss if val else None,
+            val_top1=val.top1 if val else None,
+            val_top5=val.top5 if val else None,
+            val_seconds=val_seconds if val else None,
+            wait_ms=mean.wait_ms if timed else None,
+            copy_ms=mean.copy_ms if timed else None,
+            compute_ms=mean.compute_ms if timed else None,
+        )
+
+
+@dataclass(kw_only=True)
+class History:
+    """Records of the finished epochs, and the epoch in progress."""
+
+    current: EpochInProgress
+    records: list[EpochRecord] = field(default_factory=list)
+
+    @property
+    def best_top1(self) -> float | None:
+        """Highest validation accuracy so far, 0 to 1."""
+        return max((r.val_top1 for r in self.records if r.val_top1 is not None), default=None)
+
+    def is_over(self, patience: int) -> bool:
+        """Return True if top-1 has not improved for `patience` epochs; 0 is never."""
+        tops = [record.val_top1 for record in self.records if record.val_top1 is not None]
+        if not patience or len(tops) <= patience:
+            return False
+        return max(tops[-patience:]) <= max(tops[:-patience])
+
+    def close_epoch(self, record: EpochRecord) -> None:
+        """Add a finished epoch and begin the next."""
+        self.records.append(record)
+        device = self.current.loss_sum.device
+        self.current = EpochInProgress.begin(self.current.epoch + 1, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint; waits for the device."""
+        current = self.current
+        return {
+            "records": [asdict(record) for record in self.records],
+            "current": {
+                **vars(current),
+                "loss_sum": float(current.loss_sum.item()),
+                "split": list(astuple(current.split)),
+            },
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> History:
+        """Restore what `state_dict` returned."""
+        saved = state["current"]
+        loss_sum = torch.tensor(saved["loss_sum"], dtype=torch.float64, device=device)
+        split = Totals(*saved["split"])
+        return cls(
+            current=EpochInProgress(**{**saved, "loss_sum": loss_sum, "split": split}),
+            records=[EpochRecord(**record) for record in state["records"]],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Position of a run between two steps.
+
+    Args:
+        epoch: epoch in progress, from 1.
+        epochs: number of epochs.
+        phase: phase in progress, from 1.
+        phases: number of phases.
+        size_px: side of the images of this phase.
+        step: steps of the run that are done.
+        steps: steps of the run.
+        images: images of the epoch that were trained on, over all ranks.
+        lr: learning rate of the latest step, or of the next one before any.
+        loss: mean loss of the epoch; None if it was not read.
+        split: sums over this process's steps. Only differences of two are meaningful.
+    """
+
+    epoch: int
+    epochs: int
+    phase: int
+    phases: int
+    size_px: int
+    step: int
+    steps: int
+    images: int
+    lr: float
+    loss: float | None
+    split: Totals
+
+
+class Report(Protocol):
+    """Callbacks of a run, called in the training process between steps.
+
+    A derived class may leave methods out.
+    """
+
+    def note(self, text: str) -> None:
+        """A message for the user."""
+        return
+
+    def planned(
+        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
+    ) -> None:
+        """Training begins, or continues after these epochs; images are those of an epoch."""
+        return
+
+    def begin(self, now: Progress) -> None:
+        """An epoch begins, or continues."""
+        return
+
+    def stepped(self, now: Progress) -> None:
+        """A step is done."""
+        return
+
+    def validating(self, *, rows: int) -> None:
+        """`rows` more images are validated."""
+        return
+
+    def ended(self, record: EpochRecord, *, epochs: int) -> None:
+        """An epoch of `epochs` is finished."""
+        return
+
+    def stopping(self, signum: int) -> None:
+        """A signal requests a stop. Called from another thread, while a step may run."""
+        return
+
+
+class Silent(Report):
+    """A report without output, for ranks other than 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Outcome of a run.
+
+    Args:
+        recipe: the trained recipe.
+        out: folder of the run.
+        classes: class names, in the order of the model's outputs.
+        records: finished epochs.
+        stopped_by: signal that stopped the run; None if the schedule is done.
+        best_top1: highest validation accuracy, 0 to 1; None without validation.
+        weights: file of the best weights; None if there is none.
+        weights_error: why the best weights could not be written, or None.
+        checkpoint_error: why the latest checkpoint could not be written, or None.
+        skipped: (path, reason) of images that could not be decoded.
+        machine, versions: machine and library versions.
+    """
+
+    recipe: Recipe
+    out: Path
+    classes: list[str]
+    records: list[EpochRecord]
+    stopped_by: int | None
+    best_top1: float | None
+    weights: Path | None
+    weights_error: str | None
+    checkpoint_error: str | None
+    skipped: list[tuple[str, str]]
+    machine: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result, JSON-able."""
+        last = asdict(self.records[-1]) if self.records else None
+        return {
+            "recipe": self.recipe.as_dict(),
+            "classes": self.classes,
+            "epochs": [asdict(record) for record in self.records],
+            "final": last and {**last, "best_top1": self.best_top1},
+            "finished": self.stopped_by is None,
+            "out": str(self.out),
+            "weights": None if self.weights is None else str(self.weights),
+            "skipped": [list(pair) for pair in self.skipped],
+            "machine": self.machine,
+            "versions": self.versions,
+        }

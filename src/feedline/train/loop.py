@@ -1,0 +1,322 @@
+"""The training loop: epochs of steps, validation after each, checkpoints.
+
+Guarantees: a checkpoint is taken between two steps and defines the remaining samples, so a resumed
+run takes the steps that the interrupted one would have taken. An epoch is finished once it is
+validated and in the history; a run stopped in between validates first when it resumes. If the loss
+becomes NaN or infinite, training stops before a checkpoint is saved.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from feedline.errors import FeedlineError
+from feedline.loader import DataLoader
+from feedline.train.checkpoint import CheckpointWriter
+from feedline.train.data import without_padding
+from feedline.train.evaluate import Evaluation, evaluate
+from feedline.train.history import EpochInProgress, EpochRecord, History, Progress, Report
+from feedline.train.ranks import Ranks
+from feedline.train.recipe import Recipe
+from feedline.train.resume import divergence_hint
+from feedline.train.run_folder import RunFiles
+from feedline.train.runtime import memory_error, random_state, restore_random_state
+from feedline.train.stop import AgreedStop
+from feedline.train.train_state import StepCounter, TrainState, train_step
+
+__all__ = ["TrainingLoop"]
+
+# Steps between two readings of the loss. On a GPU each reading waits for all queued steps.
+_CPU_CHECK_STEPS = 1
+_GPU_CHECK_STEPS = 50
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """Everything that changes while a run trains.
+
+    Args:
+        recipe: the recipe.
+        run: run settings for the next start, JSON-able.
+        dataset: "classes", "images" and "files" of the training images, JSON-able.
+        loader: loader of the training images.
+        batches: the loader, watched.
+        val_loader: loader of the validation images, or None.
+        labels: the training label of each validation label; None if they are equal.
+        state: model and optimizer.
+        history: figures so far.
+        writer: writes checkpoints.
+        files: writes figures.
+        checkpoint_every: steps between checkpoints within an epoch; 0: after epochs only.
+        ranks: the processes that train; each makes the same calls.
+        stop: checked after each step and each validation batch.
+        report: callbacks.
+    """
+
+    recipe: Recipe
+    run: dict[str, Any]
+    dataset: dict[str, Any]
+    loader: DataLoader[Any]
+    batches: Iterable[Any]
+    val_loader: DataLoader[Any] | None
+    labels: Sequence[int] | None
+    state: TrainState
+    history: History
+    writer: CheckpointWriter
+    files: RunFiles
+    checkpoint_every: int
+    ranks: Ranks
+    stop: AgreedStop
+    report: Report
+
+    def __post_init__(self) -> None:
+        self._steps = StepCounter(recipe=self.recipe, batches_in=self.loader.steps_in)
+        self._total = self._steps.total
+        self._stopped_by: int | None = None
+
+    def save(self, *, must: bool = False) -> None:
+        """Write a checkpoint. If it cannot be written, report that and continue, unless it must be.
+
+        Raises:
+            SaveError: it cannot be written, and must be.
+        """
+        random_states = self.ranks.gathered(random_state(self.state.device))
+        history = History(current=self._current_of_all_ranks(), records=self.history.records)
+        if not self.ranks.is_main:
+            return
+        content = {
+            "recipe": self.recipe.as_dict(),
+            "run": self.run,
+            "ranks": self.ranks.world,
+            "dataset": self.dataset,
+            "loader": self.loader.state_dict(),
+            "state": self.state.state_dict(),
+            "history": history.state_dict(),
+            "random": random_states,
+        }
+        between = None if history.current.steps else len(history.records)
+        self.writer.save(content, epochs=between, must=must)
+
+    def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
+        """Restore a checkpoint.
+
+        Args:
+            saved: written by `save`.
+            extended: the schedule is another one; the run stands between two epochs.
+        """
+        if extended:
+            self.loader.set_epoch(len(saved["history"]["records"]))
+        else:
+            self.loader.load_state_dict(saved["loader"])
+        self.state.load_state_dict(saved["state"])
+        self.history = History.from_state(saved["history"], self.state.device)
+        if not self.ranks.is_main:  # rank 0 has the sums of all
+            self.history.current.loss_sum.zero_()
+            self.history.current.samples = 0
+        if self.ranks.rank < len(saved["random"]):
+            restore_random_state(saved["random"][self.ranks.rank], self.state.device)
+
+    def _current_of_all_ranks(self) -> EpochInProgress:
+        """The epoch in progress, with the samples of all ranks."""
+        current = self.history.current
+        samples = self.ranks.summed(torch.tensor(current.samples, device="cpu"))
+        loss_sum = self.ranks.summed(current.loss_sum)
+        return replace(current, samples=int(samples), loss_sum=loss_sum)
+
+    def _is_stopped(self, *, at_end: bool = False) -> bool:
+        """Return True if any rank was asked to stop: all ranks stop at the same step."""
+        self._stopped_by = self.stop.requested(at_end=at_end)
+        return self._stopped_by is not None
+
+    def fit(self) -> int | None:
+        """Train until the schedule is done or a stop is requested.
+
+        Returns:
+            The signal that stopped it, on any rank, after a checkpoint was written; None if the
+            schedule is done.
+
+        Raises:
+            FeedlineError: the loss is NaN or infinite.
+            UsageError: the device's memory is out.
+        """
+        history, epochs = self.history, self.recipe.epochs
+        self.report.planned(
+            self.recipe,
+            images=self.dataset["images"],
+            val_images=0 if self.val_loader is None else len(self.val_loader.dataset),
+            records=history.records,
+        )
+        while len(history.records) < epochs and not history.is_over(self.recipe.patience):
+            current = history.current
+            self.state.set_phase(self.recipe.phase_at(current.epoch))
+            self.report.begin(self._progress())
+            if self.loader.epoch == current.epoch and not self._train_epoch():
+                return self._stopped_by
+            if not self._finish_epoch():
+                return self._stopped_by
+        if len(history.records) < epochs:
+            self.report.note(
+                f"ended after {len(history.records)} of {epochs} epochs: top-1 did not improve for "
+                f"{self.recipe.patience} epochs"
+            )
+        return None
+
+    def _finish_epoch(self) -> bool:
+        """Validate, record and save an epoch. Return False if a stop ended the run."""
+        history, state = self.history, self.state
+        phase = self.recipe.phase_at(history.current.epoch)
+        began_s = time.monotonic()
+        result = self._validate(phase.val_image_size or 0)
+        stopped = self._is_stopped(at_end=True)
+        if stopped and self.val_loader is not None and result is None:
+            self.save(must=True)
+            return False
+        best = history.best_top1
+        record = self._current_of_all_ranks().record(
+            size_px=phase.size,
+            lr=state.lr,
+            clip_grad=state.clip_grad,
+            precision=state.precision_name,
+            val=result,
+            val_seconds=time.monotonic() - began_s,
+        )
+        history.close_epoch(record)
+        # First the weights, then the checkpoint that counts their epoch: after a crash in between
+        # the run validates again, and so writes the same weights.
+        better = record.val_top1 is None or best is None or record.val_top1 > best
+        if better and self.ranks.is_main:
+            self._save_best(record)
+        self.save()
+        if self.ranks.is_main:
+            self.files.write_epochs(history.records)
+        self.report.ended(record, epochs=self.recipe.epochs)
+        return not stopped or len(history.records) >= self.recipe.epochs
+
+    def _progress(self, loss: float | None = None) -> Progress:
+        """Position of the run."""
+        current, recipe = self.history.current, self.recipe
+        share = current.steps / self.loader.steps_in(current.epoch)
+        return Progress(
+            epoch=current.epoch + 1,
+            epochs=recipe.epochs,
+            phase=recipe.phase_number(current.epoch) + 1,
+            phases=len(recipe.phases),
+            size_px=recipe.phase_at(current.epoch).size,
+            step=self.state.step,
+            steps=self._total,
+            images=round(self.dataset["images"] * min(1.0, share)),
+            lr=self.state.lr,
+            loss=loss,
+            split=self.loader.timing.totals(),
+        )
+
+    def _train_epoch(self) -> bool:
+        """Take the remaining steps of the epoch. Return False if a stop ended it, after saving."""
+        state, loader, current = self.state, self.loader, self.history.current
+        phase = self.recipe.phase_at(current.epoch)
+        check_every = _CPU_CHECK_STEPS if state.device.type == "cpu" else _GPU_CHECK_STEPS
+        state.model.train()
+        before_s, before, began_s = current.seconds, current.split, time.monotonic()
+        untimed = loader.timing.totals()
+        first = True
+
+        def update_sums() -> None:
+            """Bring the sums up to date; waits for the device."""
+            self._read_loss()
+            current.seconds = before_s + time.monotonic() - began_s
+            current.split = before + loader.timing.totals() - untimed
+
+        with memory_error(*self._batch_hint(phase.batch_size, phase.size)):
+            for images, labels in self.batches:
+                assert loader.batch is not None, "a batch was returned"
+                if first:  # validation or the start of workers before it is no part of a step
+                    untimed = loader.timing.totals()
+                    arrived_s = time.monotonic()
+                    current.first_wait_s += arrived_s - began_s
+                    first, began_s = False, arrived_s
+                part, parts = self._steps.parts(current.epoch, loader.batch.step)
+                if part == 0:
+                    state.set_progress(self._steps.progress(current.epoch, loader.batch.step))
+                loss = train_step(state, images, labels, part=part, parts=parts)
+                current.add(loss, len(labels))
+                if part + 1 < parts:  # no checkpoint has half of a step's gradients
+                    continue
+                reads = current.steps % check_every == 0
+                self.report.stepped(self._progress(self._read_loss() if reads else None))
+                if self._is_stopped():
+                    update_sums()
+                    self.save(must=True)
+                    return False
+                if self.checkpoint_every and state.step % self.checkpoint_every == 0:
+                    update_sums()
+                    self.save()
+        update_sums()
+        return True
+
+    def _read_loss(self) -> float:
+        """The mean loss of the epoch so far; waits for the device.
+
+        Raises:
+            FeedlineError: it is NaN or infinite.
+        """
+        current, state = self.history.current, self.state
+        loss = current.mean_loss()
+        if not math.isfinite(loss):
+            raise FeedlineError(
+                f"the loss became {loss} by step {state.step} (epoch {current.epoch + 1}, "
+                f"{self.recipe.phase_at(current.epoch).size} px, learning rate {state.lr:.3g}, "
+                f"{state.precision_name})",
+                hint=divergence_hint(self.recipe, self.writer.out),
+            )
+        return loss
+
+    def _validate(self, image_size: int) -> Evaluation | None:
+        """Evaluate the model; None if it was stopped or there are no validation images."""
+        if self.val_loader is None:
+            return None
+        self.val_loader.set_image_size(image_size)
+        self.ranks.share_buffers(self.state.eval_model)
+        what, hint = self._batch_hint(self.recipe.largest_batch, image_size, "--val-image-size")
+        with memory_error(f"in validation, {what}", hint):
+            return evaluate(
+                self.state.eval_model,
+                without_padding(self.val_loader),
+                device=self.state.device,
+                precision=self.state.precision,
+                labels=self.labels,
+                ranks=self.ranks,
+                stopped=self._is_stopped,
+                advance=lambda rows: self.report.validating(rows=rows),
+            )
+
+    def _batch_hint(
+        self, rows: int | None, size: int, option: str = "--batch-size"
+    ) -> tuple[str, str]:
+        """A batch as text, and what to do if it does not fit the device's memory."""
+        epoch = self.history.current.epoch
+        what = f"a batch of {rows} images at {size} px (epoch {epoch + 1})"
+        hint = f"use a smaller {option}"
+        if option == "--batch-size":
+            hint += ", or --grad-accum-steps; feedline tune --batch-size auto finds the largest"
+        if self.writer.has_checkpoint:
+            hint += f". --resume {self.writer.out} continues from the last checkpoint, between two "
+            hint += "epochs also with smaller batches (--schedule)"
+        return what, hint
+
+    def _save_best(self, last: EpochRecord) -> None:
+        """Write the weights as the best so far."""
+        content = {
+            "model": self.recipe.model,
+            "weights": self.state.eval_model.state_dict(),
+            "classes": self.dataset["classes"],
+            "val_image_size": self.recipe.val_image_size,
+            "epoch": last.epoch,
+            "top1": last.val_top1,
+        }
+        self.writer.save_best(content)

@@ -1,0 +1,107 @@
+"""The recipe's training step for `feedline tune`: its time and its largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from feedline.device.usable import synchronize
+from feedline.errors import UsageError
+from feedline.plan.schedule import Schedule
+from feedline.train.model import create_model
+from feedline.train.recipe import Recipe
+from feedline.train.runtime import choose_device, choose_precision, prepare_process
+from feedline.train.train_state import TrainState, create_optimizer, train_step
+from feedline.tuning.batch_search import BatchTrial
+from feedline.tuning.batch_sizes import BatchSizes
+from feedline.tuning.find_batch_size import find_batch_size
+
+__all__ = ["largest_batches", "make_step"]
+
+
+def make_step(
+    model: str, *, classes: int, schedule: str, rows: int, device: str
+) -> tuple[Callable[[Any], None], str]:
+    """Make a training step of a model with random weights that waits for the device.
+
+    Args:
+        model: name of a timm model.
+        classes: number of classes.
+        schedule: see `Schedule.parse`.
+        rows: images in a batch.
+        device: see `choose_device`.
+
+    Returns:
+        The step, called with a batch of images and labels on the device; and the device's type.
+
+    Raises:
+        UsageError: the model is unknown, or does not accept these sizes.
+    """
+    where = choose_device(device)
+    recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
+    prepare_process(seed=0, device=where)
+    state = TrainState(
+        create_model(model, classes=classes, sizes=Schedule.parse(schedule).sizes),
+        recipe,
+        device=where,
+        precision=choose_precision(recipe.amp, where),
+    )
+    state.model.train()
+
+    def step(batch: Any) -> None:
+        train_step(state, *batch)
+        synchronize(where)
+
+    return step, where.type
+
+
+def largest_batches(
+    model: str,
+    *,
+    classes: int,
+    schedule: str,
+    most: int,
+    device: str,
+    gpu_memory: float | None,
+    told: Callable[[int, BatchTrial], object] | None = None,
+) -> BatchSizes:
+    """Find the largest batch for each phase, with the recipe's optimizer, loss and precision.
+
+    Args:
+        model: name of a timm model.
+        classes: number of classes.
+        schedule: see `Schedule.parse`; batch sizes in it are kept.
+        most: no larger batch is tried.
+        device: see `choose_device`.
+        gpu_memory: GB to estimate for; None tries on this machine's GPU.
+        told: called after each trial, with the image size.
+
+    Raises:
+        UsageError: there is no GPU and no `gpu_memory`; the model is unknown; nothing fits.
+    """
+    where = choose_device(device)
+    tried = gpu_memory is None
+    if tried and where.type == "cpu":
+        raise UsageError(
+            f"--batch-size auto tries batches on a GPU, got the CPU (--device {device})",
+            hint="--gpu-memory 8 estimates for a GPU with 8 GB",
+        )
+    recipe = Recipe(model=model, schedule=schedule)
+    prepare_process(seed=0, device=where)
+    made = create_model(model, classes=classes, sizes=Schedule.parse(schedule).sizes)
+    if tried:
+        made.to(device=where)
+    return find_batch_size(
+        made,
+        schedule,
+        optimizer=create_optimizer(made, recipe),
+        loss=partial(functional.cross_entropy, label_smoothing=recipe.smoothing),
+        precision=choose_precision(recipe.amp, where) if tried else torch.bfloat16,
+        most=most,
+        gpu_memory=gpu_memory,
+        told=told,
+    )

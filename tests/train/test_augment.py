@@ -1,0 +1,152 @@
+"""Augmentation of whole batches: operations of torchvision and timm, drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from feedline.plan.batches import Plan
+from feedline.plan.schedule import Schedule
+from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mix
+from feedline.train.recipe import Recipe, TrainPhase
+
+
+def batch(rows: int = 6, size: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(rows, 3, size, size, generator=generator)
+    return images.contiguous(memory_format=torch.channels_last), torch.arange(rows) % 4
+
+
+def pixels(rows: int = 6, size: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    made = torch.randint(0, 256, (rows, 3, size, size), generator=generator)
+    return made.to(torch.uint8).contiguous(memory_format=torch.channels_last)
+
+
+def changed(images: Tensor, labels: Tensor, seed: int, **settings: float) -> tuple[Tensor, Tensor]:
+    phase = TrainPhase(size=16, epochs=1, **settings)  # type: ignore[arg-type]
+    return erase_and_mix(images, labels, phase, classes=4, seed=seed)
+
+
+def test_mixup_blends_each_image_with_the_one_before_it() -> None:
+    images, labels = batch()
+    made, targets = changed(images, labels, 3, mixup=0.4)
+    share = float(targets[0, 0])
+    assert torch.allclose(made, images * share + images.roll(1, 0) * (1 - share), atol=1e-5)
+    assert torch.allclose(targets.sum(1), torch.ones(6))
+    assert made.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cutmix_pastes_a_box_of_the_image_before_it(seed: int) -> None:
+    images, labels = batch()
+    before = images.clone()
+    made, targets = changed(images, labels, seed, cutmix=1.0)
+    assert torch.equal(images, before), "the argument does not change"
+    pasted = (made != images).any(dim=1)
+    assert torch.equal(made, torch.where(pasted[:, None], images.roll(1, 0), images))
+    share = 1 - float(pasted[0].float().mean())
+    assert float(targets[0, 0]) == pytest.approx(share, abs=1e-5)
+
+
+def test_with_both_each_batch_gets_one() -> None:
+    images, labels = batch()
+    boxes = 0
+    for seed in range(100):
+        made, _ = changed(images, labels, seed, mixup=0.4, cutmix=1.0)
+        boxes += bool(((made == images) | (made == images.roll(1, 0))).all())
+    assert 30 < boxes < 70
+
+
+def test_a_batch_of_one_and_a_phase_without_mixing_are_unchanged() -> None:
+    images, labels = batch()
+    assert changed(images, labels, 0)[0] is images
+    assert changed(images[:1], labels[:1], 0, mixup=0.4)[1].dtype == torch.int64
+
+
+def test_erasing_sets_rectangles_of_some_images_to_the_mean() -> None:
+    images, labels = torch.ones(400, 3, 32, 32), torch.zeros(400, dtype=torch.int64)
+    made, _ = changed(images, labels, 5, reprob=0.25)
+    gone = (made == 0).all(dim=1)
+    hit = gone.flatten(1).any(dim=1)
+    assert 70 < int(hit.sum()) < 130
+    for each in gone[hit]:
+        rows, columns = each.any(1).nonzero(), each.any(0).nonzero()
+        assert each[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+    assert torch.equal(images, torch.ones(400, 3, 32, 32)), "the argument does not change"
+
+
+@pytest.mark.parametrize("policy", ["rand", "trivial"])
+def test_a_policy_applies_operations_of_torchvision(policy: str) -> None:
+    """Each result is one of torchvision's operations at one of its magnitudes."""
+    image = pixels(1, 32)
+    theirs: Any = v2.RandAugment(num_ops=1) if policy == "rand" else v2.TrivialAugmentWide()
+    space = theirs._AUGMENTATION_SPACE
+    names, possible = [], []
+    for name, (values_of, signed) in space.items():
+        values = values_of(31, 32, 32)
+        at = [0.0] if values is None else [float(v) for v in values]
+        at = [at[9]] if policy == "rand" and values is not None else at
+        if name.startswith("Translate"):
+            at += [float(round(v)) for v in at]  # theirs cuts 15.9999990 px to 15
+        for value in [*at, *([-v for v in at] if signed else [])]:
+            made = theirs._apply_image_or_video_transform(
+                image, name, value, interpolation=theirs.interpolation, fill=theirs._fill
+            )
+            names.append(name)
+            possible.append(made)
+    every, met = torch.cat(possible).int(), set()
+    for seed in range(400):
+        made = apply_policy(image, policy, 1.0, seed)
+        # Values of another precision round some pixels to a neighbour.
+        away = ((every - made.int()).abs() > 1).flatten(1).float().mean(1)
+        if float(away.min()) <= 0.03:  # with "rand", if one of the two was Identity
+            met.add(names[int(away.argmin())])
+        else:
+            assert policy == "rand"
+    assert len(met) >= len(space) - 2  # two magnitudes leave this image unchanged
+
+
+def test_a_policy_draws_for_each_image() -> None:
+    images = pixels(64)
+    made = apply_policy(images, "trivial", 1.0, 0)
+    assert 40 < int((made != images).flatten(1).any(1).sum()) < 64
+    assert torch.equal(apply_policy(images, "trivial", 1.0, 0), made)
+    assert not torch.equal(apply_policy(images, "trivial", 1.0, 1), made)
+    for none in (apply_policy(images, "none", 1.0, 0), apply_policy(images, "rand", 0.0, 0)):
+        assert none is images
+    assert apply_policy(images[:0], "rand", 1.0, 0).shape == (0, 3, 32, 32)
+
+
+def test_no_random_state_changes() -> None:
+    def states() -> tuple[bytes, bytes, object]:
+        numpy_state: Any = np.random.get_state()
+        return torch.get_rng_state().numpy().tobytes(), numpy_state[1].tobytes(), random.getstate()
+
+    before = states()
+    images, labels = batch()
+    changed(images, labels, 0, mixup=0.2, cutmix=1.0, reprob=1.0)
+    apply_policy(pixels(), "rand", 1.0, 0)
+    assert states() == before
+
+
+def test_a_batch_is_changed_by_its_phase_and_its_seed() -> None:
+    recipe = Recipe(schedule="16x1,32x1", mixup=0.4, reprob=1.0, aa="trivial")
+    augmentation = BatchAugmentation(recipe, classes=4)
+    plan = Plan(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
+    images, labels = batch()
+    early, late = plan.batch(0, 0), plan.batch(1, 0)
+    assert augmentation.batch(images, labels, batch=early)[0] is images
+    assert torch.equal(augmentation.pixels(pixels(), early), pixels())
+    made, targets = augmentation.batch(images, labels, batch=late)
+    assert targets.shape == (6, 4)
+    again, _ = BatchAugmentation(recipe, classes=4).batch(images, labels, batch=late)
+    assert torch.equal(made, again)
+    other, _ = augmentation.batch(images, labels, batch=plan.batch(1, 1))
+    assert not torch.equal(made, other)
