@@ -1,0 +1,188 @@
+"""Changes of a dataset in place, between epochs, reach the next one as with torch's workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from feedline import DataLoader
+from processes import eventually
+from sets import Made
+
+MANY = 1200
+"""Entries of a list that is too long for one that is compared in any dataset."""
+
+
+class State:
+    epoch = 0
+
+
+class Own(Dataset[Any]):
+    """Samples of all that may change in place, and how often this copy gave them."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.array, self.tensor = np.zeros(MANY), torch.zeros(MANY)
+        self.deep = [State() for _ in range(MANY)]
+        self.given: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.given[index] = self.given.get(index, 0) + 1
+        held = (self.state.epoch, self.array[index], self.tensor[index], self.deep[index].epoch)
+        return torch.tensor([*held, self.given[index], os.getpid()])
+
+
+def epoch_of(loader: Any) -> list[float]:
+    """What an epoch gives, the same for each sample; without the process that made it."""
+    rows = torch.cat(list(loader)).tolist()
+    assert all(row[:-1] == rows[0][:-1] for row in rows)
+    return list(map(float, rows[0][:-1]))
+
+
+def change(data: Own) -> None:
+    data.state.epoch = 1
+    data.array[:] = 1
+    data.tensor[:] = 1
+    for each in data.deep:
+        each.epoch = 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_a_seed_alone_an_epoch_sees_all_changes_as_torchs_does(workers: int) -> None:
+    found = []
+    for kind, options in ((TorchDataLoader, {}), (DataLoader, {}), (DataLoader, {"seed": 0})):
+        data = Own()
+        loader: Any = kind(data, 2, num_workers=workers, **options)
+        first = epoch_of(loader)
+        change(data)
+        found.append((first, epoch_of(loader), epoch_of(loader)))
+    assert found[0] == found[1] == found[2]
+    assert found[0][1][:4] == [1, 1, 1, 1]
+
+
+def test_with_a_seed_alone_workers_end_with_the_epoch_and_make_none_of_the_next() -> None:
+    made = torch.zeros(30).share_memory_()
+    data = Made(30, lambda index: made[index].add_(1).clone())
+    with DataLoader(data, 1, num_workers=1, seed=0) as loader:
+        for epoch in (1, 2):
+            batches: Any = iter(loader)
+            workers = batches._workers
+            assert len(list(batches)) == 30
+            assert loader.worker_pids == []
+            assert eventually(lambda: not any(worker.is_alive() for worker in workers))  # noqa: B023
+            assert (made == epoch).all()
+        assert "for an epoch each" in loader.explain()
+
+
+KEPT = {
+    "persistent": {"persistent_workers": True},
+    "seed": {"persistent_workers": True, "seed": 0},
+    "schedule": {"schedule": "ownx9", "shuffle": False},
+}
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_kept_workers_count_on_and_see_what_was_set_or_a_tensor_that_was_changed(way: str) -> None:
+    data = Own()
+    with DataLoader(data, 2, num_workers=1, **KEPT[way]) as loader:
+        assert epoch_of(loader) == [0, 0, 0, 0, 1]
+        pids = loader.worker_pids
+        assert epoch_of(loader) == [0, 0, 0, 0, 2]
+        assert loader.worker_pids == pids
+        data.tensor.add_(1)
+        assert epoch_of(loader) == [0, 0, 1, 0, 1]
+        data.state.epoch = 2
+        assert epoch_of(loader) == [2, 0, 1, 0, 1]
+        pids = loader.worker_pids
+        change(data)
+        data.state.epoch, data.tensor = 2, data.tensor
+        loader.refresh()
+        assert epoch_of(loader) == [2, 1, 1, 1, 1]
+        assert loader.worker_pids != pids
+
+
+def test_a_schedule_says_once_that_it_keeps_workers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "feedline"):
+        with DataLoader(Own(), 2, num_workers=1, schedule="ownx9") as loader:
+            for _ in range(2):
+                epoch_of(loader)
+            assert "refresh()" in loader.explain()
+        assert sum("refresh()" in record.getMessage() for record in caplog.records) == 1
+        caplog.clear()
+        with DataLoader(Own(), 2, num_workers=1, seed=0) as loader:
+            epoch_of(loader)
+            assert "refresh()" not in loader.explain()
+        assert not any("refresh()" in record.getMessage() for record in caplog.records)
+
+
+def test_a_change_that_starts_workers_again_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = Own()
+    with DataLoader(data, 2, num_workers=1, persistent_workers=True) as loader:
+        epoch_of(loader)
+        data.state.epoch = 1
+        with caplog.at_level(logging.INFO, "feedline"):
+            epoch_of(loader)
+    assert any("dataset.state.epoch" in record.getMessage() for record in caplog.records)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    (root / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "class" / "0.jpg")
+    return root
+
+
+def folder(root: Path) -> ImageFolder:
+    steps = [transforms.Resize(8), transforms.CenterCrop(8), transforms.ToTensor()]
+    data = ImageFolder(root, transforms.Compose(steps))
+    data.samples = data.imgs = data.samples * MANY
+    return data
+
+
+FORMS: dict[str, Any] = {
+    "folder": lambda data: data,
+    "subset": lambda data: Subset(data, range(MANY - 200, MANY)),
+    "concatenated": lambda data: ConcatDataset([Subset(data, [0]), Subset(data, [MANY - 1])]),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 0}, {"schedule": "8x9"}, {"collate_fn": list}])
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_that_are_changed_in_a_folders_list_reach_the_next_epoch(
+    root: Path, form: str, options: dict[str, Any]
+) -> None:
+    data = folder(root)
+    with DataLoader(FORMS[form](data), 100, num_workers=1, **options) as loader:
+        for label in (0, 3):
+            data.samples[MANY - 1] = (data.samples[MANY - 1][0], label)
+            labels: set[int] = set()
+            for batch in loader:
+                found = batch[1].tolist() if "collate_fn" not in options else [y for _, y in batch]
+                labels.update(found)
+            assert "recognised" in loader.explain()
+            assert labels == {0, label}
+
+
+def test_indices_that_are_changed_in_a_subsets_list_reach_the_next_epoch(root: Path) -> None:
+    data = folder(root)
+    data.samples[0] = (data.samples[0][0], 5)
+    indices = [*range(1, MANY)] * 2
+    with DataLoader(Subset(data, indices), 400, num_workers=1) as loader:
+        assert torch.cat([labels for _, labels in loader]).sum() == 0
+        indices[1111] = 0
+        assert torch.cat([labels for _, labels in loader]).sum() == 5
