@@ -130,6 +130,39 @@ def test_what_multiprocessing_shares_is_shared(method: str) -> None:
         memory.unlink()
 
 
+class Used(Dataset[Any]):
+    """Puts what it reads from a manager's list into a queue, and checks its process."""
+
+    def __init__(self, method: str, listed: Any) -> None:
+        self.queue = multiprocessing.get_context(method).Queue()
+        self.listed = listed
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        self.queue.put((index, self.listed[index]))
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        assert (parent.pid, parent.is_alive()) == (os.getppid(), True)
+        assert multiprocessing.current_process().name != "MainProcess"
+        return index
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
+def test_a_queue_and_a_manager_that_were_used_before_work_in_workers(method: str) -> None:
+    with multiprocessing.get_context(method).Manager() as manager:
+        data = Used(method, manager.list(range(0, 640, 10)))
+        data.queue.put((0, data.listed[0]))  # its thread starts, and a connection to the manager
+        assert data.queue.get(timeout=60) == (0, 0)
+        with DataLoader(data, 1, num_workers=2, start_method=method) as loader:
+            batches = iter(loader)
+            for _ in range(60):  # not all: workers that end need not send what is queued
+                next(batches)
+            queued = dict(data.queue.get(timeout=60) for _ in range(60))
+    assert all(value == 10 * index for index, value in queued.items())
+
+
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_sharing_leaves_no_descriptor_and_no_thread(method: str) -> None:
     data = Cached()

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from feedline.engine import worker
-from feedline.engine.process import end_with_parent, settle
+from feedline.engine.process import become_child, end_with_parent, settle
 from feedline.engine.source import AnySource
 
 __all__ = ["MAX_FDS", "serve"]
@@ -219,6 +219,7 @@ class _Server:
                 if other is not crew:
                     other.close_fds()
             settle()
+            become_child()
             with socket.socket(fileno=crew.tasks_fd) as tasks:
                 results = socket.socket(fileno=crew.results_fd)
                 worker.run(

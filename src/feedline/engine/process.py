@@ -12,12 +12,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from multiprocessing import process as mp_process
+from multiprocessing import util as mp_util
+from typing import Any
 
 __all__ = [
     "THREAD_SETTINGS",
     "UNGUARDED_STATUS",
     "WORKER_ENVIRONMENT",
     "WORKER_NAME",
+    "become_child",
     "end_with_parent",
     "importing_script",
     "in_worker",
@@ -88,6 +92,35 @@ def settle() -> None:
     _in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Worker(mp_process.BaseProcess):
+    """What `multiprocessing.current_process()` returns in a forked worker.
+
+    It is not a daemon, as that could start no processes of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name=WORKER_NAME)
+
+
+def become_child() -> None:
+    """Do in a worker that `os.fork` started what multiprocessing does in its own children.
+
+    Its queues, locks and connections to a manager, if the training process has used them before
+    the fork, are of no use in a child before: a queue would never send, and two workers would
+    read each other's answers. `current_process()` and `parent_process()` are a child's.
+    """
+    mp: Any = mp_process
+    mp._parent_process = mp._ParentProcess(mp._current_process.name, os.getppid(), None)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # is_alive() and join() need it
+            mp._parent_process._sentinel = os.pidfd_open(os.getppid())
+    mp._current_process = _Worker()
+    mp._children = set()
+    util: Any = mp_util
+    util._finalizer_registry.clear()  # the parent's
+    util._run_after_forkers()
 
 
 @contextlib.contextmanager
