@@ -130,6 +130,17 @@ def test_what_multiprocessing_shares_is_shared(method: str) -> None:
         memory.unlink()
 
 
+@pytest.mark.parametrize("kept", [{"seed": 0, "persistent_workers": True}, {"schedule": "ownx3@4"}])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[str, Any]) -> None:
+    data = Cached()
+    with DataLoader(data, 4, num_workers=2, start_method=method, shuffle=True, **kept) as loader:
+        for epoch in range(3):
+            data.epoch.fill_(epoch)
+            assert torch.cat(list(loader)).unique().tolist() == [epoch]
+    assert data.made.tolist() == [3] * 24
+
+
 class Used(Dataset[Any]):
     """Puts what it reads from a manager's list into a queue, and checks its process."""
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from feedline.dataset.shared_memory import find_shared
 from feedline.engine.layout import PAGE_BYTES, align
 from feedline.engine.slots import SlotTooSmall
 from feedline.errors import ClosedError
@@ -186,11 +187,26 @@ class Session:
         if isinstance(self.cursor, PlannedCursor) and self.settings.asked.schedule is None:
             # Workers that end with the epoch would make batches of the next one for nothing.
             self.cursor.endless = self._lives_on
+        if isinstance(self.cursor, PlannedCursor):
+            self.cursor.by_epoch = self._shares_memory(decision)
         self.filling.start(decision.to_fill)
         if not isinstance(self.cursor, TorchBackend):
             self.backend = self._built(decision, self.settings, self.cursor)
         else:
             self.backend = self.cursor
+
+    def _shares_memory(self, decision: Decision) -> bool:
+        """Return True if kept workers must not begin an epoch ahead of the training process."""
+        if not (decision.runs_user_code and self._lives_on and self.settings.workers):
+            return False
+        path = find_shared(self.settings.dataset, forked=self.settings.start_method == "fork")
+        if path is not None:
+            _log.info(
+                "%s is in shared memory, which may change between epochs: no batch is made before "
+                "its epoch begins",
+                path,
+            )
+        return path is not None
 
     def _built(self, decision: Decision, settings: Settings, cursor: BatchCursor) -> Backend:
         if self._slot_bytes > decision.slot_bytes:

@@ -37,6 +37,8 @@ class PlannedCursor:
         self._plan = plan
         self.endless = endless
         """Whether batches beyond the schedule's end are ahead, too; from the next `ahead` on."""
+        self.by_epoch = False
+        """True if no batch is ahead of the epoch that it belongs to; from the next `ahead` on."""
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
         self.restored_step = 0
@@ -54,7 +56,8 @@ class PlannedCursor:
         cut_short = self._begun and not self.at_end()
         if self._begun:
             self.finish()
-        return cut_short or not (self.endless or self.position.epoch < self._horizon)
+        endless = self.endless and not self.by_epoch
+        return cut_short or not (endless or self.position.epoch < self._horizon)
 
     def order_changed(self) -> bool:
         """Never: a plan does not change under way."""
@@ -154,6 +157,9 @@ class PlannedCursor:
     def ahead(self) -> Iterator[Batch]:
         """The batches from the position on, in order."""
         position = self.position
+        if self.by_epoch:
+            self._horizon = position.epoch + 1
+            return self._walk(position, self._horizon)
         self._horizon = max(self._plan.schedule.epochs, position.epoch + 1)
         return self._walk(position, None if self.endless else self._horizon)
 
