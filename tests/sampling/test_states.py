@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -576,6 +577,42 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
+
+
+class BatchByBatch:
+    """A batch sampler that draws each batch from torch's random state when it is asked for it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield torch.randint(23, (4,)).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_asking_for_a_state_draws_nothing_from_a_random_state_that_others_use(workers: int) -> None:
+    def seen(ask: bool) -> list[Any]:
+        torch.manual_seed(0)
+        found = []
+        with DataLoader(DATA, batch_sampler=BatchByBatch(), num_workers=workers) as loader:
+            for batch in itertools.islice(loader, 4):
+                found.append(plain(batch))
+                torch.rand(1)  # as the dropout of a model does
+                if ask:
+                    loader.state_dict()
+        return [found, torch.get_rng_state().tolist()]
+
+    assert seen(ask=True) == seen(ask=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_as_batch_sampler_goes_on_in_the_next_epoch(workers: int) -> None:
+    def epochs(kind: type[Any]) -> list[Any]:
+        batches = ([2 * k, 2 * k + 1] for k in itertools.count())
+        data = list(range(100))
+        loader = kind(data, batch_sampler=batches, num_workers=workers)
+        read = [[batch.tolist() for batch in itertools.islice(loader, 3)] for _ in range(2)]
+        return read if workers == 0 else list(map(len, read))  # workers are asked ahead
+
+    assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)
 
 
 class Split(Enum):

@@ -104,6 +104,10 @@ class Draws:
                 raise
         return self._waiting[number]
 
+    def has(self, number: int) -> bool:
+        """Return True if this batch is drawn and not forgotten; never asks the sampler."""
+        return number in self._waiting
+
     def _next(self) -> Draw | None:
         keys = ask(self._keys, _END)
         if self.mark is not None:

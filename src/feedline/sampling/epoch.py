@@ -104,8 +104,11 @@ class Epoch:
 
     def record(self) -> dict[str, Any]:
         """What a state holds of it: JSON-able where the sampler's own state is."""
-        # The first draw is the iteration's own: others may draw from the random state before it.
-        known = self.draws.begun and not self.draws.broken
+        # Drawing the next batch here would change the order if others draw from the random state.
+        # A sampler that keeps its own state is asked: only its next batch tells where it stands.
+        asked = self.draws.begun and not self.draws.broken
+        keeps_state = self.standing.sampler_state is not None
+        known = asked and (keeps_state or self.draws.has(self.step - self.first))
         return {
             "drawn": self.standing.digest,
             "early": sorted(self.standing.early),

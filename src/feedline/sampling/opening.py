@@ -113,7 +113,8 @@ class Sampling:
             drawn = torch.empty((), dtype=torch.int64, device=device)
             seed = int(drawn.random_(generator=self.generator).item())
         yield seed
-        yield from keys
+        for batch in keys:  # `yield from` would close a generator that the next epoch goes on with
+            yield batch
 
     def reopen(
         self,
