@@ -115,6 +115,42 @@ def as_it_is(samples):
     return samples
 """
 
+ADDED_FORMAT = """
+import io
+from pathlib import Path
+
+import torch
+import torchvision
+from PIL import Image
+from torchvision.transforms import v2
+
+import feedline
+
+def opened(file, name=None):
+    file.seek(4)
+    return Image.open(io.BytesIO(file.read()))
+
+Image.register_open("OWN", opened, lambda start: start.startswith(b"OWN:"))
+Image.register_extension("OWN", ".own")
+
+if __name__ == "__main__":
+    folder = Path(__file__).parent / "images" / "a"
+    folder.mkdir(parents=True)
+    png = io.BytesIO()
+    Image.new("RGB", (8, 8), (0, 255, 0)).save(png, "PNG")
+    (folder / "0.own").write_bytes(b"OWN:" + png.getvalue())
+    data = torchvision.datasets.DatasetFolder(
+        folder.parent,
+        torchvision.datasets.folder.default_loader,
+        extensions=(".own",),
+        transform=v2.Compose([v2.Resize((8, 8)), v2.ToImage()]),
+    )
+    for options in ({{}}, {{"collate_fn": torch.utils.data._utils.collate.default_convert}}):
+        loader = feedline.DataLoader(data, num_workers=1, start_method={method!r}, **options)
+        assert len(list(loader)) == 1
+    print("fine")
+"""
+
 ARGUMENTS = """
 import os, sys
 from pathlib import Path
@@ -262,6 +298,11 @@ def test_workers_have_what_the_script_sets_at_its_top_level(
     (tmp_path / "defaults.py").write_text(DEFAULTS)
     expected = f"torch.{dtype}\ntorch.{dtype}"
     assert run(tmp_path, TOP_LEVEL.format(method=method), by=by) == (expected, "")
+
+
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
+def test_workers_read_image_formats_that_the_script_registers(method: str, tmp_path: Path) -> None:
+    assert run(tmp_path, ADDED_FORMAT.format(method=method)) == ("fine", "")
 
 
 @pytest.mark.slow

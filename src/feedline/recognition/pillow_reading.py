@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 
 from feedline.stores.store import Pixels
 
-__all__ = ["PillowSettings", "read_with_pillow"]
+__all__ = ["PillowSettings", "has_added_formats", "read_with_pillow"]
 
 _turn = threading.Lock()
 
@@ -43,6 +43,12 @@ class PillowSettings(NamedTuple):
     def max_pixels(self) -> int:
         """The most pixels that an image may have."""
         return sys.maxsize if self.warned_pixels is None else 2 * self.warned_pixels
+
+
+def has_added_formats() -> bool:
+    """Return True if Pillow reads formats that are not its own (`Image.register_open`)."""
+    openers = [opener for opener, _ in Image.OPEN.values()]
+    return any(not str(getattr(each, "__module__", "")).startswith("PIL.") for each in openers)
 
 
 def read_with_pillow(data: bytes, settings: PillowSettings) -> Pixels:

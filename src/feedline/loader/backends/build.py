@@ -115,7 +115,7 @@ def _rows_backend(
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD,
-        runs_user_code=decision.runs_user_code,
+        runs_user_code=decision.runs_user_code or _needs_formats_of_the_script(decision),
     )
     with _closed_on_error(crew):
         slots = FixedSlots(crew.block, decision.slot_bytes, count)
@@ -150,6 +150,15 @@ def _rows_backend(
         return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)
 
 
+def _needs_formats_of_the_script(decision: Decision) -> bool:
+    """Return True if workers read images with formats that were added to Pillow."""
+    if decision.kind not in ("rows", "samples"):
+        return False
+    from feedline.recognition.pillow_reading import has_added_formats
+
+    return has_added_formats()
+
+
 def _whole_batches(
     fetcher: DatasetFetcher,
     decision: Decision,
@@ -164,8 +173,8 @@ def _whole_batches(
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD_WHOLE,
-        runs_user_code=decision.kind
-        == "dataset",  # of samples and collate_fn, what is pickled says
+        # Of samples and collate_fn, what is pickled says.
+        runs_user_code=decision.kind == "dataset" or _needs_formats_of_the_script(decision),
     )
 
     slots = GrowingSlots(0)
