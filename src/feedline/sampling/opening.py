@@ -113,7 +113,8 @@ class Sampling:
             drawn = torch.empty((), dtype=torch.int64, device=device)
             seed = int(drawn.random_(generator=self.generator).item())
         yield seed
-        for batch in keys:  # `yield from` would close a generator that the next epoch goes on with
+        # `yield from` would close a generator that the next epoch continues.
+        for batch in keys:  # noqa: UP028
             yield batch
 
     def reopen(

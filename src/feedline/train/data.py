@@ -38,6 +38,7 @@ __all__ = [
     "without_padding",
 ]
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
     """Folders of class folders.
