@@ -22,6 +22,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
@@ -582,9 +584,12 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
 class BatchByBatch:
     """A batch sampler that draws each batch from torch's random state when it is asked for it."""
 
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
     def __iter__(self) -> Iterator[list[int]]:
         while True:
-            yield torch.randint(23, (4,)).tolist()
+            yield torch.randint(self._samples, (4,)).tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -592,7 +597,7 @@ def test_asking_for_a_state_draws_nothing_from_a_random_state_that_others_use(wo
     def seen(ask: bool) -> list[Any]:
         torch.manual_seed(0)
         found = []
-        with DataLoader(DATA, batch_sampler=BatchByBatch(), num_workers=workers) as loader:
+        with DataLoader(DATA, batch_sampler=BatchByBatch(23), num_workers=workers) as loader:
             for batch in itertools.islice(loader, 4):
                 found.append(plain(batch))
                 torch.rand(1)  # as the dropout of a model does
@@ -601,6 +606,26 @@ def test_asking_for_a_state_draws_nothing_from_a_random_state_that_others_use(wo
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
+
+
+def test_a_sampler_is_asked_for_a_batch_when_it_is_wanted_without_workers(
+    jpeg_folder: Path,
+) -> None:
+    data = ImageFolder(jpeg_folder, v2.Compose([v2.Resize((8, 8)), v2.ToImage()]))
+
+    def seen(kind: type[Any], **options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        loader = kind(data, **options)
+        found = []
+        for _ in range(2):
+            batches = iter(loader)
+            found.append(torch.rand(1).item())
+            for _, labels in itertools.islice(batches, 3):
+                found += [labels.tolist(), torch.rand(1).item()]
+        return found
+
+    for options in ({"batch_size": 4, "shuffle": True}, {"batch_sampler": BatchByBatch(12)}):
+        assert seen(DataLoader, **options) == seen(torch.utils.data.DataLoader, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

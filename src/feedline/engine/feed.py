@@ -54,6 +54,8 @@ class Feed:
         deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
         in_order: batches come in the order they were planned; else as soon as they are made.
         replaces: replace stuck workers, see `patience`; else only warn.
+        ahead: take batches before they are wanted. False where no worker would make them meanwhile:
+            a sampler is then asked for each batch when it is wanted, as torch does.
         sample: the number or key of a row, None if unknown, and what to call it in a message.
     """
 
@@ -67,9 +69,11 @@ class Feed:
         deadline_s: float = inf,
         in_order: bool = True,
         replaces: bool = True,
+        ahead: bool = True,
         sample: Callable[[Batch, int], tuple[Any, str]] = _sample,
     ) -> None:
         self._in_order = in_order
+        self._ahead = ahead
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._crew = crew
@@ -178,7 +182,7 @@ class Feed:
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
             WorkerError: workers cannot be had.
         """
-        self._pump()
+        self._pump(wanted=1)
         if not self._flights and self._outstanding:
             # Every slot is with a cancelled batch, whose last pieces are still being made.
             self._wait(lambda: bool(self._flights or not self._outstanding))
@@ -271,9 +275,14 @@ class Feed:
         self.slots.close()
         self._crew.close()
 
-    def _pump(self) -> None:
-        """Queue as much work as there are slots for, and as is to be under way."""
-        while len(self._flights) < self.depth and self._too_small is None:
+    def _pump(self, wanted: int = 0) -> None:
+        """Queue as much work as there are slots for, and as is to be under way.
+
+        Args:
+            wanted: how many batches are queued if none is made ahead.
+        """
+        depth = self.depth if self._ahead else wanted
+        while len(self._flights) < depth and self._too_small is None:
             slot = self.slots.acquire()
             if slot is None:
                 break

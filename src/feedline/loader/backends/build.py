@@ -129,6 +129,7 @@ def _rows_backend(
             ),
             timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
             deadline_s=settings.timeout_s or inf,
+            ahead=settings.workers > 0,
             sample=partial(row_in_words, source),
         )
         # torch's default collate makes lists of tuples.
