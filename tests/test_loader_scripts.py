@@ -263,6 +263,7 @@ def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, text) == ("fine", "")
 
 
+@pytest.mark.slow
 def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
     jpeg_folder: Path, tmp_path: Path
 ) -> None:
@@ -300,7 +301,8 @@ def test_workers_have_what_the_script_sets_at_its_top_level(
     assert run(tmp_path, TOP_LEVEL.format(method=method), by=by) == (expected, "")
 
 
-@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_read_image_formats_that_the_script_registers(method: str, tmp_path: Path) -> None:
     assert run(tmp_path, ADDED_FORMAT.format(method=method)) == ("fine", "")
 

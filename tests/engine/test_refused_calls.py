@@ -115,7 +115,7 @@ def run(tmp_path: Path, refusal: object, *arguments: str, up_to: str) -> tuple[o
     return script, lines
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("code", [errno.ENOSYS, pytest.param(errno.EPERM, marks=pytest.mark.slow)])
 def test_batches_come_without_memfd_and_nothing_is_left(code: int, tmp_path: Path) -> None:
     before = left()
     refusal = ((CALLS["memfd_create"], code), {})

@@ -101,7 +101,7 @@ class _Worker(mp_process.BaseProcess):
     """
 
     def __init__(self) -> None:
-        super().__init__(name=WORKER_NAME)
+        super().__init__(name=f"forked {WORKER_NAME}")  # workers by spawn have the name alone
 
 
 def become_child() -> None:
