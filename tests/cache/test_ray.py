@@ -415,6 +415,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Pat
         made_on_ray(dataset, tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_a_node_with_another_feedline_is_refused(
     cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

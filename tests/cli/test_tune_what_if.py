@@ -79,6 +79,7 @@ own = lambda: [float(k) for k in range(256)]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_what_a_function_gives_has_what_ifs_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,7 +112,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(
     ("workers", "stride"),
     [
         (0, 7),
-        (2, 97),
+        pytest.param(2, 97, marks=_SLOW),
         pytest.param(0, 1, marks=pytest.mark.slow),
         pytest.param(2, 11, marks=_SLOW),
     ],

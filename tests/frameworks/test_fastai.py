@@ -164,6 +164,7 @@ def test_a_learner_sees_what_torchs_class_gives(case: str, tmp_path: Path) -> No
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_what_fastai_replaces_in_pillow_and_torch_leaves_pipelines_fast() -> None:
     """In a process of its own: the import changes classes of Pillow's and torch's."""
     script = """

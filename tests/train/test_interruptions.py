@@ -79,7 +79,7 @@ def gone_on_from(step: int, signum: int, every: int, ranks: int) -> int:
 
 STEPS = drawn_steps(1, 20)
 ON_RANKS = [(step, WAYS[step % len(WAYS)]) for step in drawn_steps(2, 20)]
-QUICK = {(9, signal.SIGKILL), (10, signal.SIGTERM)}
+QUICK = {(9, signal.SIGKILL)}
 INTERRUPTED = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
     for case in product(STEPS, WAYS)

@@ -111,6 +111,7 @@ def photographs(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_ways_are_compared_on_the_same_crops(tmp_path: Path, monkeypatch: Any) -> None:
     root, cache = photographs(tmp_path / "photographs"), tmp_path / "cache"
