@@ -154,8 +154,17 @@ def test_what_a_piece_lacks_is_asked_for_at_the_same_time(
 def test_no_more_requests_are_sent_at_a_time_than_was_said(
     server: RangeServer, listed: Listed, tmp_path: Path
 ) -> None:
+    second = threading.Event()
+
+    def wait_for_a_second(answer: Answer) -> bool:
+        if server.in_flight > 1:
+            second.set()
+        second.wait(20)
+        return False
+
+    server.fault = wait_for_a_second
     batches(at(server, listed, local_dir=tmp_path, storage_options={"batch_size": 3}))
-    assert server.most_in_flight <= 3
+    assert 1 < server.most_in_flight <= 3
     with pytest.raises(UsageError, match="batch_size"):
         at(server, listed, storage_options={"batch_size": 0})
 
