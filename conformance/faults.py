@@ -1,6 +1,6 @@
 """Put single faults into a copy of feedline and see whether the tests notice.
 
-    python conformance/faults.py [--only NAME]... [--json FILE] [--list]
+    python conformance/faults.py [--only NAME]... [--json FILE] [--list | --check]
 
 Each fault in `faults.toml` replaces one piece of text in one file and names the tests that should
 fail with it. The faults are put in one at a time, in a temporary copy of `src` and `tests`; the
@@ -192,6 +192,16 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
     return Outcome(name=fault.name, outcome=outcome, detail=detail, seconds=seconds)
 
 
+def text_is_there(fault: Fault) -> bool:
+    """Return True if a fault's text occurs once in the checkout; else print why not."""
+    try:
+        fault.faulty_text(ROOT)
+    except (FaultError, OSError) as error:
+        print(f"{fault.name}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def check_sound(root: Path, faults: Sequence[Fault]) -> None:
     """Run the named tests without any fault.
 
@@ -220,6 +230,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="these faults alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to FILE")
     parser.add_argument("--list", action="store_true", help="name the faults and try none")
+    parser.add_argument(
+        "--check", action="store_true", help="check that each fault's text is in its file; try none"
+    )
     chosen = parser.parse_args()
     faults = read_faults(HERE / "faults.toml")
     if unknown := set(chosen.only or ()) - {fault.name for fault in faults}:
@@ -229,6 +242,8 @@ def main() -> int:
         for fault in faults:
             print(f"{fault.name}: {fault.why}")
         return 0
+    if chosen.check:
+        return int(sum(not text_is_there(fault) for fault in faults) > 0)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="feedline-faults-") as folder:
         root = Path(folder).resolve()

@@ -6,17 +6,13 @@ import logging
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty import Steady
-from feeds import expected, feed_on, plan_of, planned, slot_bytes, take
-from stepped_crew import SteppedCrew
 from torch.utils.data import IterableDataset
 
-from feedline.engine import feed as feed_module
 from feedline.engine.crew import CurrentRow
 from feedline.engine.patience import Patience, Place
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
@@ -25,10 +21,7 @@ from feedline.loader import DataLoader
 from feedline.plan.row import Item
 from processes import eventually
 from sets import Made
-from sources import Rows
 
-SOURCE = Rows(12)
-PLAN = plan_of(SOURCE, 12)  # one batch, and for one worker one piece
 LIMIT_S = 3.5
 
 
@@ -128,16 +121,15 @@ def test_ready_workers_that_begin_nothing_are_an_error() -> None:
         check(patience_on(workers), 100)
 
 
-@pytest.mark.parametrize("row_s", [0.4, 1.0, 2.5])
-def test_a_worker_that_goes_on_row_by_row_is_not_taken_for_hung(
-    row_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crew = SteppedCrew(SOURCE, slot_bytes(SOURCE, 12), dict.fromkeys(range(12), row_s))
-    monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=crew.monotonic))
-    feed = feed_on(crew, SOURCE, 12, slots=1, workers=1, timeout_s=LIMIT_S)
-    feed.start(planned(PLAN))
-    assert take(feed, SOURCE) == expected(SOURCE, PLAN)
-    assert crew.killed == []
+def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.ready = {1}
+    for second in range(20):
+        workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
+        patience.finished(1, 10 * second + 5)
+        patience.check(1.0, False)
+    assert workers.killed == []
 
 
 @pytest.fixture
