@@ -36,7 +36,7 @@ from page_cache import read_once
 from report import machine, save, spread, table, versions
 
 from feedline import build_cache
-from feedline.bench.pool import Keep, Pool, Tell
+from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.cache.build_plan import levels_of
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.unit_maker import Progress
@@ -48,16 +48,18 @@ SIZES = ((256,), (128, 192, 256))
 LEAST = 0.85
 
 
-def hold(keep: Keep, tell: Tell, paths: list[str]) -> None:
+def hold(state: ProcessState, send: Send, paths: list[str]) -> None:
     """In a bare process: read the images that it is to make copies of."""
-    keep["images"] = [Path(path).read_bytes() for path in paths]
+    state["images"] = [Path(path).read_bytes() for path in paths]
 
 
-def encode(keep: Keep, tell: Tell, sizes: tuple[int, ...], quality: int, seconds: float) -> float:
+def encode(
+    state: ProcessState, send: Send, sizes: tuple[int, ...], quality: int, seconds: float
+) -> float:
     """In a bare process: make copies for about so many seconds; images per second."""
     levels = levels_of(sizes, quality=quality, raw=False)
     encoder = LevelEncoder(levels, exif=False, max_pixels=DEFAULT_MAX_PIXELS)
-    images = keep["images"]
+    images = state["images"]
     encoder.copies(images[0])
     start = now = time.perf_counter()
     made = 0
@@ -102,7 +104,7 @@ def measure(originals: Path, scratch: Path, options: argparse.Namespace) -> list
     paths = sorted(str(path) for path in originals.glob("*/*"))
     cores = usable_cores()
     found: list[dict[str, Any]] = [{"sizes": sizes, "turns": []} for sizes in SIZES]
-    with Pool(cores) as pool:
+    with ProcessPool(cores) as pool:
         pool.each(hold, [(paths[number::cores],) for number in range(cores)])
         for number in range(options.rounds):
             for entry in found:

@@ -39,7 +39,7 @@ from page_cache import drop_from_cache, read_once
 from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
-from feedline.bench.pool import Keep, Pool, Tell
+from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.stores.cache_index import COLUMNS, ENTRY, digest_of
 from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
 from feedline.stores.index import FolderIndex
@@ -147,12 +147,14 @@ def measured(work: Callable[[], object]) -> dict[str, float]:
     return found
 
 
-def open_it(keep: Keep, tell: Tell, root: str) -> dict[str, float]:
+def open_it(state: ProcessState, send: Send, root: str) -> dict[str, float]:
     """In a fresh process: open a cache."""
     return measured(lambda: ImageFolder(root))
 
 
-def beside(keep: Keep, tell: Tell, root: str, samples: int, what: str, cached: bool) -> Any:
+def beside(
+    state: ProcessState, send: Send, root: str, samples: int, what: str, cached: bool
+) -> Any:
     """In a fresh process: join a dataset of as many files with the cache."""
     import torchvision
     from torchvision import transforms
@@ -231,7 +233,7 @@ def workers_mb(roots: list[Path], workers: int, batches: int) -> list[list[float
 
 def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of its own."""
-    with Pool(1, as_workers=False) as pool:
+    with ProcessPool(1, as_workers=False) as pool:
         return pool.each(function, [arguments])[0]
 
 

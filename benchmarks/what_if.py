@@ -32,9 +32,8 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.bench.level_costs import level_costs
-from feedline.bench.level_rates import Reading
-from feedline.bench.sample import Sample
+from feedline.bench.level_rates import Reading, level_costs
+from feedline.bench.survey import ImageSample
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
@@ -201,7 +200,7 @@ def tiny() -> Any:
 def without_end(folder: Path) -> Any:
     """The images of a folder, over and over: the end of an epoch is not what is measured."""
     images = feedline.ImageFolder(str(folder), transform=feedline.TrainCrop())
-    return Sample(images, range(len(images)))
+    return ImageSample(images, range(len(images)))
 
 
 def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:

@@ -1,16 +1,15 @@
-"""Bare processes that do nothing but call the row pipeline: what handing batches over costs.
+"""Processes that only call the row pipeline: the cost of handing batches over.
 
-Each process calls `ImageFolder.load` over and over, crops drawn, checksums compared, into memory of
-its own, as much for all together as the loader's batches have (`feedline.bench.bare`). No process
-waits for a batch and nothing is handed on.
+Each process calls `ImageFolder.load` repeatedly, with random crops and checksums, into its own
+memory; all together use as much memory as the loader's batches (see `feedline.bench.loaders`). No
+process waits for a batch and nothing is handed over.
 """
 
 from __future__ import annotations
 
 from feedline import ImageFolder, TrainCrop
-from feedline.bench.bare import Bare, bare_rows
-from feedline.bench.ours import PREFETCH
-from feedline.bench.pool import Pool
+from feedline.bench.loaders import PREFETCH, BareProcesses, bare_rows
+from feedline.bench.pool import ProcessPool
 from peers.work import RATIO, SCALE, Work
 
 NAME = "bare processes, feedline's rows"
@@ -20,11 +19,11 @@ KINDS = ("jpeg", "cache")
 
 
 class BareRows:
-    """Bare processes, started once; they end with this one."""
+    """BareProcesses processes, started once; they end with this one."""
 
     def __init__(self, work: Work) -> None:
-        self._pool = Pool(work.workers)
-        self._bare = Bare(
+        self._pool = ProcessPool(work.workers)
+        self._bare = BareProcesses(
             self._pool,
             ImageFolder(work.folder, TrainCrop(scale=SCALE, ratio=RATIO)),
             name="rows",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from feedline.bench.pool import Pool
+from feedline.bench.pool import ProcessPool
 from feedline.images.folder import ImageFolder
 
 
@@ -35,7 +35,7 @@ def folder(photos: Path) -> ImageFolder:
 
 
 @pytest.fixture(scope="session")
-def image_pool() -> Iterator[Pool]:
+def image_pool() -> Iterator[ProcessPool]:
     """One process for all tests: it imports torch, which takes seconds."""
-    with Pool(1) as pool:
+    with ProcessPool(1) as pool:
         yield pool

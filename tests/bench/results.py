@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.bench.copies import Copies
+from feedline.bench.copies import JpegCopies
+from feedline.bench.options import BenchmarkOptions
 from feedline.bench.rate import Turn
-from feedline.bench.result import Result, Row
-from feedline.bench.settings import Settings
-from feedline.bench.stages import Stages
-from feedline.bench.survey import Look, Survey
+from feedline.bench.result import BenchmarkResult, BenchmarkRow
+from feedline.bench.stages import StageCosts
+from feedline.bench.survey import Survey, SurveyedImage
 
-COPIES = Copies(
-    root=Path("copies"), side_px=256, images=100, as_they_are=0, file_bytes=29e3, seconds=1.0
+COPIES = JpegCopies(
+    root=Path("copies"), side_px=256, images=100, unchanged=0, file_bytes=29e3, seconds=1.0
 )
 
 
@@ -22,10 +22,10 @@ def row(
     loader: Literal["feedline", "bare", "torch"],
     files: Literal["originals", "copies"],
     *rates: float,
-) -> Row:
-    """A contestant that reached these rates, with 2 ms of CPU an image."""
+) -> BenchmarkRow:
+    """A measured that reached these rates, with 2 ms of CPU an image."""
     turns = [Turn(images=round(10 * rate), seconds=10.0, cpu_s=0.02 * rate) for rate in rates]
-    return Row(
+    return BenchmarkRow(
         name=f"{loader}, {files}",
         loader=loader,
         files=files,
@@ -34,17 +34,17 @@ def row(
     )
 
 
-def result(**changes: Any) -> Result:
+def result(**changes: Any) -> BenchmarkResult:
     """100 images of 500 x 400 px on 2 cores: feedline at 480, 500 and 520 images/s."""
-    looks = [Look(k, 110_000, 400, 500, "") for k in range(100)]
-    made = Result(
-        settings=Settings(folder=Path("photos")),
+    images = [SurveyedImage(k, 110_000, 400, 500, "") for k in range(100)]
+    made = BenchmarkResult(
+        settings=BenchmarkOptions(folder=Path("photos")),
         workers=2,
         cores=2,
         images=100,
         classes=2,
-        survey=Survey(looks=looks, skipped=[]),
-        stages=Stages(
+        survey=Survey(images=images, skipped=[]),
+        stages=StageCosts(
             images=50,
             read_ms=0.1,
             read_cold_ms=1.5,

@@ -8,51 +8,51 @@ import subprocess
 import sys
 import time
 
-from feedline.bench.pool import Keep, Tell
+from feedline.bench.pool import ProcessState, Send
 
 
-def add(keep: Keep, tell: Tell, value: int) -> int:
+def add(state: ProcessState, send: Send, value: int) -> int:
     """The sum of all values so far in this process."""
-    keep["sum"] = keep.get("sum", 0) + value
-    tell(value)
-    return int(keep["sum"])
+    state["sum"] = state.get("sum", 0) + value
+    send(value)
+    return int(state["sum"])
 
 
-def pid(keep: Keep, tell: Tell) -> int:
+def pid(state: ProcessState, send: Send) -> int:
     return os.getpid()
 
 
-def threads(keep: Keep, tell: Tell) -> str | None:
+def threads(state: ProcessState, send: Send) -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
 
 
-def variable(keep: Keep, tell: Tell, name: str) -> str | None:
+def variable(state: ProcessState, send: Send, name: str) -> str | None:
     return os.environ.get(name)
 
 
-def fail(keep: Keep, tell: Tell, full_disk: bool) -> None:
+def fail(state: ProcessState, send: Send, full_disk: bool) -> None:
     if full_disk:
         raise OSError(28, "No space left on device")
     raise KeyError("shelf")
 
 
-def die(keep: Keep, tell: Tell) -> None:
+def die(state: ProcessState, send: Send) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def interrupt_then(keep: Keep, tell: Tell, value: int) -> int:
+def interrupt_then(state: ProcessState, send: Send, value: int) -> int:
     os.kill(os.getpid(), signal.SIGINT)
     return value
 
 
-def sleep_with_a_child(keep: Keep, tell: Tell, seconds: float) -> None:
+def sleep_with_a_child(state: ProcessState, send: Send, seconds: float) -> None:
     script = f"import time; time.sleep({seconds})"
     child = subprocess.Popen([sys.executable, "-c", script])
-    tell((os.getpid(), child.pid))
+    send((os.getpid(), child.pid))
     time.sleep(seconds)
 
 
-def limit_files(keep: Keep, tell: Tell, size_bytes: int) -> None:
+def limit_files(state: ProcessState, send: Send, size_bytes: int) -> None:
     """Let no file grow beyond this; -1 for no limit. As a full disk, writing then fails."""
     import resource
 

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 from tasks import limit_files
 
-from feedline.bench.copies import Copies, copies, copies_side, no_room
-from feedline.bench.pool import Pool
-from feedline.bench.survey import Survey, survey
+from feedline.bench.copies import JpegCopies, copies_side, make_jpeg_copies, space_problem
+from feedline.bench.pool import ProcessPool
+from feedline.bench.survey import Survey, survey_images
 from feedline.images.folder import ImageFolder
 
 
 @pytest.fixture
-def looked(folder: ImageFolder, image_pool: Pool) -> Survey:
-    return survey(image_pool, folder, seconds=60, advance=lambda done: None)
+def looked(folder: ImageFolder, image_pool: ProcessPool) -> Survey:
+    return survey_images(image_pool, folder, seconds=60, advance=lambda done: None)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,15 @@ def test_copies_leave_the_crop_an_eighth(size_px: int, side_px: int) -> None:
 
 
 def test_copies_have_the_side_asked_for_and_are_never_enlarged(
-    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+    folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     heard: list[int] = []
-    with copies(image_pool, folder, looked, 128, advance=heard.append, parent=tmp_path) as made:
-        assert isinstance(made, Copies)
+    with make_jpeg_copies(
+        image_pool, folder, looked, 128, advance=heard.append, parent=tmp_path
+    ) as made:
+        assert isinstance(made, JpegCopies)
         assert made.root.parent == tmp_path
-        assert (made.images, made.as_they_are, made.side_px) == (20, 2, 128)
+        assert (made.images, made.unchanged, made.side_px) == (20, 2, 128)
         assert heard == list(range(1, 21))
         copied = ImageFolder(made.root)
         for k in range(20):
@@ -54,15 +56,15 @@ def test_copies_have_the_side_asked_for_and_are_never_enlarged(
 def test_copies_are_gone_whatever_happens(
     folder: ImageFolder,
     looked: Survey,
-    image_pool: Pool,
+    image_pool: ProcessPool,
     tmp_path: Path,
     error: type[BaseException],
 ) -> None:
     def break_off() -> None:
-        with copies(
+        with make_jpeg_copies(
             image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
         ) as made:
-            assert isinstance(made, Copies)
+            assert isinstance(made, JpegCopies)
             raise error
 
     with pytest.raises(error):
@@ -70,30 +72,32 @@ def test_copies_are_gone_whatever_happens(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_image_that_went_is_passed_over(photos: Path, tmp_path: Path, image_pool: Pool) -> None:
+def test_an_image_that_went_is_passed_over(
+    photos: Path, tmp_path: Path, image_pool: ProcessPool
+) -> None:
     root = tmp_path / "some"
     shutil.copytree(photos, root)
     folder = ImageFolder(root)
-    looked = survey(image_pool, folder, seconds=60, advance=lambda done: None)
+    looked = survey_images(image_pool, folder, seconds=60, advance=lambda done: None)
     (root / "cats" / "4.jpg").unlink()
-    with copies(
+    with make_jpeg_copies(
         image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
     ) as made:
-        assert isinstance(made, Copies)
+        assert isinstance(made, JpegCopies)
         assert made.images == 19
 
 
 def test_too_little_room_is_found_before_anything_is_written(
-    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+    folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
-    assert no_room(tmp_path, 1) == ""
-    assert "they need up to 1,125,899,907 MB, and" in no_room(tmp_path, 1 << 50)
+    assert space_problem(tmp_path, 1) == ""
+    assert "they need up to 1,125,899,907 MB, and" in space_problem(tmp_path, 1 << 50)
 
-    large = [look._replace(height_px=200, width_px=1 << 50) for look in looked.looks]
-    with copies(
+    large = [image._replace(height_px=200, width_px=1 << 50) for image in looked.images]
+    with make_jpeg_copies(
         image_pool,
         folder,
-        dataclasses.replace(looked, looks=large),
+        dataclasses.replace(looked, images=large),
         128,
         advance=lambda done: None,
         parent=tmp_path,
@@ -108,16 +112,16 @@ def test_a_folder_in_memory_may_not_take_the_memory() -> None:
     if not shared.is_dir():
         pytest.skip("no /dev/shm here")
     needed = shutil.disk_usage(shared).free // 2
-    assert "of memory" in no_room(shared, needed) or no_room(shared, needed) == ""
-    assert no_room(shared, 1) == ""
+    assert "of memory" in space_problem(shared, needed) or space_problem(shared, needed) == ""
+    assert space_problem(shared, 1) == ""
 
 
 def test_where_nothing_can_be_written_there_are_no_copies(
-    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+    folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     for parent in (tmp_path / "missing", tmp_path / "file"):
         (tmp_path / "file").touch()
-        with copies(
+        with make_jpeg_copies(
             image_pool, folder, looked, 128, advance=lambda done: None, parent=parent
         ) as made:
             assert isinstance(made, str)
@@ -126,11 +130,11 @@ def test_where_nothing_can_be_written_there_are_no_copies(
 
 
 def test_a_disk_that_fills_up_meanwhile_ends_copying_and_leaves_nothing(
-    folder: ImageFolder, looked: Survey, image_pool: Pool, tmp_path: Path
+    folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     image_pool.each(limit_files, [(1000,)])
     try:
-        with copies(
+        with make_jpeg_copies(
             image_pool, folder, looked, 128, advance=lambda done: None, parent=tmp_path
         ) as made:
             assert isinstance(made, str)

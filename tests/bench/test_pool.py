@@ -18,7 +18,7 @@ from tasks import (
     variable,
 )
 
-from feedline.bench.pool import Pool
+from feedline.bench.pool import ProcessPool
 from feedline.errors import WorkerError
 
 
@@ -29,7 +29,7 @@ def gone(*pids: int) -> bool:
 
 def test_every_process_calls_and_remembers_and_answers_come_in_order() -> None:
     said: list[int] = []
-    with Pool(2) as pool:
+    with ProcessPool(2) as pool:
         assert pool.each(add, [(1,), (10,)], said.append) == [1, 10]
         assert pool.each(add, [(2,), (20,)]) == [3, 30]
         assert pool.each(add, [(4,)]) == [7], "the others rest"
@@ -53,7 +53,7 @@ def test_every_process_calls_and_remembers_and_answers_come_in_order() -> None:
 
 
 def test_a_process_that_dies_ends_the_pool_and_says_how() -> None:
-    with Pool(2) as pool:
+    with ProcessPool(2) as pool:
         pids = pool.each(pid, [(), ()])
         with pytest.raises(WorkerError, match="status -9"):
             pool.each(die, [()])
@@ -61,7 +61,7 @@ def test_a_process_that_dies_ends_the_pool_and_says_how() -> None:
 
 
 def test_a_process_that_died_meanwhile_is_met_at_the_next_call() -> None:
-    with Pool(1) as pool:
+    with ProcessPool(1) as pool:
         (dead,) = pool.each(pid, [()])
         psutil.Process(dead).kill()
         with pytest.raises(WorkerError, match="status -9"):
@@ -75,7 +75,7 @@ def test_breaking_off_ends_the_processes_and_their_children() -> None:
         family.extend(pids)
         raise KeyboardInterrupt
 
-    with Pool(1, as_workers=False) as pool, pytest.raises(KeyboardInterrupt):
+    with ProcessPool(1, as_workers=False) as pool, pytest.raises(KeyboardInterrupt):
         pool.each(sleep_with_a_child, [(600.0,)], meet)
     assert len(family) == 2
     assert gone(*family)
@@ -85,6 +85,6 @@ def test_processes_start_with_the_environment_given_and_this_one_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", "here")
-    with Pool(1, as_workers=False, environment={"TMPDIR": str(tmp_path)}) as pool:
+    with ProcessPool(1, as_workers=False, environment={"TMPDIR": str(tmp_path)}) as pool:
         assert pool.each(variable, [("TMPDIR",)]) == [str(tmp_path)]
         assert os.environ["TMPDIR"] == "here"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from feedline.bench.loaders import TurnPlan, plan_turns
 from feedline.bench.rate import count, endless, family_cpu, settle_down
-from feedline.bench.turns import Turns, plan_turns
 
 
 class Batches:
@@ -77,6 +77,6 @@ def test_turns_share_the_time_out(contestants: int, refill_s: float) -> None:
     assert turns.rounds * contestants * turns.seconds == pytest.approx(30.0)
     assert turns.rounds >= 3
     if not refill_s:
-        assert turns == Turns(5, 6.0 / contestants)
+        assert turns == TurnPlan(5, 6.0 / contestants)
     if refill_s == 100.0:
         assert turns.rounds == 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader
-from feedline.bench.sample import Sample
+from feedline.bench.survey import ImageSample
 from feedline.errors import ImageError
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
@@ -36,7 +36,7 @@ def test_the_seed_decides_what_is_drawn(folder: ImageFolder) -> None:
 
 
 def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> None:
-    sample = pickle.loads(pickle.dumps(Sample(drawn(folder, 0), [4, 2, 7])))
+    sample = pickle.loads(pickle.dumps(ImageSample(drawn(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
     assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
 
@@ -54,14 +54,14 @@ def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> N
 
 
 def test_fingerprints_tell_samples_apart(folder: ImageFolder) -> None:
-    assert Sample(folder, [1, 2]).fingerprint() == Sample(folder, [1, 2]).fingerprint()
-    assert Sample(folder, [1, 2]).fingerprint() != Sample(folder, [2, 1]).fingerprint()
+    assert ImageSample(folder, [1, 2]).fingerprint() == ImageSample(folder, [1, 2]).fingerprint()
+    assert ImageSample(folder, [1, 2]).fingerprint() != ImageSample(folder, [2, 1]).fingerprint()
 
 
 def test_a_file_that_went_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.jpg").write_bytes(b"")
-    sample = Sample(ImageFolder(tmp_path), [0])
+    sample = ImageSample(ImageFolder(tmp_path), [0])
     (tmp_path / "a" / "x.jpg").unlink()
     row = np.zeros((8, 8, 3), np.uint8), np.zeros((), np.int64)
     with pytest.raises(ImageError, match=r"x\.jpg"):

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from feedline.bench.pool import Pool
-from feedline.bench.stages import Stages, measure_stages
+from feedline.bench.pool import ProcessPool
+from feedline.bench.stages import StageCosts, measure_stages
 from feedline.images.folder import ImageFolder
 
 
-def measured(pool: Pool, folder: ImageFolder, images: int, seconds: float = 60.0) -> Stages:
+def measured(
+    pool: ProcessPool, folder: ImageFolder, images: int, seconds: float = 60.0
+) -> StageCosts:
     (stages,) = pool.each(measure_stages, [(folder, list(range(images)), 64, seconds)])
-    assert isinstance(stages, Stages)
+    assert isinstance(stages, StageCosts)
     return stages
 
 
-def test_every_stage_is_timed(folder: ImageFolder, image_pool: Pool) -> None:
+def test_every_stage_is_timed(folder: ImageFolder, image_pool: ProcessPool) -> None:
     stages = measured(image_pool, folder, 20)
     assert stages.images == 20
     assert min(stages.read_ms, stages.decode_ms, stages.resize_ms) > 0
@@ -29,19 +31,19 @@ def test_every_stage_is_timed(folder: ImageFolder, image_pool: Pool) -> None:
 
 
 def test_it_ends_with_its_time_but_not_before_the_first_few(
-    folder: ImageFolder, image_pool: Pool
+    folder: ImageFolder, image_pool: ProcessPool
 ) -> None:
     assert measured(image_pool, folder, 20, seconds=0.0).images == 8
 
 
-def test_one_image_has_no_cold_reading(folder: ImageFolder, image_pool: Pool) -> None:
+def test_one_image_has_no_cold_reading(folder: ImageFolder, image_pool: ProcessPool) -> None:
     stages = measured(image_pool, folder, 1)
     assert stages.read_cold_ms is None
     assert stages.cold_not_measured
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
-def test_files_that_stay_in_memory_are_not_read_cold(photos: Path, image_pool: Pool) -> None:
+def test_files_that_stay_in_memory_are_not_read_cold(photos: Path, image_pool: ProcessPool) -> None:
     root = Path("/dev/shm") / f"feedline-test-{photos.parent.name}-{photos.name}"
     try:
         shutil.copytree(photos, root)

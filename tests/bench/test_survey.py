@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from feedline.bench.pool import Pool
-from feedline.bench.survey import survey
+from feedline.bench.pool import ProcessPool
+from feedline.bench.survey import survey_images
 from feedline.errors import DatasetError
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
 
 
 def test_images_are_measured_and_broken_ones_named(
-    photos: Path, tmp_path: Path, image_pool: Pool
+    photos: Path, tmp_path: Path, image_pool: ProcessPool
 ) -> None:
     root = tmp_path / "some"
     shutil.copytree(photos, root)
@@ -24,40 +24,40 @@ def test_images_are_measured_and_broken_ones_named(
     (root / "dogs" / "5.jpg").write_bytes(b"")
     folder = drawn(ImageFolder(root), seed=0)
     heard: list[int] = []
-    found = survey(image_pool, folder, seconds=60, advance=heard.append)
+    found = survey_images(image_pool, folder, seconds=60, advance=heard.append)
 
     assert heard == list(range(1, 21))
     broken = {Path(path).name: reason for path, reason in found.skipped}
     assert sorted(broken) == ["3.jpg", "5.jpg"]
     assert "ends before its last pixel" in broken["3.jpg"]
     assert "0 bytes" in broken["5.jpg"]
-    assert len(found.looks) == 18
+    assert len(found.images) == 18
     assert found.numbers == sorted(found.numbers)
-    for look in found.looks:
+    for look in found.images:
         path = Path(folder.path(look.sample))
         assert look.file_bytes == path.stat().st_size
         expected = (100, 90) if path.name == "0.jpg" else (200, 260)
         assert (look.height_px, look.width_px) == expected
     assert found.median_px == (200, 260)
-    assert found.smaller_than(91) == 2
-    assert found.smaller_than(90) == 0
+    assert found.count_smaller(91) == 2
+    assert found.count_smaller(90) == 0
 
 
 def test_nothing_but_broken_images_is_an_error_that_shows_one(
-    tmp_path: Path, image_pool: Pool
+    tmp_path: Path, image_pool: ProcessPool
 ) -> None:
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
-    with pytest.raises(DatasetError, match=r"not one of 3 images .* the first: .*0\.jpg: it is no"):
-        survey(image_pool, ImageFolder(tmp_path), seconds=60, advance=lambda done: None)
+    with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
+        survey_images(image_pool, ImageFolder(tmp_path), seconds=60, advance=lambda done: None)
 
 
 def test_it_ends_with_its_time_but_not_before_the_first_few(
-    photos: Path, tmp_path: Path, image_pool: Pool
+    photos: Path, tmp_path: Path, image_pool: ProcessPool
 ) -> None:
     (tmp_path / "cats").mkdir()
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
-    found = survey(image_pool, ImageFolder(tmp_path), seconds=0.0, advance=lambda done: None)
+    found = survey_images(image_pool, ImageFolder(tmp_path), seconds=0.0, advance=lambda done: None)
     assert found.numbers == list(range(32))

@@ -551,7 +551,7 @@ def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> No
 def test_a_plan_is_measured_on_some_images_of_a_store(
     train: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.bench.level_rates._LEAST_TURN_S", 0.0)
+    monkeypatch.setattr("feedline.bench.level_rates._MIN_TURN_S", 0.0)
     plans = [
         plan_cache(given, "16x1,24x1", sizes=(16, 24), images=20, workers=0, seconds=0.01)
         for given in (train, source)

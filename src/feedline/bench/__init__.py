@@ -1,1 +1,1 @@
-"""Measures a loader on a user's own images: its rate, its ceiling, and what an image costs."""
+"""Benchmarks of a loader on the user's images: rates, upper bound, cost per image, cache plan."""

@@ -1,4 +1,4 @@
-"""The machine and the software that a figure depends on."""
+"""Machine and software versions on which a figure was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["machine", "versions"]
 
 
 def machine() -> dict[str, Any]:
-    """What a benchmark runs on. `cores_usable`: what affinity, quota and batch system leave."""
+    """Describe this machine. `cores_usable` respects affinity, quota and batch system."""
     return {
         "cpu": cpu_model(),
         "cores_usable": usable_cores(),
@@ -28,9 +28,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """The versions of feedline, Python, torch and more packages, which are not imported.
+    """Versions of feedline, Python, torch and other packages, which are not imported.
 
-    It is None for a package that is not installed.
+    The version is None if the package is not installed.
     """
     found: dict[str, str | None] = {
         "feedline": __version__,

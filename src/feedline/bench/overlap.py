@@ -1,10 +1,10 @@
-"""Loading in the step's way and behind it: one loop without workers, and one with some.
+"""Loading before each step compared with loading in workers during steps.
 
-Guarantees: both loops take the same images in batches of the same size, with a step that takes
-the same time; everything that is said was measured, the first steps left out. No process is left.
+Guarantees: both loops use the same images, batch size and step time; every figure was measured,
+without the first steps. No process is left.
 
-The step is a sleep: it leaves the processor to the loading, as a step on a GPU does. The batches
-themselves tell who made them, and when: times of one clock, which all processes share.
+The step is a sleep: it leaves the CPU to the loading, as a step on a GPU does. Each batch carries
+the worker that made it and its start and end time, from a clock that all processes share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from feedline.bench.run import Report
+from feedline.bench.run import ProgressListener
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.plan.row import Item
@@ -28,164 +28,168 @@ from feedline.trace.run import Event, Excerpt
 
 __all__ = ["measure_overlap"]
 
-_WARM = 3  # first steps that count for nothing: workers start, caches fill
-_DRAWN = 10  # steps that are drawn
-_MOST_STEPS = 2000
+_WARMUP_STEPS = 3  # not counted: workers start, caches fill
+_DRAWN_STEPS = 10
+_MAX_STEPS = 2000
 
 
 @dataclass(slots=True)
-class _Step:
-    """A step and its batch, in ns: when the batch was asked for, there, and computed with.
+class _TimedStep:
+    """Times of a step and its batch, in ns; `worker` is -1 if this process made the batch.
 
-    The next one is asked for at that moment: what the loop itself does counts as computing.
+    The next batch is requested at `done`: the loop's own overhead counts as computing.
     """
 
-    asked: int
-    got: int
+    requested: int
+    received: int
     done: int
     worker: int
-    begun: int
-    made: int
+    make_start: int
+    make_end: int
 
 
 @dataclass(slots=True)
 class _Loop:
-    """Steps of one loop, one after another."""
+    """Steps of one loop, in order."""
 
     loader: Any
     step_s: float
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_TimedStep] = field(default_factory=list)
 
-    def run(self, seconds: float, report: Report) -> None:
-        """Take steps for so long, and at least as many as are drawn."""
+    def run(self, seconds: float, report: ProgressListener) -> None:
+        """Run steps for `seconds`, and at least as many as are drawn."""
         batches = iter(self.loader)
         end: float | None = None
-        while len(self.steps) < _MOST_STEPS:
-            asked = time.monotonic_ns()
+        while len(self.steps) < _MAX_STEPS:
+            requested = time.monotonic_ns()
             batch = next(batches)
-            got = time.monotonic_ns()
+            received = time.monotonic_ns()
             if self.steps:
-                self.steps[-1].done = asked
+                self.steps[-1].done = requested
             time.sleep(self.step_s)
-            worker, begun, made = batch["made"].tolist()
+            times = batch["times"].tolist()
             report.advance(len(self.steps) + 1)
-            self.steps.append(_Step(asked, got, time.monotonic_ns(), worker, begun, made))
-            if len(self.steps) == _WARM:
+            self.steps.append(_TimedStep(requested, received, time.monotonic_ns(), *times))
+            if len(self.steps) == _WARMUP_STEPS:
                 end = time.monotonic() + seconds
-            if len(self.steps) >= _WARM + _DRAWN + 4 and end and time.monotonic() > end:
+            enough = len(self.steps) >= _WARMUP_STEPS + _DRAWN_STEPS + 4
+            if enough and end and time.monotonic() > end:
                 return
 
 
-class _Timed(Dataset[Any]):
-    """Rows of a folder, over and over, each with the moment at which it was begun."""
+class _TimedDataset(Dataset[Any]):
+    """Rows of a folder, repeated, each with the time at which it was started."""
 
     def __init__(self, folder: ImageFolder, settings: OverlapSettings) -> None:
         self.folder = folder
         self.size_px = settings.size_px
-        self.length = (_MOST_STEPS + 8) * settings.batch_size
+        self.length = (_MAX_STEPS + 8) * settings.batch_size
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        begun = time.monotonic_ns()
+        start = time.monotonic_ns()
         row = np.empty((self.size_px, self.size_px, 3), np.uint8), np.zeros((), np.int64)
         sample = number % len(self.folder)
         self.folder.load(Item(sample, self.size_px, mix(number), 1.0), row)
-        return torch.from_numpy(row[0]), begun
+        return torch.from_numpy(row[0]), start
 
 
-def _batch(samples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
-    """A batch, with who made it, since when and until when."""
+def _collate(samples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
+    """Stack samples to a batch with the worker that made it, its start and end time in ns."""
     images = torch.stack([image for image, _ in samples])
     info = get_worker_info()
-    made = [-1 if info is None else info.id, samples[0][1], time.monotonic_ns()]
-    return {"images": images, "made": torch.tensor(made, device="cpu")}
+    times = [-1 if info is None else info.id, samples[0][1], time.monotonic_ns()]
+    return {"images": images, "times": torch.tensor(times, device="cpu")}
 
 
-def measure_overlap(folder: ImageFolder, settings: OverlapSettings, report: Report) -> Overlap:
+def measure_overlap(
+    folder: ImageFolder, settings: OverlapSettings, report: ProgressListener
+) -> Overlap:
     """Measure both loops.
 
     Raises:
         ImageError: an image cannot be loaded; names it.
-        UsageError: a setting that the loader refuses.
+        UsageError: the loader refuses a setting.
     """
     step_ms = settings.step_ms
     if step_ms is None:
-        report.begin("timing a batch", _WARM + _DRAWN)
-        step_ms = _load_ms(_measured(folder, settings, 0, 0.0, 0.0, report))
+        report.begin("timing a batch", _WARMUP_STEPS + _DRAWN_STEPS)
+        step_ms = _load_ms(_run_loop(folder, settings, 0, 0.0, 0.0, report))
     sides = []
     for workers in (0, settings.workers):
-        report.begin(f"{workers} workers", _MOST_STEPS)
-        steps = _measured(folder, settings, workers, step_ms, settings.seconds, report)
+        report.begin(f"{workers} workers", _MAX_STEPS)
+        steps = _run_loop(folder, settings, workers, step_ms, settings.seconds, report)
         sides.append(_side(steps, workers, settings.batch_size))
     return Overlap(settings=settings, step_ms=step_ms, images=len(folder), sides=sides)
 
 
-def _measured(
+def _run_loop(
     folder: ImageFolder,
     settings: OverlapSettings,
     workers: int,
     step_ms: float,
     seconds: float,
-    report: Report,
-) -> list[_Step]:
+    report: ProgressListener,
+) -> list[_TimedStep]:
     with DataLoader(
-        _Timed(folder, settings),
+        _TimedDataset(folder, settings),
         batch_size=settings.batch_size,
         num_workers=workers,
-        collate_fn=_batch,
+        collate_fn=_collate,
     ) as loader:
         loop = _Loop(loader, step_ms / 1e3)
         loop.run(seconds, report)
     return loop.steps
 
 
-def _load_ms(steps: list[_Step]) -> float:
-    return mean(step.made - step.begun for step in steps[_WARM:]) / 1e6
+def _load_ms(steps: list[_TimedStep]) -> float:
+    return mean(step.make_end - step.make_start for step in steps[_WARMUP_STEPS:]) / 1e6
 
 
-def _side(steps: list[_Step], workers: int, batch_size: int) -> Side:
-    counted = steps[_WARM:]
-    seconds = (counted[-1].done - counted[0].asked) / 1e9
+def _side(steps: list[_TimedStep], workers: int, batch_size: int) -> Side:
+    counted = steps[_WARMUP_STEPS:]
+    seconds = (counted[-1].done - counted[0].requested) / 1e9
     return Side(
         workers=workers,
         steps=len(counted),
         images_per_s=len(counted) * batch_size / seconds,
         step_ms=1e3 * seconds / len(counted),
-        wait_ms=mean(step.got - step.asked for step in counted) / 1e6,
-        compute_ms=mean(step.done - step.got for step in counted) / 1e6,
+        wait_ms=mean(step.received - step.requested for step in counted) / 1e6,
+        compute_ms=mean(step.done - step.received for step in counted) / 1e6,
         load_ms=_load_ms(steps),
         excerpt=_excerpt(steps, workers),
     )
 
 
-def _excerpt(steps: list[_Step], workers: int) -> Excerpt:
-    """Some steps near the end; of those after them the batches were made meanwhile."""
-    last = len(steps) - 2 * max(1, workers)  # that far ahead batches are made
-    first = max(_WARM, last - _DRAWN)
+def _excerpt(steps: list[_TimedStep], workers: int) -> Excerpt:
+    """Events of some steps near the end; the batches of later steps were made meanwhile."""
+    last = len(steps) - 2 * max(1, workers)  # batches are made this far ahead
+    first = max(_WARMUP_STEPS, last - _DRAWN_STEPS)
     last = max(last, first + 2)
-    begun_ns = steps[first].asked
-    ended_ns = steps[last - 1].done
+    start_ns = steps[first].requested
+    end_ns = steps[last - 1].done
     events = []
 
-    def event(lane: str, stage: str, begin_ns: int, end_ns: int, batch: int) -> None:
-        begin_ms, end_ms = (begin_ns - begun_ns) / 1e6, (end_ns - begun_ns) / 1e6
+    def event(lane: str, stage: str, begin: int, end: int, batch: int) -> None:
+        begin_ms, end_ms = (begin - start_ns) / 1e6, (end - start_ns) / 1e6
         events.append(
             Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
         )
 
-    # Every batch that was made in this time is known, so a worker that made none was idle.
+    # Every batch made in this time is recorded, so a worker without a batch was idle.
     for lane in [f"worker {k}" for k in range(workers)] or ["loading"]:
-        event(lane, "make", begun_ns, begun_ns, -1)
-        event(lane, "make", ended_ns, ended_ns, -1)
+        event(lane, "make", start_ns, start_ns, -1)
+        event(lane, "make", end_ns, end_ns, -1)
     for number, step in enumerate(steps):
+        made_ns = step.make_end
         if first <= number < last:
-            event("step", "wait", step.asked, step.got, number)
-            event("step", "compute", step.got, step.done, number)
-        if workers and step.made < step.asked and step.made < ended_ns and step.got > begun_ns:
-            event("ready", "queued", max(step.made, begun_ns), min(step.got, ended_ns), number)
-        if step.made > begun_ns and step.begun < ended_ns:
+            event("step", "wait", step.requested, step.received, number)
+            event("step", "compute", step.received, step.done, number)
+        if workers and made_ns < min(step.requested, end_ns) and step.received > start_ns:
+            event("ready", "queued", max(made_ns, start_ns), min(step.received, end_ns), number)
+        if made_ns > start_ns and step.make_start < end_ns:
             lane = "loading" if step.worker < 0 else f"worker {step.worker}"
-            event(lane, "make", step.begun, step.made, number)
-    return Excerpt(why="latest", begun_s=(begun_ns - steps[0].asked) / 1e9, events=events)
+            event(lane, "make", step.make_start, made_ns, number)
+    return Excerpt(why="latest", begun_s=(start_ns - steps[0].requested) / 1e9, events=events)

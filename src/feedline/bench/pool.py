@@ -1,8 +1,8 @@
-"""Processes that call functions, outside the loader's engine.
+"""Processes that call functions, independent of the loader's engine.
 
-Guarantees: `each` calls a function in every process at the same time. When it breaks off, and
-after `close`, no process of the pool is left, nor any child of one. None outlives this process
-(on Linux not even a kill -9 of it), and a Ctrl-C reaches this process alone.
+Guarantees: `each` calls a function in every process at the same time. If it fails, and after
+`close`, no process of the pool is left, nor any child of one. None outlives this process (on
+Linux not even if it is killed with -9), and Ctrl-C reaches this process alone.
 
 Relies on: multiprocessing's spawn, so functions and arguments must pickle. A pool is used from
 the main thread.
@@ -33,13 +33,13 @@ from feedline.engine.process import (
 )
 from feedline.errors import WorkerError
 
-__all__ = ["Keep", "Pool", "Tell"]
+__all__ = ["ProcessPool", "ProcessState", "Send"]
 
-Keep = dict[str, Any]
-"""What a process keeps from one call to the next."""
+ProcessState = dict[str, Any]
+"""Values that a process keeps between calls."""
 
-Tell = Callable[[object], None]
-"""Says something to the pool's process while a function runs."""
+Send = Callable[[object], None]
+"""Sends an object to the pool's process while a function runs."""
 
 Pipe: TypeAlias = "Connection[Any, Any]"
 
@@ -47,14 +47,14 @@ _SILENCE_S = 120.0
 _END_S = 5.0
 
 
-class Pool:
-    """So many processes, started at once.
+class ProcessPool:
+    """Processes started at once, which call functions.
 
     Args:
-        processes: how many.
-        as_workers: set up as a loader's workers are: one thread, malloc's thresholds. Else as a
-            training process is, which may have children of its own.
-        environment: variables to start them with, besides this process's own.
+        processes: number of processes.
+        as_workers: set them up like a loader's workers: one thread, malloc's thresholds.
+            Otherwise like a training process, which may have children.
+        environment: additional environment variables.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Pool:
         self._idle = True
         settings = {**(WORKER_ENVIRONMENT if as_workers else {}), **(environment or {})}
         context = multiprocessing.get_context("spawn")
-        if sys.platform != "win32":  # which has none
+        if sys.platform != "win32":  # Windows has no resource tracker
             resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
             with _environment(settings), interrupt_held():
                 for _ in range(processes):
-                    ours, theirs = context.Pipe()
+                    parent_end, child_end = context.Pipe()
                     process = context.Process(
-                        target=_serve, args=(theirs, os.getpid(), as_workers), daemon=as_workers
+                        target=_serve, args=(child_end, os.getpid(), as_workers), daemon=as_workers
                     )
                     process.start()
-                    self._processes[ours] = process
-                    theirs.close()  # so that the pipe ends with the process
+                    self._processes[parent_end] = process
+                    child_end.close()  # so that the pipe ends with the process
         except BaseException:
             self._idle = False
             self.close()
@@ -93,22 +93,22 @@ class Pool:
         self,
         function: Callable[..., Any],
         arguments: Sequence[tuple[Any, ...]],
-        told: Callable[[Any], None] = lambda said: None,
+        on_message: Callable[[Any], None] = lambda message: None,
     ) -> list[Any]:
-        """Call `function(keep, tell, *arguments[k])` in process k, all at once, and wait.
+        """Call `function(state, send, *arguments[k])` in process k, all at once, and wait.
 
         Args:
-            function: importable; gets what the process keeps and a way to say something.
-            arguments: one tuple for each process; where there are fewer, the others rest.
-            told: called here with whatever a process says.
+            function: importable; gets the process's state and a function that sends messages.
+            arguments: one tuple for each process; if there are fewer, the others stay idle.
+            on_message: called here with each message.
 
         Returns:
-            What the calls returned, in the processes' order.
+            The results of the calls, in the processes' order.
 
         Raises:
-            WorkerError: a process died or was silent for two minutes; all of them are ended. Or
-                they had ended before.
-            Exception: what the first call to fail raised, once all have come to an end.
+            WorkerError: a process died or sent nothing for two minutes; all are ended. Or they
+                had ended before.
+            Exception: the exception of the first call to fail, after all calls have ended.
         """
         if len(arguments) > len(self):
             raise WorkerError(f"{function.__name__}: its processes have ended")
@@ -118,20 +118,20 @@ class Pool:
         self._idle = False
         try:
             for pipe, given in zip(pipes, arguments, strict=True):
-                with self._naming_its_end(pipe):
+                with self._report_exit(pipe):
                     pipe.send((function, given))
             while waiting:
                 ready = wait(list(waiting), _SILENCE_S)
                 if not ready:
                     raise WorkerError(
-                        f"{function.__name__}: no word from {len(waiting)} processes for "
-                        f"{_SILENCE_S:.0f} s; is the disk or network drive of the images stuck?"
+                        f"{function.__name__}: no answer from {len(waiting)} processes for "
+                        f"{_SILENCE_S:.0f} s. Check the disk or network drive of the images"
                     )
                 for pipe in waiting.intersection(ready):
-                    with self._naming_its_end(pipe):
+                    with self._report_exit(pipe):
                         kind, value = pipe.recv()
-                    if kind == "told":
-                        told(value)
+                    if kind == "message":
+                        on_message(value)
                     else:
                         answers[pipe] = kind, value
                         waiting.discard(pipe)
@@ -145,21 +145,21 @@ class Pool:
         return [answers[pipe][1] for pipe in pipes]
 
     @contextlib.contextmanager
-    def _naming_its_end(self, pipe: Pipe) -> Iterator[None]:
-        """Raise a WorkerError with the exit status where the process at a pipe's end has ended."""
+    def _report_exit(self, pipe: Pipe) -> Iterator[None]:
+        """Raise a WorkerError with the exit status if the process of a pipe has ended."""
         try:
             yield
         except (EOFError, OSError):
             process = self._processes[pipe]
             process.join(_END_S)
             raise WorkerError(
-                f"a measuring process ended with status {process.exitcode}; -9 is a kill or "
-                "the kernel short of memory (see dmesg): use fewer workers or a smaller batch size"
+                f"a measuring process ended with status {process.exitcode} (-9: killed, maybe for "
+                "lack of memory, see dmesg). Use fewer workers or a smaller batch size"
             ) from None
 
     def close(self) -> None:
         """End the processes and their children. May be called twice."""
-        if self._idle and not self._as_workers:  # it may have something to put away
+        if self._idle and not self._as_workers:  # it may have to clean up
             for pipe in self._processes:
                 with contextlib.suppress(OSError):  # it died meanwhile
                     pipe.send(None)
@@ -172,56 +172,56 @@ class Pool:
             pipe.close()
         self._processes = {}
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._idle = False  # what broke off need not end in order
+            self._idle = False  # a failed call need not end in order
         self.close()
 
 
 def _serve(pipe: Pipe, parent: int, as_workers: bool) -> None:
-    """A process of a pool: obey (function, arguments) until None comes or the pipe ends."""
+    """Run a process of a pool: call (function, arguments) until None arrives or the pipe ends."""
     end_with_parent(parent)
     settle()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    keep: Keep = {}
+    state: ProcessState = {}
 
-    def tell(said: object) -> None:
-        pipe.send(("told", said))
+    def send(message: object) -> None:
+        pipe.send(("message", message))
 
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
-        while (order := _next_order(pipe)) is not None:
+        while (request := _next_request(pipe)) is not None:
             if as_workers:
-                limit_threads()  # of whatever came with the order
-            function, arguments = order
+                limit_threads()  # of libraries imported by the request
+            function, arguments = request
             try:
-                answer: tuple[str, Any] = "done", function(keep, tell, *arguments)
+                answer: tuple[str, Any] = "done", function(state, send, *arguments)
             except Exception as error:
                 answer = "failed", _portable(error)
             pipe.send(answer)
 
 
-def _next_order(pipe: Pipe) -> Any:
+def _next_request(pipe: Pipe) -> Any:
     while True:
         try:
             return pipe.recv()
         except RuntimeError:
-            # torch's handler of SIGCHLD says here that a worker died; the next batch says so too.
+            # torch's SIGCHLD handler raises here if a worker died; the next batch reports it, too.
             continue
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself where it is one of the system's, which pickle; else its text."""
+    """Return the error itself if it is an OSError, which pickles; otherwise its text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    # torch puts the traceback of its worker into the message, and what was wrong at the end.
-    *_, said = str(error).splitlines() or [""]
+    # torch puts its worker's traceback into the message, and the error at the end.
+    *_, last_line = str(error).splitlines() or [""]
     trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
     kind = f"{type(error).__name__}: "
-    return WorkerError(f"{kind}{said.removeprefix(kind)}\n{trace}")
+    return WorkerError(f"{kind}{last_line.removeprefix(kind)}\n{trace}")
 
 
 def _kill_family(pid: int | None) -> None:
@@ -236,7 +236,7 @@ def _kill_family(pid: int | None) -> None:
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Have children start with these environment variables."""
+    """Start children with these environment variables."""
     before = os.environ.copy()
     os.environ.update(settings)
     try:

@@ -1,7 +1,7 @@
-"""The rate of an endless iterator of batches, in mid-stream.
+"""Rate of an endless iterator of batches, in steady state.
 
 Guarantees: batches made ahead are used up before counting starts, and counting ends in the same
-phase of the work as it began, so what is counted was made while it was counted.
+phase of the work as it began, so the counted batches were made while they were counted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 __all__ = ["Turn", "count", "endless", "family_cpu", "settle_down"]
 
 _PAUSE_S = 0.05
-_TICK_S = 0.011  # processes' CPU time is told in ticks of 10 ms
+_TICK_S = 0.011  # the CPU time of processes is updated every 10 ms
 _LONGEST_PAUSE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The images counted in one turn; `cpu_s` is the user and system time of all processes."""
+    """Images counted in one turn; `cpu_s` is the user and system time of all processes."""
 
     images: int
     seconds: float
@@ -36,7 +36,7 @@ class Turn:
 
 
 def endless(loader: Iterable[Any]) -> Iterator[int]:
-    """The numbers of images in the batches of a loader, epoch after epoch, as training goes."""
+    """Yield the number of images of each batch of a loader, epoch after epoch, as in training."""
     while True:
         for images, _ in loader:
             yield len(images)
@@ -48,10 +48,10 @@ def count(
     """Count the images of batches.
 
     Args:
-        batches: the numbers of images in them; taken as fast as they come.
-        ahead: how many batches the loader may have made ahead.
-        unit: how many batches are under way at once and come at once: counting goes in these.
-        seconds: for how long, at least.
+        batches: the numbers of images in them; consumed as fast as they come.
+        ahead: number of batches that the loader may have made ahead.
+        unit: number of batches that are made, and arrive, together; counted in these units.
+        seconds: minimum time.
         cpu_s: CPU time of the processes so far.
     """
     for _ in range(ahead + unit):
@@ -67,14 +67,14 @@ def count(
 
 
 def family_cpu() -> Callable[[], float]:
-    """A clock of the CPU seconds of this process and of all that descend from it now."""
+    """Return a clock of the CPU seconds of this process and all its current descendants."""
     head = psutil.Process()
     family = [head, *head.children(recursive=True)]
 
     def cpu_s() -> float:
         total = 0.0
         for process in family:
-            with contextlib.suppress(psutil.Error):  # it ended
+            with contextlib.suppress(psutil.Error):  # it has ended
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
@@ -83,7 +83,7 @@ def family_cpu() -> Callable[[], float]:
 
 
 def settle_down() -> None:
-    """Wait until no process of the family works: each fills what it makes ahead, then rests."""
+    """Wait until all processes of the family are idle, i.e. their prefetch buffers are full."""
     cpu_s = family_cpu()
     deadline = time.monotonic() + _LONGEST_PAUSE_S
     before = cpu_s()

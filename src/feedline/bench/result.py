@@ -1,4 +1,4 @@
-"""What a benchmark measured, and its JSON form."""
+"""Measurements of a benchmark, and their JSON form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from feedline.bench.copies import Copies
+from feedline.bench.copies import JpegCopies
+from feedline.bench.options import BenchmarkOptions
 from feedline.bench.rate import Turn
-from feedline.bench.settings import Settings
-from feedline.bench.stages import Stages
+from feedline.bench.stages import StageCosts
 from feedline.bench.survey import Survey
 
-__all__ = ["Files", "LeftOut", "Loader", "Result", "Row", "Spread"]
+__all__ = ["BenchmarkResult", "BenchmarkRow", "Files", "Loader", "Omission", "Spread"]
 
 Loader: TypeAlias = Literal["feedline", "bare", "torch"]
 Files: TypeAlias = Literal["originals", "copies"]
@@ -21,7 +21,7 @@ Files: TypeAlias = Literal["originals", "copies"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some values, the least and the greatest."""
+    """Median, minimum and maximum of some values."""
 
     median: float
     low: float
@@ -29,20 +29,20 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Return the spread of at least one value."""
         return cls(median(values), min(values), max(values))
 
     @property
     def width(self) -> float:
-        """How far apart the least and the greatest are, as a part of the median."""
+        """Range from minimum to maximum, as a share of the median."""
         return (self.high - self.low) / self.median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One contestant's measurements, a turn for each round.
+class BenchmarkRow:
+    """Measurements of one loader, one turn per round.
 
-    `first_batch_s` is the time from building the loader to its first batch, None without batches.
+    `first_batch_s` is the time from building the loader to its first batch; None: no batches.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def images_per_s(self) -> Spread:
-        """The rate over the rounds."""
+        """Rate over the rounds."""
         return Spread.of([turn.images_per_s for turn in self.turns])
 
     @property
@@ -61,74 +61,76 @@ class Row:
         """CPU seconds of all its processes, over all rounds."""
         return 1000 * sum(turn.cpu_s for turn in self.turns) / sum(t.images for t in self.turns)
 
-    def ratio_to(self, other: Row) -> Spread:
-        """This rate / the other's, of the same round each."""
+    def ratio_to(self, other: BenchmarkRow) -> Spread:
+        """This rate / the other's, of the same rounds."""
         pairs = zip(self.turns, other.turns, strict=True)
-        return Spread.of([mine.images_per_s / theirs.images_per_s for mine, theirs in pairs])
+        return Spread.of([a.images_per_s / b.images_per_s for a, b in pairs])
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something that was asked for and not measured, and why."""
+class Omission:
+    """Requested measurement that was not made, and the reason."""
 
     what: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What a benchmark measured.
+class BenchmarkResult:
+    """Measurements of a benchmark.
 
     Args:
-        settings: what was asked.
-        workers: processes that loaded images; 0 where the training process did.
-        cores: how many the processes could keep busy: the machine's, at most one a process.
-        images, classes: how many the folder has.
-        survey: the images that were measured.
-        stages: what one image costs in one process.
-        copies: smaller copies that were measured, or None.
-        rows: the contestants; the first is feedline on the originals.
+        settings: the options.
+        workers: processes that loaded images; 0: the training process loaded them.
+        cores: number of cores the processes can use: the usable ones, at most one a process.
+        images, classes: numbers of images and classes in the folder.
+        survey: the measured images.
+        stages: cost of one image in one process.
+        copies: the smaller copies, or None.
+        rows: the loaders; the first is feedline on the originals.
         skipped: (path, reason) of images that could not be loaded.
-        left_out: what could not be measured.
-        machine, versions: what it ran on.
-        elapsed_s: how long all of it took.
+        left_out: measurements that could not be made.
+        machine, versions: machine and software.
+        elapsed_s: total time.
     """
 
-    settings: Settings
+    settings: BenchmarkOptions
     workers: int
     cores: int
     images: int
     classes: int
     survey: Survey
-    stages: Stages
-    copies: Copies | None
-    rows: tuple[Row, ...]
+    stages: StageCosts
+    copies: JpegCopies | None
+    rows: tuple[BenchmarkRow, ...]
     skipped: list[tuple[str, str]]
-    left_out: list[LeftOut]
+    left_out: list[Omission]
     machine: dict[str, Any]
     versions: dict[str, str | None]
     elapsed_s: float
 
-    def row(self, loader: str, files: str) -> Row | None:
-        """The first contestant of a kind, if it was measured."""
+    def row(self, loader: str, files: str) -> BenchmarkRow | None:
+        """Return the first loader of a kind, or None."""
         return next((r for r in self.rows if r.loader == loader and r.files == files), None)
 
     @property
-    def ours(self) -> Row:
-        """feedline on the originals, to which all are compared."""
+    def ours(self) -> BenchmarkRow:
+        """Measurements of feedline on the originals, the base of all ratios."""
         return self.rows[0]
 
     @property
-    def kept(self) -> dict[str, Spread]:
-        """What handing batches over leaves of the bare processes' rate, by what both read."""
+    def loader_to_bare(self) -> dict[str, Spread]:
+        """Ratio of feedline's rate to that of bare processes, by the files both read."""
         rows = {
             files: (self.row("feedline", files), self.row("bare", files))
             for files in ("originals", "copies")
         }
-        return {files: ours.ratio_to(bare) for files, (ours, bare) in rows.items() if ours and bare}
+        return {
+            key: loader.ratio_to(bare) for key, (loader, bare) in rows.items() if loader and bare
+        }
 
     def as_dict(self) -> dict[str, Any]:
-        """The result, JSON-able; names end in the units."""
+        """Return the result, JSON-able; names end in the units."""
         height_px, width_px = self.survey.median_px
         return {
             "settings": self.settings.as_dict(),
@@ -137,15 +139,15 @@ class Result:
             "data": {
                 "images": self.images,
                 "classes": self.classes,
-                "images_measured": len(self.survey.looks),
-                "images_shorter_than_size": self.survey.smaller_than(self.settings.size_px),
+                "images_measured": len(self.survey.images),
+                "images_shorter_than_size": self.survey.count_smaller(self.settings.size_px),
                 "file_bytes_mean": self.survey.file_bytes,
                 "height_px_median": height_px,
                 "width_px_median": width_px,
             },
             "rows": [self._row(row) for row in self.rows],
             "one_image": {**asdict(self.stages), "total_ms": self.stages.total_ms},
-            "loader_to_bare": {files: asdict(kept) for files, kept in self.kept.items()},
+            "loader_to_bare": {k: asdict(ratio) for k, ratio in self.loader_to_bare.items()},
             "copies": None if self.copies is None else self.copies.as_dict(),
             "left_out": [asdict(each) for each in self.left_out],
             "skipped": [{"file": path, "reason": reason} for path, reason in self.skipped],
@@ -154,7 +156,7 @@ class Result:
             "elapsed_s": self.elapsed_s,
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: BenchmarkRow) -> dict[str, Any]:
         return {
             "name": row.name,
             "loader": row.loader,

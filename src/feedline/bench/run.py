@@ -1,7 +1,7 @@
-"""A whole benchmark: looks at the images, makes copies, and lets all contestants count in turn.
+"""Benchmark: survey the images, make copies, and measure all loaders in turn.
 
-Guarantees: what can be found wrong with the request is found before anything is measured. When it
-returns or breaks off, none of its processes is left, and no copies.
+Guarantees: wrong options are reported before anything is measured. No process and no copies are
+left when it returns or fails.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import contextlib
 import time
 from typing import Protocol
 
-from feedline.bench.contestants import enter_ours, enter_torch, take_turns
-from feedline.bench.copies import Copies, copies, copies_side
+from feedline.bench.copies import JpegCopies, copies_side, make_jpeg_copies
+from feedline.bench.loaders import (
+    PREFETCH,
+    MeasuredFeedline,
+    plan_turns,
+    start_feedline,
+    start_torch,
+    take_turns,
+    torch_process,
+)
 from feedline.bench.machine import machine, versions
-from feedline.bench.ours import PREFETCH, Ours
-from feedline.bench.pool import Pool
-from feedline.bench.result import LeftOut, Result
-from feedline.bench.sample import Sample
-from feedline.bench.settings import Settings
+from feedline.bench.options import BenchmarkOptions
+from feedline.bench.pool import ProcessPool
+from feedline.bench.result import BenchmarkResult, Omission
 from feedline.bench.stages import measure_stages
-from feedline.bench.survey import survey
-from feedline.bench.theirs import torch_process
-from feedline.bench.turns import plan_turns
+from feedline.bench.survey import ImageSample, survey_images
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import require_memory
 from feedline.engine.start_method import WORKER_BYTES
@@ -30,30 +34,30 @@ from feedline.images.folder import ImageFolder
 from feedline.loader.checks import worker_count
 from feedline.system import usable_cores
 
-__all__ = ["Report", "run_benchmark"]
+__all__ = ["ProgressListener", "run_benchmark"]
 
 _PACKAGES = ("numpy", "simplejpeg", "Pillow")
-_PROCESS_BYTES = 300 << 20  # one of its own that imported torch, built for CUDA
-_SURVEY_SHARE, _STAGES_SHARE = 0.1, 0.05  # of the seconds, on top of them
+_PROCESS_BYTES = 300 << 20  # of a process that imported a CUDA build of torch
+_SURVEY_SHARE, _STAGES_SHARE = 0.1, 0.05  # of the seconds, in addition to them
 
 
-class Report(Protocol):
-    """Is told what a benchmark does."""
+class ProgressListener(Protocol):
+    """Receives the progress of a benchmark."""
 
     def begin(self, what: str, total: int) -> None:
-        """Some work of `total` parts begins."""
+        """Start work of `total` parts."""
 
     def advance(self, done: int, what: str = "") -> None:
-        """So many parts are done; `what` renames the work where it is not ""."""
+        """Set the number of finished parts; `what` renames the work unless it is ""."""
 
 
-def run_benchmark(settings: Settings, report: Report) -> Result:
-    """Measure what the settings ask for.
+def run_benchmark(settings: BenchmarkOptions, report: ProgressListener) -> BenchmarkResult:
+    """Run the benchmark that the settings describe.
 
     Raises:
-        UsageError: a folder or setting that cannot be used as asked, or torchvision is missing.
-        ResourceError: the machine has too little memory for it.
-        WorkerError: a process died or was silent for long.
+        UsageError: the folder or a setting cannot be used, or torchvision is missing.
+        ResourceError: there is too little memory.
+        WorkerError: a process died or hung.
     """
     started = time.perf_counter()
     workers = worker_count(settings.workers)
@@ -63,54 +67,54 @@ def run_benchmark(settings: Settings, report: Report) -> Result:
     everything = ImageFolder(settings.folder)
     _require_memory(everything, settings, workers)
     folder = drawn(everything, settings.seed)
-    left_out: list[LeftOut] = []
+    left_out: list[Omission] = []
 
     with contextlib.ExitStack() as stack:
-        torch_pool: Pool | None = None
+        torch_pool: ProcessPool | None = None
         if settings.against is not None:
             report.begin("importing torchvision", 1)
             torch_pool = stack.enter_context(torch_process())
-        report.begin("looking at the images", len(folder))
-        pool = stack.enter_context(Pool(processes))
+        report.begin("surveying the images", len(folder))
+        pool = stack.enter_context(ProcessPool(processes))
         seconds = _SURVEY_SHARE * settings.seconds
-        looked = survey(pool, folder, seconds=seconds, advance=report.advance)
+        surveyed = survey_images(pool, folder, seconds=seconds, advance=report.advance)
         report.begin("timing one image", 1)
         seconds = _STAGES_SHARE * settings.seconds
-        job = (folder, looked.numbers, settings.size_px, seconds)
+        job = (folder, surveyed.numbers, settings.size_px, seconds)
         (stages,) = pool.each(measure_stages, [job])
-        made: Copies | None = None
+        made: JpegCopies | None = None
         if settings.copies:
             side_px = copies_side(settings.size_px)
-            report.begin(f"making {side_px} px copies", len(looked.looks))
+            report.begin(f"making {side_px} px copies", len(surveyed.images))
             outcome = stack.enter_context(
-                copies(pool, folder, looked, side_px, advance=report.advance)
+                make_jpeg_copies(pool, folder, surveyed, side_px, advance=report.advance)
             )
-            if isinstance(outcome, Copies):
+            if isinstance(outcome, JpegCopies):
                 made = outcome
             else:
-                left_out.append(LeftOut(f"{side_px} px copies", outcome))
+                left_out.append(Omission(f"{side_px} px copies", outcome))
 
         report.begin("starting the loaders", 1)
-        sample = Sample(folder, looked.numbers)
-        entries = enter_ours(stack, pool, sample, made, settings, workers)
+        sample = ImageSample(folder, surveyed.numbers)
+        entries = start_feedline(stack, pool, sample, made, settings, workers)
         if torch_pool is not None:
-            entries += enter_torch(torch_pool, sample, settings, workers, left_out)
+            entries += start_torch(torch_pool, sample, settings, workers, left_out)
         refill_s = PREFETCH * settings.batch_size * stages.total_ms / 1000 / cores
         turns = plan_turns(len(entries), settings.seconds, refill_s)
         report.begin("measuring", turns.rounds * len(entries))
         rows = take_turns(entries, turns, left_out, report.advance)
-        skipped = set(looked.skipped)
+        skipped = set(surveyed.skipped)
         for entry in entries:
-            if isinstance(entry.contestant, Ours):
-                skipped.update(entry.contestant.skipped)
+            if isinstance(entry.measured, MeasuredFeedline):
+                skipped.update(entry.measured.skipped)
 
-    return Result(
+    return BenchmarkResult(
         settings=settings,
         workers=workers,
         cores=cores,
         images=len(everything),
         classes=len(folder.classes),
-        survey=looked,
+        survey=surveyed,
         stages=stages,
         copies=made,
         rows=rows,
@@ -122,8 +126,8 @@ def run_benchmark(settings: Settings, report: Report) -> Result:
     )
 
 
-def _require_memory(folder: ImageFolder, settings: Settings, workers: int) -> None:
-    """Refuse what the machine cannot hold, before anything is started.
+def _require_memory(folder: ImageFolder, settings: BenchmarkOptions, workers: int) -> None:
+    """Check that the machine has enough memory, before anything is started.
 
     Raises:
         ResourceError: there is too little memory.
@@ -133,7 +137,7 @@ def _require_memory(folder: ImageFolder, settings: Settings, workers: int) -> No
     bare = (PREFETCH + 1) * batch
     needed = (2 if settings.copies else 1) * (loader + bare) + max(1, workers) * _PROCESS_BYTES
     if settings.against is not None:
-        # Two for each worker, and the one in hand; the bytes as uint8 and as float32.
+        # Two batches for each worker and the current one; the bytes as uint8 and as float32.
         needed += (2 * workers + 1) * batch * 5 + _PROCESS_BYTES + 2 * workers * WORKER_BYTES
     require_memory(
         needed,

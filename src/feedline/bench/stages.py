@@ -1,11 +1,11 @@
-"""What one image costs in one process: reading, decoding, cropping and resizing.
+"""Cost of one image in one process: reading, decoding, cropping and resizing.
 
-Guarantees: reading, resizing and all of `ImageFolder.load` are timed; what is left of the latter
-is decoding. Of the repetitions of an image the fastest counts, for the others were disturbed;
-the figures are means over the images, so they add up. What was not measured says why.
+Guarantees: reading, resizing and all of `ImageFolder.load` are timed; the rest of the latter is
+decoding. The fastest of an image's repetitions is used, as the others were disturbed; the figures
+are means over the images, so they add up. A missing figure comes with its reason.
 
-Relies on: `page_cache` to drop files from memory, and to see that they went. Folders and inodes
-stay in memory, and so may the disk's own caches.
+Relies on: `page_cache` to drop files from memory, and to check that. Folders and inodes stay in
+memory, and maybe the disk's own caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.bench.pool import Keep, Tell
+from feedline.bench.pool import ProcessState, Send
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
@@ -30,24 +30,24 @@ from feedline.plan.seeds import mix
 from feedline.stores import page_cache
 from feedline.stores.read_file import read_file
 
-__all__ = ["Stages", "measure_stages"]
+__all__ = ["StageCosts", "measure_stages"]
 
 _REPEATS = 3
 _PROBES = 4
-_LEAST_IMAGES = 8
+_MIN_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
-    """What one image costs in one process, on average.
+class StageCosts:
+    """Mean cost of one image in one process.
 
     Args:
-        images: how many were measured.
-        read_ms: reading the file while it is in memory.
-        read_cold_ms: reading it from the disk; None where that was not measured.
-        cold_not_measured: why it was not, or "".
-        decode_ms: its bytes to pixels, as far as the crop needs them, and drawing the crop.
-        resize_ms: the crop into its row, mirrored or not.
+        images: number of measured images.
+        read_ms: reading the file from memory.
+        read_cold_ms: reading it from the disk; None if not measured.
+        cold_not_measured: the reason if it was not measured, or "".
+        decode_ms: decoding as many pixels as the crop needs, and drawing the crop.
+        resize_ms: resizing the crop into its row, mirrored or not.
     """
 
     images: int
@@ -59,35 +59,40 @@ class Stages:
 
     @property
     def total_ms(self) -> float:
-        """All of it, with the file in memory."""
+        """Total cost, with the file in memory."""
         return self.read_ms + self.decode_ms + self.resize_ms
 
 
 def measure_stages(
-    keep: Keep, tell: Tell, folder: ImageFolder, numbers: Sequence[int], size: int, seconds: float
-) -> Stages:
+    state: ProcessState,
+    send: Send,
+    folder: ImageFolder,
+    numbers: Sequence[int],
+    size: int,
+    seconds: float,
+) -> StageCosts:
     """Time the stages of images, in a process of a pool.
 
     Args:
-        keep, tell: of the pool.
+        state, send: of the pool.
         folder: the images, with the transform.
         numbers: sample numbers of images that can be decoded.
         size: of the row, in pixels.
-        seconds: how long it may take, about; at least a few images are measured.
+        seconds: approximate time limit; at least a few images are measured.
     """
     decoder = Decoder()
     row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
     spans: list[list[float]] = []
     end = time.monotonic() + seconds
     for sample in numbers:
-        if len(spans) >= _LEAST_IMAGES and time.monotonic() > end:
+        if len(spans) >= _MIN_IMAGES and time.monotonic() > end:
             break
         item = Item(sample, size, mix(sample), 1.0)
-        runs = [_one(folder, item, row, decoder) for _ in range(_REPEATS)]
+        runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
         spans.append([min(times) for times in zip(*runs, strict=True)])
     read_ms, resize_ms, load_ms = (mean(times) for times in zip(*spans, strict=True))
-    cold_ms, why_not = _cold(folder, numbers[: len(spans)])
-    return Stages(
+    cold_ms, why_not = _read_cold_ms(folder, numbers[: len(spans)])
+    return StageCosts(
         images=len(spans),
         read_ms=read_ms,
         read_cold_ms=cold_ms,
@@ -97,10 +102,10 @@ def measure_stages(
     )
 
 
-def _one(
+def _time_stages(
     folder: ImageFolder, item: Item, row: tuple[np.ndarray[Any, Any], ...], decoder: Decoder
 ) -> tuple[float, float, float]:
-    """Milliseconds to read one image, to resize it, and to do everything."""
+    """Milliseconds to read one image, to resize it, and for everything."""
     start = time.perf_counter()
     data = read_file(folder.files.path(item.sample))
     was_read = time.perf_counter()
@@ -115,19 +120,19 @@ def _one(
     return (was_read - start) * 1e3, (resized - decoded) * 1e3, (loaded - resized) * 1e3
 
 
-def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
-    """Milliseconds to read a file from the disk, or None and why that is not known."""
+def _read_cold_ms(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
+    """Milliseconds to read a file from the disk, or None and the reason it is unknown."""
     if not page_cache.can_drop():
-        return None, f"{sys.platform} has no way to drop files from memory"
+        return None, f"{sys.platform} cannot drop files from memory"
     if len(numbers) < 2:
-        return None, "it takes two images"
+        return None, "at least two images are needed"
     paths = [folder.files.path(sample) for sample in numbers]
-    # Looking whether a file is in memory starts to fetch it: those looked at are not timed.
+    # Checking if a file is in memory starts to fetch it: the checked files are not timed.
     probes = min(_PROBES, len(paths) // 2)
     for path in paths[:probes]:
         _drop(path)
         if _stays_in_memory(path):
-            return None, "the files stay in memory: a RAM disk, or in use elsewhere"
+            return None, "the files stay in memory (a RAM disk, or in use by another program)"
     timed = paths[probes:]
     for path in timed:
         _drop(path)
@@ -140,11 +145,11 @@ def _cold(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, st
 def _drop(path: bytes) -> None:
     with open(path, "rb") as file:
         with contextlib.suppress(OSError):
-            os.fsync(file)  # what is not yet on the disk is not dropped
+            os.fsync(file)  # data not yet on the disk is not dropped
         page_cache.drop(file.fileno())
 
 
 def _stays_in_memory(path: bytes) -> bool:
-    """Whether the file's beginning cannot be dropped, or that cannot be told."""
+    """Return True if the file's beginning cannot be dropped, or if that is unknown."""
     with open(path, "rb") as file:
         return page_cache.stays_in_memory(file.fileno()) is not False

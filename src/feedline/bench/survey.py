@@ -1,30 +1,35 @@
-"""A first look at the images: which can be decoded, and how large they are.
+"""Survey of the images: sizes, files that cannot be decoded, and an endless source of them.
 
-It also brings the files into memory, so that what follows measures the loader and not the disk.
+The survey also brings the files into memory, so that the loader is measured and not the disk.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from feedline.bench.pool import Keep, Pool, Tell
+import numpy as np
+
+from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
+from feedline.plan.row import Field, Item
 from feedline.stores.read_file import read_file
 
-__all__ = ["Survey", "survey"]
-
-_LEAST_IMAGES = 32  # by each process, however slow they are
+__all__ = ["ImageSample", "Survey", "SurveyedImage", "survey_images"]
 
 
-class Look(NamedTuple):
-    """What was found at a sample number; `problem` is "" for an image that can be decoded."""
+_MIN_IMAGES = 32  # by each process, however slow they are
+
+
+class SurveyedImage(NamedTuple):
+    """Size of an image; `problem` is "" if it can be decoded."""
 
     sample: int
     file_bytes: int
@@ -35,75 +40,75 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """What a look at some images found.
+    """Sizes of some images.
 
     Args:
-        looks: the images that can be decoded, by sample number, at least one.
-        skipped: (path, reason) of those that cannot.
+        images: the images that can be decoded, by sample number, at least one.
+        skipped: (path, reason) of the others.
     """
 
-    looks: list[Look]
+    images: list[SurveyedImage]
     skipped: list[tuple[str, str]]
 
     @property
     def numbers(self) -> list[int]:
-        """The sample numbers of the images that can be decoded."""
-        return [look.sample for look in self.looks]
+        """Sample numbers of the images that can be decoded."""
+        return [image.sample for image in self.images]
 
     @property
     def file_bytes(self) -> float:
-        """The mean size of their files."""
-        return mean(look.file_bytes for look in self.looks)
+        """Mean file size."""
+        return mean(image.file_bytes for image in self.images)
 
     @property
     def median_px(self) -> tuple[int, int]:
-        """The median height and the median width."""
+        """Median height and median width."""
         return (
-            round(median(look.height_px for look in self.looks)),
-            round(median(look.width_px for look in self.looks)),
+            round(median(image.height_px for image in self.images)),
+            round(median(image.width_px for image in self.images)),
         )
 
-    def smaller_than(self, side_px: int) -> int:
-        """How many have a side shorter than this."""
-        return sum(min(look.height_px, look.width_px) < side_px for look in self.looks)
+    def count_smaller(self, side_px: int) -> int:
+        """Number of images with a side shorter than this."""
+        return sum(min(image.height_px, image.width_px) < side_px for image in self.images)
 
 
-def survey(
-    pool: Pool, folder: ImageFolder, *, seconds: float, advance: Callable[[int], None]
+def survey_images(
+    pool: ProcessPool, folder: ImageFolder, *, seconds: float, advance: Callable[[int], None]
 ) -> Survey:
-    """Read and decode a folder's images once, until all were looked at or the time is over.
+    """Read and decode a folder's images once, until the end of the folder or of the time.
 
     Args:
-        pool: does it, all processes at once.
-        folder: the images; the first ones are looked at first.
-        seconds: after this no further image is begun, except the first few.
-        advance: called with how many were looked at.
+        pool: its processes share the work.
+        folder: the images, surveyed in their order.
+        seconds: time limit; the first few images are surveyed in any case.
+        advance: called with the number of surveyed images.
 
     Raises:
-        DatasetError: not one of them can be decoded.
+        DatasetError: none of them can be decoded.
     """
     share, done = len(pool), itertools.count(1)
     jobs = [(folder, range(k, len(folder), share), seconds) for k in range(share)]
-    made = pool.each(_look, jobs, lambda _: advance(next(done)))
-    looked = sorted(itertools.chain.from_iterable(made))
-    skipped = [(folder.name(look.sample), look.problem) for look in looked if look.problem]
-    if len(skipped) == len(looked):
+    parts = pool.each(_survey_part, jobs, lambda _: advance(next(done)))
+    images = sorted(itertools.chain.from_iterable(parts))
+    skipped = [(folder.name(image.sample), image.problem) for image in images if image.problem]
+    if len(skipped) == len(images):
         name, problem = skipped[0]
         raise DatasetError(
-            f"{folder.root}: not one of {len(looked)} images that were tried can be decoded; the "
-            f"first: {name}: {problem}. Look whether the images were downloaded and unpacked whole"
+            f"{folder.root}: none of {len(images)} images tried can be decoded. First error: "
+            f"{name}: {problem}. Check that the images were downloaded and unpacked completely"
         )
-    return Survey(looks=[look for look in looked if not look.problem], skipped=skipped)
+    return Survey(images=[image for image in images if not image.problem], skipped=skipped)
 
 
-def _look(
-    keep: Keep, tell: Tell, folder: ImageFolder, numbers: Sequence[int], seconds: float
-) -> list[Look]:
+def _survey_part(
+    state: ProcessState, send: Send, folder: ImageFolder, numbers: Sequence[int], seconds: float
+) -> list[SurveyedImage]:
     decoder = Decoder()
-    looks: list[Look] = []
+    images: list[SurveyedImage] = []
     end = time.monotonic() + seconds
     for sample in numbers:
-        if len(looks) >= _LEAST_IMAGES and time.monotonic() > end:
+        if len(images) >= _MIN_IMAGES and time.monotonic() > end:
             break
         size = height = width = 0
         problem = ""
@@ -114,6 +119,46 @@ def _look(
             decoder.read()
         except ImageError as error:
             problem = str(error)
-        looks.append(Look(sample, size, height, width, problem))
-        tell(sample)
-    return looks
+        images.append(SurveyedImage(sample, size, height, width, problem))
+        send(sample)
+    return images
+
+
+_ROWS = 1 << 20  # long enough that the end of the epoch is never measured
+
+
+class ImageSample:
+    """Some images of a folder, repeated in a given order. A `Source`; can be pickled.
+
+    Args:
+        folder: the images.
+        numbers: sample numbers in the folder, at least one.
+    """
+
+    def __init__(self, folder: ImageFolder, numbers: Sequence[int]) -> None:
+        self.folder = folder
+        self.numbers = list(numbers)
+
+    def __len__(self) -> int:
+        return max(_ROWS, len(self.numbers))
+
+    def _number(self, sample: int) -> int:
+        return self.numbers[sample % len(self.numbers)]
+
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """Arrays of a row at this image size, in pixels."""
+        return self.folder.fields(image_size)
+
+    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
+        """Fill one row as the folder does."""
+        self.folder.load(item._replace(sample=self._number(item.sample)), row)
+
+    def name(self, sample: int) -> str:
+        """Path of a sample's file, for messages."""
+        return self.folder.name(self._number(sample))
+
+    def fingerprint(self) -> str:
+        """Short hash of the folder and the sample numbers."""
+        digest = hashlib.blake2b(self.folder.fingerprint().encode(), digest_size=8)
+        digest.update(np.asarray(self.numbers, "<i8").tobytes())
+        return digest.hexdigest()

@@ -1,42 +1,47 @@
-"""A benchmark's result as text, at most 100 columns wide."""
+"""Benchmark results as text, at most 100 columns wide: rates, bottleneck, notes.
+
+Guarantees: pure; every number in it was measured in the same run.
+"""
 
 from __future__ import annotations
 
-from feedline.bench.result import Result, Row
-from feedline.bench.text_table import aligned, wrapped
-from feedline.bench.verdict import kilobytes, notes, verdict
+import textwrap
+from collections.abc import Sequence
 
-__all__ = ["table"]
+from feedline.bench.result import BenchmarkResult, BenchmarkRow, Spread
 
-_NAMED = 3
+__all__ = ["aligned", "kilobytes", "notes", "table", "verdict", "wrapped"]
+
+
+_SKIPPED_SHOWN = 3
 _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU s/1000")
 
 
-def table(result: Result) -> str:
-    """The table of rates, the split of one image's cost, the verdict and what was left out."""
+def table(result: BenchmarkResult) -> str:
+    """Format the rates, the cost of one image, the bottleneck and the left-out measurements."""
     rates = aligned([_HEADS, *(_cells(row, result) for row in result.rows)])
-    said = wrapped(" ".join(verdict(result)))
-    parts = [_headline(result), "", *rates, "", *_costs(result), "", *said, *_remarks(result)]
+    summary = wrapped(" ".join(verdict(result)))
+    parts = [_headline(result), "", *rates, "", *_costs(result), "", *summary, *_remarks(result)]
     return "\n".join(parts)
 
 
-def _headline(result: Result) -> str:
+def _headline(result: BenchmarkResult) -> str:
     survey, settings = result.survey, result.settings
     height, width = survey.median_px
-    how_many = f"{result.images} images"
-    if len(survey.looks) < result.images:
-        how_many = f"{len(survey.looks)} of {result.images} images"
+    images = f"{result.images} images"
+    if len(survey.images) < result.images:
+        images = f"{len(survey.images)} of {result.images} images"
     count = result.workers
     workers = "no workers" if count == 0 else f"{count} worker{'s' * (count != 1)}"
     cores = result.machine["cores_usable"]
     return (
-        f"{how_many}, {kilobytes(survey.file_bytes)}, {width}x{height} px, to {settings.size_px} "
+        f"{images}, {kilobytes(survey.file_bytes)}, {width}x{height} px, to {settings.size_px} "
         f"px in batches of {settings.batch_size}; {workers}, {cores} core{'s' * (cores != 1)} "
         "usable"
     )
 
 
-def _cells(row: Row, result: Result) -> tuple[str, ...]:
+def _cells(row: BenchmarkRow, result: BenchmarkResult) -> tuple[str, ...]:
     rate = row.images_per_s
     return (
         row.name,
@@ -49,26 +54,154 @@ def _cells(row: Row, result: Result) -> tuple[str, ...]:
     )
 
 
-def _costs(result: Result) -> list[str]:
+def _costs(result: BenchmarkResult) -> list[str]:
     stages = result.stages
     cold = "" if stages.read_cold_ms is None else f" (from the disk {stages.read_cold_ms:.2f})"
     lines = [
         f"one image in one process: read {stages.read_ms:.2f}{cold} "
         f"+ decode {stages.decode_ms:.2f} + crop and resize {stages.resize_ms:.2f} ms"
     ]
-    said = [
+    ratios = [
         f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f}) on {files}"
-        for files, spread in result.kept.items()
+        for files, spread in result.loader_to_bare.items()
     ]
-    if said:
-        lines.append(f"feedline / bare processes: {', '.join(said)}")
+    if ratios:
+        lines.append(f"feedline / bare processes: {', '.join(ratios)}")
     return lines
 
 
-def _remarks(result: Result) -> list[str]:
-    said = [f"{each.what} left out: {each.reason}" for each in result.left_out]
-    lines = [line for each in [*said, *notes(result)] for line in wrapped(each, indent="  ")]
+def _remarks(result: BenchmarkResult) -> list[str]:
+    left_out = [f"{each.what} left out: {each.reason}" for each in result.left_out]
+    lines = [line for each in [*left_out, *notes(result)] for line in wrapped(each, indent="  ")]
     if result.skipped:
-        lines.append(f"unreadable images skipped: {len(result.skipped)}, such as")
-        lines += [f"  {path}: {reason}" for path, reason in result.skipped[:_NAMED]]
+        lines.append(f"unreadable images skipped: {len(result.skipped)}, for example")
+        lines += [f"  {path}: {reason}" for path, reason in result.skipped[:_SKIPPED_SHOWN]]
     return ["", *lines] if lines else []
+
+
+_WIDTH = 100
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, its first column aligned left and the others right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Lines of a paragraph; those after the first are indented."""
+    return textwrap.wrap(
+        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+_MIN_GAIN = 1.1
+_NOISY = 0.3
+
+
+def kilobytes(size_bytes: float) -> str:
+    """Format a size with at least two digits."""
+    return f"{size_bytes / 1e3:.{0 if size_bytes >= 1e4 else 1}f} KB"
+
+
+def factor(spread: Spread) -> str:
+    """Format a ratio with its range."""
+    return f"{spread.median:.2f}x ({spread.low:.2f}-{spread.high:.2f})"
+
+
+def verdict(result: BenchmarkResult) -> list[str]:
+    """Describe the bottleneck, the effect of smaller copies, and the comparison with torch."""
+    return [_bottleneck(result), *_cold_reads(result), *_copies_gain(result), *_torch_ratio(result)]
+
+
+def _bottleneck(result: BenchmarkResult) -> str:
+    stages = result.stages
+    to_bare = result.loader_to_bare.get("originals")
+    overhead = 0.0 if to_bare is None else max(0.0, 1 - to_bare.median)
+    parts = {
+        "decoding": stages.decode_ms,
+        "reading": stages.read_ms,
+        "cropping and resizing": stages.resize_ms,
+    }
+    total = stages.total_ms
+    first, *others = sorted(parts, key=lambda name: -parts[name])
+    rest = " and ".join(f"{name} {parts[name] / total:.0%}" for name in others)
+    share = f"{parts[first] / total:.0%} of the {total:.2f} ms of an image"
+    if overhead > parts[first] / total * (1 - overhead):
+        return (
+            f"Bottleneck: handing batches over, which costs {overhead:.0%} of the rate of bare "
+            f"processes. In these, {first} takes {share}, {rest}."
+        )
+    costs = "nothing measurable"
+    if to_bare is not None and round(overhead, 2):
+        costs = f"{overhead:.0%} ({max(0.0, 1 - to_bare.high):.0%}-{1 - to_bare.low:.0%})"
+    return f"Bottleneck: {first}, {share}; {rest}. Handing batches over costs {costs}."
+
+
+def _cold_reads(result: BenchmarkResult) -> list[str]:
+    stages = result.stages
+    cold_ms = stages.read_cold_ms
+    if cold_ms is None or cold_ms <= stages.decode_ms + stages.resize_ms:
+        return []
+    return [
+        "Until the files are in memory, the bottleneck is reading them: "
+        f"{cold_ms:.2f} ms an image from the disk, {stages.read_ms:.2f} ms from memory."
+    ]
+
+
+def _copies_gain(result: BenchmarkResult) -> list[str]:
+    row, copies = result.row("feedline", "copies"), result.copies
+    if row is None or copies is None:
+        return []
+    gain = row.ratio_to(result.ours)
+    subject = f"copies with a shorter side of {copies.side_px} px"
+    sizes = f"{kilobytes(copies.file_bytes)} an image, not {kilobytes(result.survey.file_bytes)}"
+    if gain.median < _MIN_GAIN:
+        return [f"Not recommended: {subject} are {factor(gain)} as fast."]
+    return [f"Recommended: {subject} are {factor(gain)} as fast ({sizes})."]
+
+
+def _torch_ratio(result: BenchmarkResult) -> list[str]:
+    rows = [row for row in result.rows if row.loader == "torch"]
+    if not rows:
+        return []
+    ratios = " and ".join(f"{factor(result.ours.ratio_to(row))} {row.name}" for row in rows)
+    return [f"feedline's rate is {ratios}."]
+
+
+def notes(result: BenchmarkResult) -> list[str]:
+    """Remarks on the figures, without the left-out measurements."""
+    survey, settings = result.survey, result.settings
+    found: list[str] = []
+    small = survey.count_smaller(settings.size_px)
+    if small:
+        found.append(
+            f"{small} of {len(survey.images)} images have a side shorter than "
+            f"{settings.size_px} px: they are enlarged"
+        )
+    if len(survey.images) < settings.batch_size:
+        found.append(
+            f"{len(survey.images)} images are fewer than a batch of {settings.batch_size}: each "
+            "batch repeats them"
+        )
+    if result.copies is not None and result.copies.unchanged:
+        found.append(
+            f"{result.copies.unchanged} of {result.copies.images} copies are unchanged originals, "
+            "which were small enough"
+        )
+    cores = result.machine["cores_usable"]
+    if result.workers < cores:
+        found.append(f"more workers could help: {result.workers} for {cores} usable cores")
+    noise = {row.name: row.images_per_s.width for row in result.rows}
+    noisiest = max(noise, key=lambda name: noise[name])
+    if noise[noisiest] > _NOISY:
+        found.append(
+            f"rounds differ by up to {noise[noisiest]:.0%} ({noisiest}): other programs were busy, "
+            "or --seconds is too short"
+        )
+    if result.stages.read_cold_ms is None:
+        found.append(f"reading from the disk was not measured: {result.stages.cold_not_measured}")
+    return found

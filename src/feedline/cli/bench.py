@@ -48,12 +48,12 @@ def bench(
 
     Example: feedline bench demo-data --size 224 --against torch
     """
-    from feedline.bench.settings import Settings
+    from feedline.bench.options import BenchmarkOptions
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
     note_train_folder(folder, images)
-    settings = Settings(
+    settings = BenchmarkOptions(
         folder=images,
         size_px=size,
         batch_size=batch_size,
@@ -66,8 +66,7 @@ def bench(
     from rich.progress import TimeElapsedColumn
 
     from feedline.bench.run import run_benchmark  # loads torch
-    from feedline.bench.table import table
-    from feedline.bench.verdict import notes, verdict
+    from feedline.bench.table import notes, table, verdict
     from feedline.cli.bench_progress import BenchProgress
     from feedline.cli.progress import progress_bar
 

@@ -16,7 +16,7 @@ _BETWEEN_S = 0.1
 
 
 class BenchProgress:
-    """A benchmark's `Report` to a bar that does not refresh itself."""
+    """A benchmark's `ProgressListener` to a bar that does not refresh itself."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar

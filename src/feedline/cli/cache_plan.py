@@ -76,7 +76,7 @@ def plan(
     from rich.progress import TimeElapsedColumn
 
     from feedline.bench.plan_cache import plan_cache  # loads torch
-    from feedline.bench.plan_table import plan_table
+    from feedline.bench.planned_cache import plan_table
     from feedline.cache.open_source import source_splits
     from feedline.cli.bench_progress import BenchProgress
     from feedline.cli.progress import progress_bar

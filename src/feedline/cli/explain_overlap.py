@@ -60,9 +60,9 @@ def explain_overlap(
 
     from rich.progress import TimeElapsedColumn
 
+    from feedline.bench.copies import temporary_folder
+    from feedline.bench.options import BenchmarkOptions
     from feedline.bench.overlap import measure_overlap  # loads torch
-    from feedline.bench.scratch import temporary_folder
-    from feedline.bench.settings import Settings
     from feedline.cli.bench_progress import BenchProgress
     from feedline.cli.progress import progress_bar
     from feedline.images.folder import ImageFolder
@@ -74,7 +74,7 @@ def explain_overlap(
     from feedline.train.demo_set import DemoSet, write_demo_set
 
     # Checked as for `feedline bench`.
-    Settings(folder=folder or Path(), size_px=size, batch_size=batch_size, seconds=seconds)
+    BenchmarkOptions(folder=folder or Path(), size_px=size, batch_size=batch_size, seconds=seconds)
     settings = OverlapSettings(
         size_px=size,
         batch_size=batch_size,

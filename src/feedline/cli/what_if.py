@@ -141,7 +141,7 @@ def _measured(data: Any, sizes: Sequence[int], sides: set[int]) -> Mapping[Any, 
     """Rates of levels of these sides, in pixels."""
     from rich.progress import TimeElapsedColumn
 
-    from feedline.bench.level_costs import level_costs
+    from feedline.bench.level_rates import level_costs
     from feedline.cli.bench_progress import BenchProgress
     from feedline.cli.progress import progress_bar
     from feedline.system import usable_cores

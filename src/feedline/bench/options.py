@@ -1,4 +1,4 @@
-"""What a benchmark is asked to measure."""
+"""Options of a benchmark."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any, Literal
 from feedline.errors import UsageError
 from feedline.plan.schedule import MAX_SIZE_PX
 
-__all__ = ["Settings"]
+__all__ = ["BenchmarkOptions"]
 
-_MOST_ROWS = 1 << 24
-_MOST_SECONDS = 24 * 3600.0
+
+_MAX_BATCH_SIZE = 1 << 24
+_MAX_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What a benchmark is asked to measure.
+class BenchmarkOptions:
+    """Options of a benchmark, checked.
 
     Args:
-        folder: the images, one sub-folder a class.
+        folder: the images, one sub-folder per class.
         size_px: side of the batches' images.
         batch_size: images in a batch.
-        workers: "auto", or how many processes load images; 0 loads in this one.
-        against: "torch" measures torch's DataLoader with torchvision too; None does not.
-        copies: whether to measure smaller copies of the images as well.
-        seconds: how long to count images, in all.
-        seed: which images are drawn where there are more than needed, and all crops.
+        workers: "auto", or the number of processes that load images; 0 loads in this one.
+        against: "torch" also measures torch's DataLoader with torchvision; None does not.
+        copies: also measure smaller copies of the images.
+        seconds: total time of counting images.
+        seed: selects the images if there are more than needed, and all crops.
 
     Raises:
         UsageError: a value is out of range.
@@ -46,17 +47,17 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value, most in (
             ("size", self.size_px, MAX_SIZE_PX),
-            ("batch_size", self.batch_size, _MOST_ROWS),
+            ("batch_size", self.batch_size, _MAX_BATCH_SIZE),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise UsageError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
-        if not (math.isfinite(self.seconds) and 0 < self.seconds <= _MOST_SECONDS):
+        if not (math.isfinite(self.seconds) and 0 < self.seconds <= _MAX_SECONDS):
             raise UsageError(
-                f"seconds must be above 0 and at most {_MOST_SECONDS:.0f}, got {self.seconds!r}"
+                f"seconds must be above 0 and at most {_MAX_SECONDS:.0f}, got {self.seconds!r}"
             )
         if self.against not in (None, "torch"):
             raise UsageError(f"against must be 'torch' or None, got {self.against!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings, JSON-able."""
+        """Return the options, JSON-able."""
         return {**asdict(self), "folder": str(self.folder)}

@@ -1,12 +1,12 @@
 """torch's DataLoader with torchvision, in two forms.
 
-"pillow" is what most people run: torchvision.datasets.ImageFolder, Pillow, RandomResizedCrop,
-RandomHorizontalFlip, ToTensor, Normalize; float32. "uint8" is the best that torchvision can be
-tuned to here: its own decoder and transforms v2 on uint8 tensors, normalised later on the device.
-Both keep their workers over epochs; torch holds each worker to one thread.
+"pillow" is the usual pipeline: torchvision.datasets.ImageFolder, Pillow, RandomResizedCrop,
+RandomHorizontalFlip, ToTensor, Normalize; float32. "uint8" is torchvision's fastest pipeline:
+its own decoder and transforms v2 on uint8 tensors, normalised later on the device.
+Both keep their workers between epochs; torch limits each worker to one thread.
 
-Relies on: torchvision, which feedline itself does not need. `theirs` imports this file, in a
-process of its own.
+Relies on: torchvision, which feedline itself does not need. `loaders` imports this module in
+a separate process.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from torchvision.transforms import (
 )
 from torchvision.transforms.functional import pil_to_tensor
 
-from feedline.bench.sample import Sample
-from feedline.bench.settings import Settings
+from feedline.bench.options import BenchmarkOptions
+from feedline.bench.survey import ImageSample
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.engine.process import end_with_parent
 from feedline.images.crops import TrainCrop
 
-__all__ = ["PREFETCH_FACTOR", "build", "chosen"]
+__all__ = ["PREFETCH_FACTOR", "build_loader", "torchvision_folder"]
 
 PREFETCH_FACTOR = 2
 """Batches that each worker makes ahead; torch's own default."""
 
 
-class _Chosen(ImageFolder):  # type: ignore[misc]
-    """torchvision's ImageFolder of the images of a sample, over and over; it searches nothing."""
+class _RepeatedFolder(ImageFolder):  # type: ignore[misc]
+    """torchvision's ImageFolder over the images of a sample, repeated; lists no files."""
 
     def __init__(
-        self, sample: Sample, loader: Callable[[str], Any], transform: Callable[[Any], Any]
+        self, sample: ImageSample, loader: Callable[[str], Any], transform: Callable[[Any], Any]
     ) -> None:
         self._sample = sample
         super().__init__(sample.folder.root, transform=transform, loader=loader)
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        """The sample's classes; the base class asks for them when it is built."""
+        """Return the sample's classes; called by the base class's constructor."""
         return self._sample.folder.classes, self._sample.folder.class_to_idx
 
     def make_dataset(self, *_: object, **__: object) -> list[tuple[str, int]]:
-        """The sample's paths and labels; the base class asks for them when it is built."""
+        """Return the sample's paths and labels; called by the base class's constructor."""
         folder = self._sample.folder
         labels = folder.targets.tolist()
         return [(folder.path(number), labels[number]) for number in self._sample.numbers]
@@ -70,7 +70,7 @@ class _Chosen(ImageFolder):  # type: ignore[misc]
 
 
 def _decode(path: str) -> torch.Tensor:
-    """uint8 (3, H, W): torchvision's decoder, or Pillow for the formats it does not read."""
+    """Decode to uint8 (3, H, W) by torchvision, or by Pillow for formats torchvision lacks."""
     try:
         pixels: torch.Tensor = io.decode_image(io.read_file(path), mode=io.ImageReadMode.RGB)
     except RuntimeError:
@@ -78,8 +78,8 @@ def _decode(path: str) -> torch.Tensor:
     return pixels
 
 
-def chosen(form: str, sample: Sample, size: int) -> ImageFolder:
-    """torchvision's ImageFolder of a sample's images, with a form's transforms.
+def torchvision_folder(form: str, sample: ImageSample, size: int) -> ImageFolder:
+    """Return torchvision's ImageFolder of a sample's images, with the transforms of a form.
 
     Its items are (image, label): float32 or uint8 (3, size, size), and int.
     """
@@ -95,27 +95,27 @@ def chosen(form: str, sample: Sample, size: int) -> ImageFolder:
         transform = v2.Compose(
             [v2.RandomResizedCrop(size, **area, antialias=True), v2.RandomHorizontalFlip(crop.flip)]
         )
-    return _Chosen(sample, loader, transform)
+    return _RepeatedFolder(sample, loader, transform)
 
 
-def build(
-    form: str, sample: Sample, settings: Settings, workers: int, start_method: str
+def build_loader(
+    form: str, sample: ImageSample, settings: BenchmarkOptions, workers: int, start_method: str
 ) -> DataLoader[Any]:
-    """The loader of a form ("pillow" or "uint8"), over a sample in its order.
+    """Return the loader of a form ("pillow" or "uint8") over a sample in its order.
 
-    Its workers start as multiprocessing's `start_method` says; 0 workers load in this process.
+    `start_method` is multiprocessing's, for the workers; 0 workers load in this process.
     """
     return DataLoader(
-        chosen(form, sample, settings.size_px),
+        torchvision_folder(form, sample, settings.size_px),
         settings.batch_size,
         num_workers=workers,
         prefetch_factor=PREFETCH_FACTOR if workers else None,
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers else None,
-        worker_init_fn=partial(_tie, os.getpid()),
+        worker_init_fn=partial(_end_with_parent, os.getpid()),
     )
 
 
-def _tie(parent: int, _worker: int) -> None:
+def _end_with_parent(parent: int, _worker: int) -> None:
     if os.getppid() == parent:  # with "forkserver" another process is the parent
         end_with_parent(parent)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.bench.bare import Bare, bare_rows
-from feedline.bench.contestants import Entry, take_turns
-from feedline.bench.pool import Pool
+from feedline.bench.loaders import BareProcesses, Entry, TurnPlan, bare_rows, take_turns
+from feedline.bench.pool import ProcessPool
 from feedline.bench.rate import Turn
-from feedline.bench.result import LeftOut
-from feedline.bench.sample import Sample
-from feedline.bench.turns import Turns
+from feedline.bench.result import Omission
+from feedline.bench.survey import ImageSample
 from feedline.errors import WorkerError
 from feedline.images.folder import ImageFolder
 
@@ -41,7 +39,7 @@ def test_contestants_take_turns_round_by_round() -> None:
         Entry(Steady("a", log), "feedline", "originals"),
         Entry(Steady("b", log), "bare", "originals"),
     ]
-    rows = take_turns(entries, Turns(3, 2.0), [], lambda done, what: heard.append((done, what)))
+    rows = take_turns(entries, TurnPlan(3, 2.0), [], lambda done, what: heard.append((done, what)))
     assert log == ["a", "b"] * 3
     assert heard[0] == (0, "round 1 of 3: a")
     assert heard[-1] == (5, "round 3 of 3: b")
@@ -56,18 +54,18 @@ def test_contestants_take_turns_round_by_round() -> None:
 @pytest.mark.parametrize("error", [WorkerError, OSError])
 def test_torch_may_break_and_is_left_out_but_nobody_else_may(error: type[Exception]) -> None:
     log: list[str] = []
-    left_out: list[LeftOut] = []
+    left_out: list[Omission] = []
     ours = Entry(Steady("a", log), "feedline", "originals")
     theirs = Entry(Steady("b", log, breaks_at=2, error=error), "torch", "originals")
-    rows = take_turns([ours, theirs], Turns(4, 1.0), left_out, lambda done, what: None)
+    rows = take_turns([ours, theirs], TurnPlan(4, 1.0), left_out, lambda done, what: None)
     assert [row.name for row in rows] == ["a"]
     assert log == ["a", "b", "a", "b", "a", "a"]
-    assert left_out == [LeftOut("b", "b broke")]
+    assert left_out == [Omission("b", "b broke")]
 
     with pytest.raises(error, match="c broke"):
         take_turns(
             [Entry(Steady("c", [], breaks_at=1, error=error), "bare", "originals")],
-            Turns(1, 1.0),
+            TurnPlan(1, 1.0),
             [],
             lambda done, what: None,
         )
@@ -82,8 +80,8 @@ def test_bare_processes_write_as_much_memory_as_the_loader(
     assert bare_rows(batch_size, slots, processes) == rows
 
 
-def test_bare_processes_make_rows(folder: ImageFolder, image_pool: Pool) -> None:
-    bare = Bare(image_pool, Sample(folder, [0, 1, 2]), name="bare", size=32, rows=4)
+def test_bare_processes_make_rows(folder: ImageFolder, image_pool: ProcessPool) -> None:
+    bare = BareProcesses(image_pool, ImageSample(folder, [0, 1, 2]), name="bare", size=32, rows=4)
     turn = bare.turn(0.01)
     assert turn.images >= 1
     assert turn.seconds >= 0.01
@@ -93,14 +91,14 @@ def test_bare_processes_make_rows(folder: ImageFolder, image_pool: Pool) -> None
 def test_torchs_forms_give_the_sample_as_torchvision_does(folder: ImageFolder) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision")
-    from feedline.bench.against import chosen
-    from feedline.bench.theirs import FORMS
+    from feedline.bench.loaders import FORMS
+    from feedline.bench.torch_loaders import torchvision_folder
 
-    sample = Sample(folder, [13, 2])
+    sample = ImageSample(folder, [13, 2])
     dtypes = {"pillow": torch.float32, "uint8": torch.uint8}
     assert FORMS.keys() == dtypes.keys()
     for form, dtype in dtypes.items():
-        dataset = chosen(form, sample, 48)
+        dataset = torchvision_folder(form, sample, 48)
         assert len(dataset) == len(sample)
         assert [dataset[k][1] for k in range(4)] == [1, 0, 1, 0]
         image, _ = dataset[3]
