@@ -9,7 +9,7 @@ SGD with momentum). It began with 512 images and went down to 384, 256, 192, 128
 until a training ran, so of each model is known which batch ran and which did not.
 
 python benchmarks/batch_sizes.py            measure, into results/batch_sizes.json: ten minutes
-python benchmarks/batch_sizes.py --write    from there into docs/SETTINGS.md
+python benchmarks/batch_sizes.py --print    show these as Markdown
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from typing import Any
 __all__ = ["paragraph", "table"]
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "SETTINGS.md"
 RESULTS = ROOT / "benchmarks" / "results" / "batch_sizes.json"
-BEGIN = "<!-- benchmarks/batch_sizes.py --write -->"
-END = "<!-- end of batch_sizes.py -->"
 
 MODELS = {
     "resnet18": "ResNet-18",
@@ -246,20 +243,12 @@ def paragraph(found: dict[str, Any]) -> str:
     )
 
 
-def write(found: dict[str, Any]) -> None:
-    """Put both between the marks."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{PAGE}: there is no {BEGIN} ... {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{paragraph(found)}\n\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into docs/SETTINGS.md")
-    if parser.parse_args().write:
-        write(json.loads(RESULTS.read_text()))
+    parser.add_argument("--print", action="store_true", help="the results, as Markdown")
+    if parser.parse_args().print:
+        found = json.loads(RESULTS.read_text())
+        print(f"{table(found)}\n\n{paragraph(found)}")
     else:
         RESULTS.write_text(json.dumps(measure(), indent=1) + "\n")
 

@@ -1,7 +1,7 @@
 """The recipes that `recipes.py` measures: as published for torch's DataLoader, and for feedline's.
 
 Guarantees: where `ours` is None both loaders are given the very same object; else what differs is
-what docs/RECIPES.md tells a user to change, and the batches hold the same kind of tensors.
+what the documentation tells a user to change, and the batches hold the same kind of tensors.
 """
 
 from __future__ import annotations

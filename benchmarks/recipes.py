@@ -1,7 +1,6 @@
 """Published recipes under torch's DataLoader and under feedline's: images per second.
 
     python benchmarks/recipes.py FOLDER [--only NAME] [--rounds N] [--json FILE]
-    python benchmarks/recipes.py --write    from results/recipes.json into docs/RECIPES.md
 
 FOLDER/CLASS/*.jpg. `recipe_list.py` has the recipes: most are one dataset object with torchvision's
 or timm's own transforms, given to both loaders, 2 workers, batches of 32, shuffled; of the others
@@ -20,7 +19,6 @@ Caveats: the training process only takes batches; other images have other ratios
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import statistics
@@ -43,11 +41,6 @@ from feedline.recognition.compiled import Compiled
 from feedline.recognition.pair import Pair
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "RECIPES.md"
-RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
-BEGIN = "<!-- benchmarks/recipes.py --write -->"
-END = "<!-- end of recipes.py -->"
 HEADERS = ["recipe", "torch", "feedline", "ratio (range)", "fused", "runs as it is"]
 HEADERS += ["pixel difference", "others"]
 STEP = re.compile(r"(?:^|, |: )((?:target_transform|[A-Z]\w+)(?=\(| ))")
@@ -176,36 +169,14 @@ def in_markdown(rows: list[Row]) -> str:
     return table([in_words(row) for row in rows], HEADERS, markdown=True)
 
 
-def write(found: dict[str, Any]) -> None:
-    """Put the table between its marks."""
-    rows = []
-    for saved in found["rows"]:
-        if "fused" not in saved:
-            raise SystemExit(f"{RESULTS} was written by an earlier recipes.py: measure anew")
-        rows.append(Row(**{name: value for name, value in saved.items() if name != "ratios"}))
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{PAGE}: there is no {BEGIN} ... {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{in_markdown(rows)}\n\n{END}{after}")
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, nargs="?", help="of photographs, a folder for each class"
-    )
+    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
     parser.add_argument("--only", default="", help="recipes that have this in their names")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each loader")
     parser.add_argument("--json", type=Path, help="a file for all figures")
-    parser.add_argument("--write", action="store_true", help="the results into docs/RECIPES.md")
     options = parser.parse_args()
-    if options.write:
-        write(json.loads(RESULTS.read_text()))
-        return
-    if options.folder is None:
-        parser.error("FOLDER, or --write, is wanted")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     random.seed(0)

@@ -20,33 +20,16 @@ LOADERS = (
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
-def test_the_tables_of_peers_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_peers_is_the_one_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     versus_table = importlib.import_module("versus_table")
     found = json.loads(RESULTS.read_text())
     try:
-        some = versus_table.summary(found, IN_README, LOADERS)
-        all_of_them = versus_table.summary(found)
+        table = versus_table.summary(found, IN_README, LOADERS)
     finally:
         for name in ("versus_table", "report"):
             sys.modules.pop(name, None)
-    assert some in (ROOT / "README.md").read_text()
-    assert all_of_them in (ROOT / "docs" / "BENCHMARKS.md").read_text()
-
-
-@pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
-def test_the_figures_of_caches_are_those_that_were_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    cache_figures = importlib.import_module("cache_figures")
-    try:
-        rows, table = cache_figures.rows(), cache_figures.table()
-    finally:
-        for name in ("cache_figures", "caches_table", "report"):
-            sys.modules.pop(name, None)
-    assert rows in (ROOT / "docs" / "BENCHMARKS.md").read_text()
-    assert table in (ROOT / "docs" / "CACHE.md").read_text()
+    assert table in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="tests run apart from the repository")
@@ -54,7 +37,7 @@ def test_every_range_that_the_readme_quotes_is_in_a_page_of_benchmarks() -> None
     text = (ROOT / "README.md").read_text()
     quoted = re.findall(r"\d+\.\d+ \(\d+\.\d+-\d+\.\d+\)", text)
     assert len(quoted) >= 3
-    page = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "measurements.md").read_text()
     assert [each for each in quoted if each not in page] == []
 
 

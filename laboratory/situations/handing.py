@@ -21,7 +21,7 @@ def listed(samples: Any) -> Any:
 
 @situation("collate", "torch")
 def slow_collate(fixed: bool) -> Outcome:
-    """A collate_fn makes lists of numbers; fix: torch's own."""
+    """collate_fn builds lists of numbers; fix: torch's default."""
     data = Computed(4000 if fixed else 2000, 0.3, (3, 48, 48))
     loader = DataLoader(data, 16, num_workers=CORES, collate_fn=None if fixed else listed)
     return train(loader, paced(6))
@@ -52,7 +52,7 @@ def stacked(samples: Any) -> Any:
 
 @situation("hand-over", "torch")
 def many_small_tensors(fixed: bool) -> Outcome:
-    """A batch of 96 tensors, each with a file of its own; fix: of one tensor."""
+    """Batches of 96 tensors; fix: one tensor."""
     data = _Boxes(6)
     loader = DataLoader(data, 16, num_workers=CORES, collate_fn=stacked if fixed else unstacked)
     return train(loader, paced(5))
@@ -60,7 +60,7 @@ def many_small_tensors(fixed: bool) -> Outcome:
 
 @situation("float-copy", "torch")
 def floats(fixed: bool) -> Outcome:
-    """Images become normalised floats in the workers; fix: pixels, normalised on the device."""
+    """Workers normalise to floats; fix: uint8, normalised on the device."""
     steps = [transforms.ToPILImage(), transforms.RandomHorizontalFlip()]
     if fixed:
         steps.append(transforms.PILToTensor())
@@ -73,7 +73,7 @@ def floats(fixed: bool) -> Outcome:
 
 @situation("shallow-prefetch", "torch")
 def one_batch_ahead(fixed: bool) -> Outcome:
-    """The step writes a log every fifth time, and one batch is ahead; fix: many are."""
+    """Every fifth step writes a log, one batch ahead; fix: more batches ahead."""
     number = 0
 
     def step(batch: Any) -> None:
@@ -99,7 +99,7 @@ def two_samples_a_batch(fixed: bool) -> Outcome:
 
 @situation("small-batch", "torch", predicts=False)
 def one_sample_a_batch(fixed: bool) -> Outcome:
-    """Batches of one, and a step of a tenth of a millisecond."""
+    """Batches of one sample, steps of 0.1 ms."""
     data = TensorDataset(torch.zeros(8000, 64), torch.zeros(8000))
     return train(DataLoader(data, 1, num_workers=1), lambda batch: None)
 
@@ -125,7 +125,7 @@ def _may_mount() -> bool:
 
 @situation("shared-memory", "torch", predicts=False, needs=_may_mount)
 def little_shared_memory(fixed: bool) -> Outcome:
-    """/dev/shm has room for one batch more than the workers have ready."""
+    """/dev/shm holds one batch more than the workers have ready."""
     megabytes = 5
     batch_bytes = megabytes << 20
     _shared_memory_of(int(megabytes * (2 * CORES + 2.2)))

@@ -15,7 +15,7 @@ from situation import CORES, Outcome, paced, situation, train
 
 @situation("healthy", "torch")
 def photographs(fixed: bool) -> Outcome:
-    """Photographs, workers on all cores, a step that takes its time."""
+    """Photographs, a worker per core, a long step."""
     data = Repeated(folder(images.small(), usual(96)), 16 * 100)
     return train(DataLoader(data, 16, num_workers=CORES), paced(45))
 
@@ -29,14 +29,14 @@ def long_epochs(fixed: bool) -> Outcome:
 
 @situation("healthy", "torch")
 def in_memory(fixed: bool) -> Outcome:
-    """Tensors in memory without workers, beside which the step is long."""
+    """Tensors in memory, no workers, a long step."""
     data = TensorDataset(torch.zeros(6400, 3, 32, 32), torch.zeros(6400))
     return train(DataLoader(data, 64, num_workers=0), paced(40))
 
 
 @situation("healthy", "feedline")
 def progressive(fixed: bool) -> Outcome:
-    """feedline's own folder through three sizes."""
+    """feedline.ImageFolder at three sizes."""
     data = feedline.ImageFolder(str(images.photos()))
     loader = feedline.DataLoader(data, 16, schedule="64x1,96x2,128x2", num_workers=CORES)
     return train(loader, paced(45), epochs=5)
@@ -44,7 +44,7 @@ def progressive(fixed: bool) -> Outcome:
 
 @situation("healthy", "feedline")
 def pixels(fixed: bool) -> Outcome:
-    """A dataset of a user's own over feedline.DataLoader."""
+    """A user-defined dataset."""
 
     def shown(pixels: Any) -> Any:
         return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -55,7 +55,7 @@ def pixels(fixed: bool) -> Outcome:
 
 @situation("healthy", "torch")
 def computing_on_cores(fixed: bool) -> Outcome:
-    """The step computes on the CPU, and one worker has a core of its own beside it."""
+    """The step computes on the CPU, one worker on another core."""
     torch.set_num_threads(max(1, CORES - 1))
     layer = torch.nn.Conv2d(3, 48, 5)
 

@@ -24,7 +24,7 @@ def _several() -> bool:
 
 @situation("cpu-quota", "torch", needs=_several)
 def one_core(fixed: bool) -> Outcome:
-    """The process may run on one core, with a worker for each of the machine's; fix: on all."""
+    """Affinity to one core, a worker per core of the machine; fix: all cores."""
     if not fixed:
         _pinned()
     data = Computed(16 * (300 if fixed else 150), 2.0)
@@ -33,7 +33,7 @@ def one_core(fixed: bool) -> Outcome:
 
 @situation("cpu-quota", "feedline", needs=_several)
 def one_core_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader, with a batch system that allots one core."""
+    """One core allotted by a batch system; fix: all cores."""
     if not fixed:
         _pinned()
         os.environ["SLURM_CPUS_PER_TASK"] = "1"
@@ -57,7 +57,7 @@ def _threads(worker: int) -> None:
 
 @situation("noisy-threads", "torch", predicts=False)
 def threads_in_workers(fixed: bool) -> Outcome:
-    """Each worker computes with four threads a core; fix: with one."""
+    """Four threads per core in each worker; fix: one."""
     data = Arrays(1200, 256, _Convolved())
     loader = DataLoader(data, 16, num_workers=CORES, worker_init_fn=None if fixed else _threads)
     return train(loader, paced(5))
@@ -65,7 +65,7 @@ def threads_in_workers(fixed: bool) -> Outcome:
 
 @situation("noisy-threads", "torch", predicts=False)
 def threads_in_the_trainer(fixed: bool) -> Outcome:
-    """The step computes with eight threads a core beside workers; fix: with one a core."""
+    """Eight threads per core in the trainer; fix: one per core."""
     torch.set_num_threads(CORES if fixed else 8 * CORES)
     layer = torch.nn.Conv2d(3, 32, 5)
 
@@ -83,7 +83,7 @@ def _others() -> None:
 
 @situation("busy-machine", "torch")
 def programs_of_others(fixed: bool) -> Outcome:
-    """Three programs for each core compute beside; fix: they do not."""
+    """Three other programs per core; fix: none."""
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=_others, daemon=True) for _ in range(3 * CORES)]
     if not fixed:

@@ -18,7 +18,7 @@ from situation import CORES, Outcome, paced, situation, train
 
 @situation("decode-bound", "torch")
 def large_images(fixed: bool) -> Outcome:
-    """JPEGs of 1600 x 1200 px for rows of 128 px; fix: copies of 128 px."""
+    """JPEGs of 1600 x 1200 px for images of 128 px; fix: copies of 128 px."""
     data = folder(images.small() if fixed else images.large(), usual(128))
     return train(
         DataLoader(Repeated(data, 2000 if fixed else 640), 16, num_workers=CORES), paced(20)
@@ -27,7 +27,7 @@ def large_images(fixed: bool) -> Outcome:
 
 @situation("decode-bound", "feedline", predicts=False)
 def large_images_of_feedline(fixed: bool) -> Outcome:
-    """The same from feedline's own folder."""
+    """The same files in feedline.ImageFolder."""
     data = feedline.ImageFolder(str(images.large()))
     loader = feedline.DataLoader(data, 16, image_size=128, seed=0, num_workers=CORES)
     return train(loader, paced(5), epochs=12)
@@ -41,7 +41,7 @@ def opened(path: str) -> Image.Image:
 
 @situation("uncompiled-transform", "feedline", predicts=False)
 def loader_of_ones_own(fixed: bool) -> Outcome:
-    """A loader of a user's own reads the files under a schedule; fix: torchvision's."""
+    """A user-defined loader reads the files; fix: torchvision's."""
     data = folder(images.large(), feedline.per_size(usual))
     if not fixed:
         data.loader = opened
@@ -60,7 +60,7 @@ class Sharpened:
 
 @situation("slow-transform", "torch")
 def heavy_step(fixed: bool) -> Outcome:
-    """A filter of a user's own takes most of the time; fix: without it."""
+    """A slow user-defined filter; fix: without it."""
     more = () if fixed else (Sharpened(),)
     data = folder(images.photos(), usual(112, *more))
     length = 2400 if fixed else 900
@@ -69,7 +69,7 @@ def heavy_step(fixed: bool) -> Outcome:
 
 @situation("slow-transform", "feedline")
 def heavy_step_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader, which runs the user's step behind its own."""
+    """A slow user-defined filter after a compiled crop; fix: without it."""
     more = () if fixed else (Sharpened(),)
     data = folder(images.photos(), usual(112, *more))
     loader = feedline.DataLoader(data, 24, num_workers=CORES, seed=0)
@@ -78,7 +78,7 @@ def heavy_step_of_feedline(fixed: bool) -> Outcome:
 
 @situation("slow-transform", "torch")
 def heavy_blur(fixed: bool) -> Outcome:
-    """GaussianBlur with a large kernel on the CPU; fix: without it."""
+    """GaussianBlur with a large kernel; fix: without it."""
     steps = [transforms.ToPILImage(), transforms.RandomHorizontalFlip()]
     if not fixed:
         steps.append(transforms.GaussianBlur(31))
@@ -89,14 +89,14 @@ def heavy_blur(fixed: bool) -> Outcome:
 
 @situation("slow-samples", "torch")
 def one_in_a_hundred(fixed: bool) -> Outcome:
-    """One sample in a hundred takes 150 times as long as the others; fix: it does not."""
+    """One sample in 100 takes 150 times as long; fix: none does."""
     data = Computed(4000, 1.0, slow_every=0 if fixed else 100, slow_ms=150.0)
     return train(DataLoader(data, 16, num_workers=CORES), paced(10))
 
 
 @situation("slow-samples", "feedline")
 def one_in_a_hundred_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader."""
+    """The same."""
     data = Computed(4000, 1.0, slow_every=0 if fixed else 100, slow_ms=150.0)
     return train(feedline.DataLoader(data, 16, num_workers=CORES), paced(10))
 
@@ -124,7 +124,7 @@ def mixup_in_workers(fixed: bool) -> Outcome:
 
 @situation("cpu-mix", "torch")
 def augmented_in_workers(fixed: bool) -> Outcome:
-    """Several steps that change colours; fix: on the device."""
+    """Several colour transforms; fix: on the device."""
     more = (
         transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
         transforms.RandomRotation(20),

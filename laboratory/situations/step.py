@@ -14,19 +14,19 @@ from situation import CORES, Outcome, paced, situation, train
 
 @situation("compute-bound", "torch")
 def long_steps(fixed: bool) -> Outcome:
-    """Steps of 50 ms, and batches that take 8 ms."""
+    """Steps of 50 ms, batches of 8 ms."""
     return train(DataLoader(Computed(16 * 100, 0.5), 16, num_workers=CORES), paced(50))
 
 
 @situation("compute-bound", "feedline")
 def long_steps_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader."""
+    """The same."""
     return train(feedline.DataLoader(Computed(16 * 100, 0.5), 16, num_workers=CORES), paced(50))
 
 
 @situation("new-shape", "torch")
 def tuned_for_each_size(fixed: bool) -> Outcome:
-    """The first steps at a size look for the best kernels; fix: later sizes were met before."""
+    """Slow first steps at each size; fix: shapes run before."""
     seen: dict[tuple[int, ...], int] = {}
     sizes = [32, 48, 64, 80]
     if fixed:
@@ -46,13 +46,13 @@ def tuned_for_each_size(fixed: bool) -> Outcome:
 
 @situation("inconclusive", "torch", predicts=False)
 def broken_off(fixed: bool) -> Outcome:
-    """The loop breaks off after five batches."""
+    """The loop stops after five batches."""
     return train(DataLoader(Computed(16 * 100, 1.0), 16), paced(5), at_most=5)
 
 
 @situation("inconclusive", "torch", predicts=False)
 def empty(fixed: bool) -> Outcome:
-    """drop_last leaves nothing."""
+    """drop_last leaves no batch."""
     return train(DataLoader(Computed(10, 1.0), 16, drop_last=True), paced(5))
 
 
@@ -63,7 +63,7 @@ class _Raising(Computed):
 
 @situation("inconclusive", "torch", predicts=False)
 def raising(fixed: bool) -> Outcome:
-    """The dataset raises."""
+    """The dataset raises an exception."""
     watched = feedline.watch(DataLoader(_Raising(100, 1.0), 16))
     try:
         for _ in watched:

@@ -21,7 +21,7 @@ _FILE_BYTES = 4 << 20
 
 @situation("slow-storage", "torch")
 def slow_disk(fixed: bool) -> Outcome:
-    """Files come from a storage of 20 MB/s with 4 ms to each read; fix: a local disk."""
+    """Storage with 20 MB/s and 4 ms per read; fix: a local disk."""
     data = FarFolder(images.photos(), usual(64), far=not fixed)
     data = Repeated(data, 1600 if fixed else 700)
     return train(DataLoader(data, 16, num_workers=CORES), paced(40))
@@ -29,7 +29,7 @@ def slow_disk(fixed: bool) -> Outcome:
 
 @situation("slow-storage", "feedline")
 def slow_disk_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader."""
+    """The same."""
     data = Repeated(FarFolder(images.photos(), usual(64), far=not fixed), 1600 if fixed else 700)
     return train(feedline.DataLoader(data, 16, num_workers=CORES), paced(40))
 
@@ -68,7 +68,7 @@ def _forgotten(folder: Path) -> None:
 
 @situation("cold-cache", "torch")
 def cold_files(fixed: bool) -> Outcome:
-    """The page cache has forgotten the files; fix: they were read before."""
+    """Files dropped from the page cache; fix: read before."""
     folder = _arrays()
     if fixed:
         for path in folder.glob("*.bin"):

@@ -19,28 +19,28 @@ from situation import CORES, Outcome, burn, paced, situation, train
 
 @situation("too-few-workers", "torch")
 def one_worker(fixed: bool) -> Outcome:
-    """One worker decodes photographs; fix: as many as there are cores."""
+    """One worker decodes photographs; fix: one per core."""
     data = Repeated(folder(images.photos(), usual(112)), 2400 if fixed else 1200)
     return train(DataLoader(data, 32, num_workers=CORES if fixed else 1), paced(20))
 
 
 @situation("too-few-workers", "torch")
 def no_workers(fixed: bool) -> Outcome:
-    """The training process decodes photographs itself; fix: workers."""
+    """No workers; fix: one per core."""
     data = Repeated(folder(images.photos(), usual(112)), 1600 if fixed else 800)
     return train(DataLoader(data, 32, num_workers=CORES if fixed else 0), paced(60))
 
 
 @situation("too-few-workers", "feedline")
 def one_worker_of_feedline(fixed: bool) -> Outcome:
-    """One worker for a step that takes 15 ms; fix: as many as there are cores."""
+    """One worker, steps of 15 ms; fix: one per core."""
     loader = feedline.DataLoader(Computed(6000, 1.5), 24, seed=0, num_workers=CORES if fixed else 1)
     return train(loader, paced(15), at_most=250 if fixed else 150)
 
 
 @situation("too-few-workers", "torch", predicts=False)
 def generator(fixed: bool) -> Outcome:
-    """A generator makes batches in the training thread."""
+    """A generator in the training thread."""
 
     def batches() -> Any:
         data = Computed(32, 1.0)
@@ -60,7 +60,7 @@ class _Batches:
 
 @situation("too-many-workers", "torch")
 def eight_workers_a_core(fixed: bool) -> Outcome:
-    """Eight workers a core begin each epoch at once; fix: one a core."""
+    """Eight workers per core begin each epoch at once; fix: one."""
     workers = CORES if fixed else 8 * CORES
     data = Computed(24 * 32, 2.0)
     loader = DataLoader(data, 24, num_workers=workers, persistent_workers=True)
@@ -83,7 +83,7 @@ class _Shards(IterableDataset):
 
 @situation("uneven-workers", "torch", needs=lambda: CORES > 1)
 def one_shard(fixed: bool) -> Outcome:
-    """A stream of one shard, which one of the workers reads; fix: a shard for each."""
+    """A stream of one shard; fix: a shard per worker."""
     data = _Shards(CORES if fixed else 1, 16 * CORES * 60)
     return train(DataLoader(data, 16, num_workers=CORES), paced(5))
 
@@ -94,7 +94,7 @@ def _opened(worker: int) -> None:
 
 @situation("workers-restarted", "torch")
 def workers_of_an_epoch(fixed: bool) -> Outcome:
-    """Each epoch starts its workers, which open an archive for 0.25 s; fix: persistent_workers."""
+    """New workers each epoch that open an archive for 0.25 s; fix: persistent_workers."""
     loader = DataLoader(
         Computed(16 * 20, 1.0),
         16,
@@ -107,7 +107,7 @@ def workers_of_an_epoch(fixed: bool) -> Outcome:
 
 @situation("workers-restarted", "feedline")
 def workers_of_an_epoch_of_feedline(fixed: bool) -> Outcome:
-    """The same over feedline.DataLoader without a seed."""
+    """The same dataset; fix: persistent_workers."""
     loader = feedline.DataLoader(
         Computed(16 * 20, 1.0),
         16,
@@ -136,7 +136,7 @@ class _Dying(Computed):
 
 @situation("workers-restarted", "feedline", predicts=False)
 def dying_workers(fixed: bool) -> Outcome:
-    """Workers are killed, as by a kernel that is out of memory."""
+    """Workers killed as by the out-of-memory killer."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as marks:
@@ -146,7 +146,7 @@ def dying_workers(fixed: bool) -> Outcome:
 
 @situation("loader-rebuilt", "torch")
 def loader_of_an_epoch(fixed: bool) -> Outcome:
-    """A new DataLoader for each epoch; fix: one for all, with persistent workers."""
+    """A new DataLoader each epoch; fix: one, with persistent workers."""
 
     def built(epoch: int = 0) -> DataLoader:
         return DataLoader(

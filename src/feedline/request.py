@@ -153,8 +153,8 @@ def per_size(
         loader = feedline.DataLoader(data, 256, schedule="112x10,160x10,224x10")
 
     As the transform of a torchvision folder under feedline.DataLoader it is recognised as a plain
-    Compose is, for each size by itself: docs/DATALOADER.md, "torchvision pipelines". A Compose
-    whose steps do not depend on the size needs no `per_size`: it follows the schedule.
+    Compose is, for each size by itself: docs/explanation/how-it-works.md, "Compiled transforms". A
+    Compose whose steps do not depend on the size needs no `per_size`: it follows the schedule.
 
     Args:
         make_transform: gives the transform for a size in pixels; called once for each size in

@@ -64,7 +64,7 @@ def test_every_check_in_the_code_is_in_the_list() -> None:
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="tests run apart from the repository")
 def test_every_check_is_in_the_page_of_checks() -> None:
-    page = (ROOT / "docs" / "DOCTOR.md").read_text()
+    page = (ROOT / "docs" / "reference" / "doctor.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
     assert rows == list(CHECK_IDS)
 

@@ -7,7 +7,7 @@ is a JPEG that stands upright: its bytes are the original's.
 Relies on: torch's antialiased bicubic resize of uint8, which is Pillow's within 0.003 grey levels;
 Pillow's JPEGs, which may have restart markers and are made by libjpeg's accurate transform. Of
 Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original; how
-near, docs/CACHE.md says under "Pixels".
+near, docs/explanation/measurements.md says under "Caches".
 """
 
 from __future__ import annotations

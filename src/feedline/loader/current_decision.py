@@ -61,8 +61,9 @@ class CurrentDecision:
                 self._warned = True
                 _log.warning(
                     "the transform of %s runs unchanged, which is slower than the same compiled by "
-                    "feedline, and cache= and device= are refused: %s docs/DATALOADER.md, "
-                    '"torchvision pipelines", says what is compiled.',
+                    "feedline, and cache= and device= are refused: %s "
+                    '"Compiled transforms" in docs/explanation/how-it-works.md lists what is '
+                    "compiled.",
                     type(settings.dataset).__name__,
                     " ".join(self._decision.reasons),
                 )

@@ -61,8 +61,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         batch_size: rows per rank where the schedule names none; None: no batching.
         shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
             "window:16384", with a seed or a schedule: one for disks that seek badly, see
-            docs/DATALOADER.md. Samples are mixed only with those of their window, so a folder
-            that is sorted by class gives batches of few classes.
+            docs/explanation/determinism.md. Samples are mixed only with those of their window, so a
+            folder that is sorted by class gives batches of few classes.
         sampler, batch_sampler: as torch's.
         num_workers: processes; 0 for none. "auto" begins with the cores this process may use and
             then follows what is seen of the training, see `adapts`. None: as torch's, 0; with a
@@ -103,8 +103,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         prefetch: batches of rows that are made ahead, of feedline's own sources and of recognised
             pipelines; None for 3. One more is allocated. Whole batches see `prefetch_factor`.
         piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
-            for 50. See docs/SETTINGS.md for when another value helps. Whole batches are one
-            worker's each, and have no pieces.
+            for 50. See docs/reference/options.md for when another value helps. Whole batches are
+            one worker's each, and have no pieces.
         device: where batches go, by torch's name; None leaves them on the CPU. Of feedline's own
             sources; and of a torchvision pipeline whose rows feedline makes, see `explain`: there
             the images travel as uint8 pixels where nothing stands behind its ToTensor and
@@ -123,7 +123,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
             the smallest copies that serve its size; crops are where they were. A folder that is
             not there or not finished is filled during an epoch of originals, and read from the
-            next iteration on: see docs/CACHE.md.
+            next iteration on.
         on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
             leaves its row out of its batch and lists it in `skipped`; where not one of a batch
             can be loaded, it raises, as a batch of nothing cannot be handed out.

@@ -79,11 +79,12 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     Of a pipeline that begins with a crop or resize of torchvision's (both versions) or timm's the
     steps are fused that feedline surely understands: crops, resizes and flips, conversions to
     tensors, types and values, and on Pillow's images ColorJitter, RandomGrayscale, GaussianBlur and
-    RandomApply of these, also behind a step that runs as it is; docs/RECIPES.md says more. The
-    others run as they are, in their places; any other pipeline runs as it is, on an opened file or
-    on the image that was given. `explain()` says which and why. What a user has changed of these
-    libraries (a replaced function or method, a hook, a subclass) is seen when this is called: after
-    a change of the pipeline, of Pillow or of torch's default dtype call it again.
+    RandomApply of these, also behind a step that runs as it is; "Compiled transforms" in
+    docs/explanation/how-it-works.md lists them. The others run as they are, in their
+    places; any other pipeline runs as it is, on an opened file or on the image that was given.
+    `explain()` says which and why. What a user has changed of these libraries (a replaced function
+    or method, a hook, a subclass) is seen when this is called: after a change of the pipeline, of
+    Pillow or of torch's default dtype call it again.
 
     A class of yours that does nothing but call transforms with the image, as MoCo's and DINO's, is
     read as the views that it gives, in its own form; `explain()` shows the line of one that does

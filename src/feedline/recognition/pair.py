@@ -51,7 +51,7 @@ def pair(transforms: Callable[..., Any]) -> Pair:
 
     It gives what the pipeline gives of `Image.open(image).convert("RGB")` and
     `tv_tensors.Mask(Image.open(mask))`, after the same seed with the same draws. Masks are the same
-    to the bit, and the image but for some pixels that are rounded otherwise (docs/RECIPES.md).
+    to the bit, and the image but for some pixels that are rounded otherwise.
 
     The first argument is the image: a path, the bytes of a file, or an image of Pillow's. The
     second may be a mask: a path, bytes, an image of Pillow's, which count as a mask only here; or

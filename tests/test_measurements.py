@@ -1,0 +1,23 @@
+"""The tables of the measurements page are those of the benchmarks' results."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="tests run apart from the repository")
+def test_the_tables_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    try:
+        measurements = importlib.import_module("measurements")
+        page = measurements.PAGE.read_text()
+        assert page == measurements.filled(page)
+    finally:
+        for name in ("measurements", "caches_table", "versus_table", "report"):
+            sys.modules.pop(name, None)
