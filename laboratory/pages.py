@@ -40,7 +40,8 @@ def _line(row: dict[str, Any]) -> str:
         figures.append(f"predicted {row['predicted']:.2f} ({span})")
     if row["measured"]:
         figures.append(f"measured {row['measured']:.2f}")
-    return f"- {what} ({row['over']})" + (f": {', '.join(figures)}\n" if figures else "\n")
+    figures = figures or [f"named {row['named']}"]
+    return f"- {what} ({row['over']}): {', '.join(figures)}\n"
 
 
 if __name__ == "__main__":
