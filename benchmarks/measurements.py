@@ -31,12 +31,14 @@ DATASETS = {
     "tiny 0": "own Dataset, 3 kB a sample, no workers",
     "tiny 2": "the same, 2 workers",
 }
+PEERS = (
+    *("limit", "limit_own", "feedline_exact", "torch_pillow", "torch_float", "torch_stock"),
+    *("timm_prefetch", "dali", "ffcv", "spdl", "webdataset", "litdata", "streaming"),
+)
 RECIPES = {
     "torchvision, training": "torchvision, training",
-    "timm, evaluation": "timm, evaluation",
     "timm, training": "timm, training",
     "timm, RandAugment": "timm, RandAugment",
-    "torchvision's reference, TrivialAugment": "torchvision, TrivialAugment",
     "torchvision's reference, mixing in collate_fn": "torchvision, MixUp in collate_fn",
     "a Dataset over a CSV file": "own Dataset, `feedline.compile`",
     "segmentation, torchvision's preset": "segmentation, `feedline.pair`",
@@ -80,7 +82,7 @@ def span(values: Sequence[float], digits: int = 2) -> str:
 
 def peers() -> str:
     """Images per second of all loaders."""
-    return versus_table.summary(results("versus"), WORKS)
+    return versus_table.summary(results("versus"), WORKS, PEERS)
 
 
 def datasets() -> str:
