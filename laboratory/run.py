@@ -36,7 +36,7 @@ import torchvision  # noqa: F401  # loaded once, for all that are forked
 
 import images
 from feedline.diagnose.diagnose import diagnose
-from feedline.diagnose.facts import facts_of
+from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Finding, Thresholds
 from feedline.system import cpu_model
 from situation import CORES, SITUATIONS, Situation
@@ -186,7 +186,7 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
         begun_s = time.perf_counter()
         outcome = each.loop(fixed)
         verdict = diagnose(outcome.run)
-        facts = facts_of(outcome.run, Thresholds())
+        facts = summarise_run(outcome.run, Thresholds())
         first = verdict.findings[0]
         there.send(
             {

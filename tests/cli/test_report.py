@@ -15,7 +15,7 @@ import pytest
 from command_line import Command
 
 from diagnose import runs
-from feedline.diagnose.finding import Finding, PhaseSplit, Verdict
+from feedline.diagnose.finding import Diagnosis, Finding, PhaseSplit
 from feedline.report.open_run import facts_at
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
@@ -58,7 +58,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
     """Let rules come to a verdict, whatever the run: what follows from one is tried here."""
 
     def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
-        def diagnose(run: Run, *_: object) -> Verdict:
+        def diagnose(run: Run, *_: object) -> Diagnosis:
             points = run.course
             rate = sum(p.samples or 0 for p in points) / sum(p.seconds for p in points)
             phase = PhaseSplit(
@@ -73,7 +73,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 hidden_ms=None,
                 wait_pct=wait_pct,
             )
-            return Verdict(
+            return Diagnosis(
                 bound=bound,  # type: ignore[arg-type]
                 split_ms={"wait": None, "copy": None, "compute": 3.0},
                 wait_pct=wait_pct,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from feedline.diagnose.rules.book import MENDING, RULE_IDS
+from feedline.diagnose.rules.all_rules import RULE_IDS, RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,4 +30,4 @@ def test_the_code_names_no_rule_without_an_id() -> None:
         for name in re.findall(r'rule="([\w-]+)"', file.read_text())
     }
     assert named == set(RULE_IDS)
-    assert len(MENDING) == len(set(MENDING))
+    assert len(RULES) == len(set(RULES))

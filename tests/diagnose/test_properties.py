@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from diagnose.runs import LOADER, MACHINE
 from feedline.diagnose.diagnose import diagnose
-from feedline.diagnose.rules.book import RULE_IDS
+from feedline.diagnose.rules.all_rules import RULE_IDS
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass, Process, Run, SlowSample, StageTime, Use
 

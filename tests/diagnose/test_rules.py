@@ -478,7 +478,7 @@ def test_a_loop_that_waits_for_nothing_is_bound_by_its_step_or_healthy() -> None
         ([], "No batch"),
         ([Pass(loader=0, epoch=0, ended="exhausted")], "no batch"),
         ([Pass(loader=0, epoch=0, ended="raised")], "raised"),
-        ([one_pass(steps=5, ended="left")], "broke off"),
+        ([one_pass(steps=5, ended="left")], "ended early"),
     ],
 )
 def test_too_little_to_say_anything(passes: list[Pass], word: str) -> None:

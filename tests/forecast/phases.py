@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.diagnose.load import Load
+from feedline.diagnose.step_load import StepLoad
 from feedline.forecast.rates import Point, Rates
 from feedline.stores.cache_layout import Level
 
@@ -17,7 +17,7 @@ LEVELS: dict[tuple[int, Level | None], float] = {
 }
 
 
-def load(**given: Any) -> Load:
+def load(**given: Any) -> StepLoad:
     """A step of 10 ms over batches of 40 ms of work by two workers on four cores."""
     usual: dict[str, Any] = {
         "workers": 2,
@@ -30,7 +30,7 @@ def load(**given: Any) -> Load:
         "work_blocked_ms": 0.0,
         "beside_cpu_ms": 0.0,
     }
-    return Load(**(usual | given))
+    return StepLoad(**(usual | given))
 
 
 def point(stretch: float = 1.0, **given: Any) -> Point:

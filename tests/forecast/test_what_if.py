@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.diagnose.load import Load
+from feedline.diagnose.step_load import StepLoad
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Point, Rates, point_of
@@ -20,7 +20,7 @@ from tuning.uneven import Uneven
 
 MS = st.floats(0.01, 1000.0)
 LOADS = st.builds(
-    Load,
+    StepLoad,
     workers=st.integers(1, 64),
     cores=st.integers(1, 64).map(float),
     compute_ms=MS,

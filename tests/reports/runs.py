@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from diagnose import runs as diagnosed
-from feedline.diagnose.finding import Ceiling, Finding, Gain, PhaseSplit, Verdict
+from feedline.diagnose.finding import Diagnosis, Finding, Gain, PhaseSplit, UpperBound
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder, Workers
 from feedline.trace.run import Event, Excerpt, Loader, Machine, Point, Run, SlowSample, StageTime
@@ -116,19 +116,19 @@ def verdict(
     wait_pct: float | None = 41.0,
     phases: list[PhaseSplit] | None = None,
     findings: list[Finding] | None = None,
-) -> Verdict:
+) -> Diagnosis:
     """A verdict as rules give it."""
-    return Verdict(
+    return Diagnosis(
         bound=bound,  # type: ignore[arg-type]
         split_ms={"wait": 3.3, "copy": None, "compute": 4.7},
         wait_pct=wait_pct,
         phases=[PHASE] if phases is None else phases,
-        ceiling=Ceiling(how="from the steps", free_images_per_s=1702.0, now_images_per_s=1000.0),
+        ceiling=UpperBound(how="from the steps", free_images_per_s=1702.0, now_images_per_s=1000.0),
         findings=[FINDING] if findings is None else findings,
     )
 
 
-UNKNOWN = Verdict(
+UNKNOWN = Diagnosis(
     bound="inconclusive",
     split_ms={"wait": None, "copy": None, "compute": None},
     wait_pct=None,

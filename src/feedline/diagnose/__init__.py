@@ -1,1 +1,1 @@
-"""From what was measured of a run to what holds it back, and what would help."""
+"""Diagnosis of a recorded run: the bottleneck, and recommendations with predicted gains."""

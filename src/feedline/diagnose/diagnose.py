@@ -1,18 +1,17 @@
-"""From a run to its verdict: what binds it, by how much, and what to do about it.
+"""Diagnosis of a run: its bottleneck, the share of time lost, and what to change.
 
-Guarantees: pure, and never fails on a run that can be read; there is always at least one finding;
-no advice asks for more workers than there are cores, and none predicts a loss.
+Guarantees: pure; never fails on a run that can be read; there is always at least one finding; no
+recommendation asks for more workers than there are cores, and none predicts a loss.
 """
 
 from __future__ import annotations
 
-from feedline.diagnose.facts import Facts, facts_of
-from feedline.diagnose.finding import Bound, Ceiling, Finding, Thresholds, Verdict
-from feedline.diagnose.lanes import Lanes
+from feedline.diagnose.facts import RunFacts, summarise_run
+from feedline.diagnose.finding import Bound, Diagnosis, Finding, Thresholds, UpperBound, ms, percent
+from feedline.diagnose.lanes import WorkerLanes
 from feedline.diagnose.phases import LEAST_MS, epochs_of, split_of
-from feedline.diagnose.rules.book import mended
+from feedline.diagnose.rules.all_rules import find_causes
 from feedline.diagnose.rules.step import compute_bound, healthy, inconclusive
-from feedline.diagnose.words import ms, percent
 from feedline.trace.run import Run
 
 __all__ = ["diagnose"]
@@ -20,16 +19,16 @@ __all__ = ["diagnose"]
 _DEFAULT = Thresholds()
 
 
-def diagnose(run: Run, thresholds: Thresholds = _DEFAULT) -> Verdict:
-    """Say what binds a run.
+def diagnose(run: Run, thresholds: Thresholds = _DEFAULT) -> Diagnosis:
+    """Diagnose a run.
 
     Args:
         run: as recorded, or read from a file.
-        thresholds: from which on something is said.
+        thresholds: limits from which on findings are reported.
     """
-    facts = facts_of(run, thresholds)
+    facts = summarise_run(run, thresholds)
     nothing = inconclusive(facts)
-    return Verdict(
+    return Diagnosis(
         bound="inconclusive" if nothing else _bound(facts),
         split_ms={
             "wait": facts.wait_ms if facts.steps else None,
@@ -44,7 +43,7 @@ def diagnose(run: Run, thresholds: Thresholds = _DEFAULT) -> Verdict:
     )
 
 
-def _bound(facts: Facts) -> Bound:
+def _bound(facts: RunFacts) -> Bound:
     if facts.wait_pct >= facts.thresholds.high_pct:
         return "highly input-bound"
     if facts.wait_pct >= facts.thresholds.moderate_pct:
@@ -52,47 +51,46 @@ def _bound(facts: Facts) -> Bound:
     return "not input-bound"
 
 
-def _findings(facts: Facts) -> list[Finding]:
-    found = mended(facts)
+def _findings(facts: RunFacts) -> list[Finding]:
+    found = find_causes(facts)
     if found:
         return found
     if facts.wait_pct >= facts.thresholds.moderate_pct:
         return [_unexplained(facts)]
-    fine = compute_bound(facts) or healthy(facts)
-    return [fine]
+    return [compute_bound(facts) or healthy(facts)]
 
 
-def _unexplained(facts: Facts) -> Finding:
-    """Steps wait, and none of the rules knows why."""
+def _unexplained(facts: RunFacts) -> Finding:
+    """Finding for steps that wait for a reason that no rule knows."""
     lanes = facts.lanes
     if lanes is None:
         maker = facts.loader.name or facts.loader.kind
-        why = f"what makes the batches ({maker}) cannot be looked into"
+        why = f"the iterable that makes the batches ({maker}) cannot be measured"
         fix = (
-            "Give the data as a map-style dataset to torch's DataLoader or feedline.DataLoader: "
-            "their workers tell what they do."
+            "Pass the data as a map-style dataset to torch's DataLoader or feedline.DataLoader: "
+            "their workers report stage timings."
         )
     else:
-        why = f"workers are at work {percent(lanes.busy)} of the time; {ms(lanes.own_ms)} a batch"
-        fix = "Let it run longer, alone on its machine, and look at the course of a few steps."
+        why = f"workers are busy {percent(lanes.busy)} of the time; {ms(lanes.own_ms)} a batch"
+        fix = "Record a longer run on an idle machine, and look at the timeline of a few steps."
     return Finding(
         rule="inconclusive",
-        cause="Steps wait for their batches, and what was measured does not say why.",
+        cause="Steps wait for their batches, and the measurements do not show why.",
         evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}; {why}"
         + "".join(f"; {note}" for note in facts.notes[:3]),
         fix=fix,
     )
 
 
-def _ceiling(facts: Facts) -> Ceiling | None:
-    """What the steps alone would do: their time without waiting and copying."""
+def _ceiling(facts: RunFacts) -> UpperBound | None:
+    """Throughput of the steps alone: their time without waiting and copying."""
     samples = facts.samples
     if samples is None or min(facts.compute_ms, facts.step_ms) < LEAST_MS:
         return None
-    # Where cores are short the step computes more slowly for it, and data for free would help that
-    # as well: this is the least that it would gain.
+    # If cores are short, the step itself computes more slowly, and instant data would speed that up
+    # as well: this is a lower estimate.
     fetch, prepare = _rates(facts, facts.lanes, samples)
-    return Ceiling(
+    return UpperBound(
         how="from the steps",
         free_images_per_s=1000 * samples / facts.compute_ms,
         now_images_per_s=1000 * samples / facts.step_ms,
@@ -101,13 +99,15 @@ def _ceiling(facts: Facts) -> Ceiling | None:
     )
 
 
-def _rates(facts: Facts, lanes: Lanes | None, samples: float) -> tuple[float | None, float | None]:
-    """Images/s that all workers together would fetch, and would prepare, if they did that alone."""
+def _rates(
+    facts: RunFacts, lanes: WorkerLanes | None, samples: float
+) -> tuple[float | None, float | None]:
+    """Images/s that all workers together could read, and could prepare, if they did only that."""
     if lanes is None or not lanes.stages:
         return None, None
     many = max(1, facts.workers)
     reading = lanes.of("open", "read", "fetch")
-    # Where reading and decoding cannot be told apart, what is blocked is reading.
+    # If reading and decoding were timed as one stage, its blocked time is reading.
     both = lanes.of("read and decode")
     fetch = reading.ms - both.cpu_ms
     prepare = lanes.own_ms - fetch

@@ -1,7 +1,7 @@
-"""What the rules go by: a run, reduced to means for each phase and shares of the workers' time.
+"""Facts that the rules use: a run reduced to means per phase and shares of the workers' time.
 
-Guarantees: pure; nothing here is a judgement. None stands for what was not measured; no figure is
-infinite or not a number, whatever the run says.
+Guarantees: pure; facts only, no judgement. None is a value that was not measured; no figure is
+infinite or NaN, whatever the run contains.
 """
 
 from __future__ import annotations
@@ -9,49 +9,45 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from feedline.diagnose.cores import cores_of
 from feedline.diagnose.finding import Thresholds
-from feedline.diagnose.lanes import Lanes, lanes_of
-from feedline.diagnose.phases import Phase, phases_of
-from feedline.diagnose.stalls import Stalls, stalls_of
-from feedline.diagnose.starts import starts_of
+from feedline.diagnose.lanes import WorkerLanes, summarise_cores, summarise_lanes
+from feedline.diagnose.phases import PhaseFacts, summarise_phases
 from feedline.trace.run import Loader, Machine, Pass, Process, Run, SlowSample, Use
 
-__all__ = ["Facts", "facts_of"]
+__all__ = ["RunFacts", "Stalls", "Starts", "summarise_run", "summarise_stalls", "summarise_starts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """A run in means, in milliseconds a batch unless another unit is named.
+class RunFacts:
+    """A run in means, in milliseconds per batch unless another unit is given.
 
     Args:
-        machine, loader, use: as recorded; the loader is the one of most steps.
-        loaders: how many there were.
+        machine, loader, use: as recorded; the loader is the one with most steps.
+        loaders: number of loaders.
         passes: as recorded.
-        phases: in the order in which they came; those without a step are left out.
-        steps: measured ones, of all phases.
-        starts_ms: of all passes but the first, from asking for the first batch to having it.
-        restarts: how many starts `starts_ms` sums up.
-        rebuilt_ms: of `starts_ms`, those of first passes over a loader that was built anew,
-        rebuilds: and how many those are.
-        lanes: what workers did; None where their time was not measured.
-        stalls: how the waiting is spread over the steps.
-        step_cpu_ms: of the trainer, all threads, for a batch, without taking batches over.
-        step_queued_ms: for how long the trainer's threads, together, were ready for a batch's step
-            and no core was free.
-        hand_cpu_ms: for how long of the waiting the trainer itself was on a core.
-        compute_cpu_ms: for how long of the computing the training thread was on a core.
-        cores_used: by trainer and workers together, in cores,
-        cores_wanted: and those that they were ready for, these included.
-        crowding: how many times as long the step's work on cores takes because programs of others
-            have them.
-        device: whether there is one.
+        phases: in their first order; phases without a step are left out.
+        steps: measured steps of all phases.
+        starts_ms: time from requesting to receiving the first batch, of all passes but the first.
+        restarts: number of starts in `starts_ms`.
+        rebuilt_ms: part of `starts_ms` in first passes over a rebuilt loader.
+        rebuilds: number of those starts.
+        lanes: time of the workers; None if not measured.
+        stalls: distribution of the waiting over the steps.
+        step_cpu_ms: CPU time of the trainer for a batch, all threads, without taking batches over.
+        step_queued_ms: time for which the trainer's threads, together, were ready for a batch's
+            step without a free core.
+        hand_cpu_ms: part of the waiting in which the trainer itself was on a core.
+        compute_cpu_ms: part of the computing in which the training thread was on a core.
+        cores_used: cores in use by trainer and workers together.
+        cores_wanted: `cores_used` and the cores they were ready for.
+        crowding: factor by which the step's work on cores takes longer because of other programs.
+        device: True if there is a device.
         spread: standard error of the mean step, as a share of it.
-        decoded_px: mean shorter side of the images that are decoded.
-        read_bytes: by calls, in workers or else the trainer, a batch.
-        slowest: samples, by name.
-        seconds: that the run was watched.
-        thresholds: from which on something is said.
+        decoded_px: mean shorter side of the decoded images.
+        read_bytes: bytes read by calls, in workers or else the trainer, per batch.
+        slowest: slowest samples, by name.
+        seconds: length of the recording.
+        thresholds: limits from which on findings are reported.
         notes: of the recording.
     """
 
@@ -60,13 +56,13 @@ class Facts:
     use: Use
     loaders: int
     passes: list[Pass]
-    phases: list[Phase]
+    phases: list[PhaseFacts]
     steps: int
     starts_ms: float
     restarts: int
     rebuilt_ms: float
     rebuilds: int
-    lanes: Lanes | None
+    lanes: WorkerLanes | None
     stalls: Stalls
     step_cpu_ms: float | None
     step_queued_ms: float | None
@@ -86,12 +82,12 @@ class Facts:
 
     @property
     def waits(self) -> bool:
-        """Whether steps wait for so long that something is said of it."""
+        """True if steps wait so long that it is reported."""
         return 100 * self.steady_wait_share >= self.thresholds.moderate_pct
 
     @property
     def samples(self) -> float | None:
-        """Of a batch; None where they could not be counted."""
+        """Samples of a batch, mean; None if they could not be counted."""
         known = [phase for phase in self.phases if phase.samples is not None]
         if not known or len(known) < len(self.phases):
             return None
@@ -99,12 +95,12 @@ class Facts:
 
     @property
     def bytes(self) -> float:
-        """Of a batch."""
+        """Bytes of a batch, mean."""
         return self._mean("bytes")
 
     @property
     def float_share(self) -> float:
-        """Of these, what is images as floats."""
+        """Share of `bytes` that are images as floats."""
         return self._mean("float_bytes") / self.bytes if self.bytes > 0 else 0.0
 
     @property
@@ -114,27 +110,27 @@ class Facts:
 
     @property
     def workers(self) -> int:
-        """Worker processes; 0 for none, or where the number is unknown."""
+        """Worker processes; 0 for none, or if the number is unknown."""
         return max(0, self.loader.workers or 0)
 
     @property
     def ahead(self) -> int:
-        """Batches that workers make ahead; torch's default is 2 for each."""
+        """Batches that workers make ahead; torch's default is 2 per worker."""
         return self.workers * (self.loader.prefetch_factor or 2)
 
     @property
     def step_ms(self) -> float:
-        """The mean step."""
+        """Mean step."""
         return self._mean("step_ms")
 
     @property
     def wait_ms(self) -> float:
-        """Its waiting."""
+        """Mean waiting of a step."""
         return self._mean("wait_ms")
 
     @property
     def copy_ms(self) -> float | None:
-        """Its copying; None where that was not told from the rest."""
+        """Mean copying of a step; None if it was not measured separately."""
         known = [phase for phase in self.phases if phase.copy_ms is not None]
         if not known:
             return None
@@ -143,28 +139,28 @@ class Facts:
 
     @property
     def compute_ms(self) -> float:
-        """Its computing."""
+        """Mean computing of a step."""
         return self._mean("compute_ms")
 
     @property
     def steady_compute_ms(self) -> float:
-        """Its computing without pauses."""
+        """Mean computing of a step, without pauses."""
         return self.compute_ms - self._mean("pause_ms")
 
     @property
     def total_ms(self) -> float:
-        """All steps, and the starts of all passes but the first, which nothing can save."""
+        """All steps, and the starts of all passes but the first, which cannot be saved."""
         return self.step_ms * self.steps + self.starts_ms
 
     @property
     def wait_pct(self) -> float:
-        """Exposed waiting in percent of all that, the starts of later passes included."""
+        """Data wait in percent of `total_ms`, including the starts of later passes."""
         waited = self.wait_ms * self.steps + self.starts_ms
         return 100 * waited / self.total_ms if self.total_ms > 0 else 0.0
 
     @property
     def steady_wait_share(self) -> float:
-        """Waiting within passes, of the total time, 0 to 1."""
+        """Waiting within passes, as a share of `total_ms`."""
         return self.wait_ms * self.steps / self.total_ms if self.total_ms > 0 else 0.0
 
     def _mean(self, name: str) -> float:
@@ -172,15 +168,15 @@ class Facts:
         return total / self.steps if self.steps else 0.0
 
 
-def facts_of(run: Run, thresholds: Thresholds) -> Facts:
-    """Reduce a run."""
-    phases = phases_of(run)
+def summarise_run(run: Run, thresholds: Thresholds) -> RunFacts:
+    """Summarise a run."""
+    phases = summarise_phases(run)
     steps = sum(phase.steps for phase in phases)
     loader = _busiest(run)
-    starts = starts_of(run)
+    starts = summarise_starts(run)
     step_ms = sum(phase.step_ms * phase.steps for phase in phases) / steps if steps else 0.0
     hand = _sum(run.passes, "wait_cpu_ms", steps)
-    cores = cores_of(run, loader)
+    cores = summarise_cores(run, loader)
     trainer = [each for each in run.use.processes if each.role == "trainer"][:1]
     workers = [each for each in run.use.processes if each.role == "worker"]
     cpu_ms = queued_ms = None
@@ -188,12 +184,12 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
         queued_ms = cpu_ms * cores.trainer_queued
     steady_ms = sum(phase.steady_ms * phase.steps for phase in phases) / steps if steps else 0.0
-    lanes = lanes_of(run, loader, step_ms, steady_ms, cores)
-    # A trainer that sleeps and wakes waits for a core more often than it uses one for long.
-    crowding = cores.others(cores.trainer_queued)
+    lanes = summarise_lanes(run, loader, step_ms, steady_ms, cores)
+    # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
+    crowding = cores.slowdown_by_others(cores.trainer_queued)
     if lanes is not None and loader.workers:
         crowding = min(crowding, lanes.crowding)
-    return Facts(
+    return RunFacts(
         machine=run.machine,
         loader=loader,
         use=run.use,
@@ -206,7 +202,7 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
         rebuilt_ms=starts.rebuilt_ms,
         rebuilds=starts.rebuilds,
         lanes=lanes,
-        stalls=stalls_of(run),
+        stalls=summarise_stalls(run),
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
         hand_cpu_ms=hand,
@@ -226,7 +222,7 @@ def facts_of(run: Run, thresholds: Thresholds) -> Facts:
 
 
 def _busiest(run: Run) -> Loader:
-    """The loader of most steps; where its number is none of the run's, one that says nothing."""
+    """Loader with most steps, or an empty description if its number is not in the run."""
     steps: dict[int, int] = {}
     for each in run.passes:
         steps[each.loader] = steps.get(each.loader, 0) + each.compute.count
@@ -237,7 +233,7 @@ def _busiest(run: Run) -> Loader:
 
 
 def _sum(passes: list[Pass], name: str, steps: int) -> float | None:
-    """The mean for a step of what passes sum up; None where one of them does not know it."""
+    """Mean per step of a sum over passes; None if a pass does not know it."""
     values = [getattr(each, name) for each in passes if each.compute.count]
     if not steps or not values or None in values:
         return None
@@ -245,13 +241,13 @@ def _sum(passes: list[Pass], name: str, steps: int) -> float | None:
 
 
 def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | None:
-    """Bytes that all lanes together read by calls for a batch."""
+    """Bytes per batch that all lanes together read by calls."""
     called = [each.called_bytes for each in processes]
     watched_s = sum(each.seconds for each in processes)
     if not called or None in called or watched_s <= 0:
         return None
-    a_second = sum(each or 0 for each in called) / watched_s * max(1, loader.workers or 1)
-    return a_second * step_ms / 1000
+    per_s = sum(each or 0 for each in called) / watched_s * max(1, loader.workers or 1)
+    return per_s * step_ms / 1000
 
 
 def _spread(passes: list[Pass], step_ms: float, steps: int) -> float:
@@ -264,3 +260,112 @@ def _spread(passes: list[Pass], step_ms: float, steps: int) -> float:
             mean = part.mean_ms or 0.0
             variance += sum(count * (ms - mean) ** 2 for ms, count in part.times())
     return min(1.0, math.sqrt(variance / steps) / math.sqrt(steps) / step_ms)
+
+
+_MIN_STEPS = 24  # to detect a period
+_MAX_PERIOD = 12
+_SIMILAR = 0.5  # autocorrelation from which on steps repeat each other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stalls:
+    """Waiting in all steps.
+
+    Args:
+        waited: share of the steps that waited longer than a tenth of the mean step.
+        longest_ms: longest wait of a step.
+        period: steps from one long wait to the next; None if there is no period.
+    """
+
+    waited: float
+    longest_ms: float
+    period: int | None
+
+
+def summarise_stalls(run: Run) -> Stalls:
+    """Summarise the waits of a run."""
+    steps = sum(each.wait.count for each in run.passes)
+    total = sum(each.wait.total_ms + each.compute.total_ms for each in run.passes)
+    least_ms = 0.1 * total / steps if steps else 0.0
+    waited = sum(count for each in run.passes for ms, count in each.wait.times() if ms > least_ms)
+    waits: dict[int, float] = {}
+    for excerpt in run.excerpts:
+        for event in excerpt.events:
+            if excerpt.why == "latest" and event.lane == "step" and event.stage == "wait":
+                waits[event.batch] = event.ended_ms - event.begun_ms
+    return Stalls(
+        waited=waited / steps if steps else 0.0,
+        longest_ms=max((each.wait.longest_ms for each in run.passes), default=0.0),
+        period=_period([waits[batch] for batch in sorted(waits)]),
+    )
+
+
+def _period(waits: list[float]) -> int | None:
+    """Lag of at least 2 with the highest autocorrelation of the waits, or None."""
+    if len(waits) < _MIN_STEPS:
+        return None
+    mean = sum(waits) / len(waits)
+    centred = [wait - mean for wait in waits]
+    power = sum(each * each for each in centred)
+    if power <= 0:
+        return None
+    correlation = {
+        lag: sum(a * b for a, b in zip(centred, centred[lag:], strict=False))
+        / power
+        * len(waits)
+        / (len(waits) - lag)
+        for lag in range(1, _MAX_PERIOD + 1)
+    }
+    best = max(range(2, _MAX_PERIOD + 1), key=lambda lag: correlation[lag])
+    return best if correlation[best] > max(_SIMILAR, correlation[1]) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starts:
+    """Starts of all passes but the first, which cannot be saved.
+
+    Args:
+        total_ms: time from requesting to receiving their first batches, together.
+        count: number of starts.
+        rebuilt_ms: part of `total_ms` in first passes over a loader that replaced another.
+        rebuilds: number of those starts.
+    """
+
+    total_ms: float
+    count: int
+    rebuilt_ms: float
+    rebuilds: int
+
+
+def summarise_starts(run: Run) -> Starts:
+    """Summarise the starts of a run."""
+    total = rebuilt = 0.0
+    count, rebuilds = 0, 0
+    seen: set[tuple[int, int]] = set()
+    identities: list[tuple[object, ...]] = []
+    for each in run.passes:
+        if not each.start_ms.count:
+            continue
+        own, starts = each.start_ms.total_ms, each.start_ms.count
+        loader, identity = (each.loader, each.built), _identity(run.loaders, each)
+        if not seen:
+            # If several passes are summed up, the first is assumed to have the longest start.
+            own, starts = max(0.0, own - each.start_ms.longest_ms), starts - 1
+        elif loader not in seen and identity in identities:
+            rebuilt += own
+            rebuilds += starts
+        seen.add(loader)
+        identities.append(identity)
+        total += own
+        count += starts
+    return Starts(total_ms=total, count=count, rebuilt_ms=rebuilt, rebuilds=rebuilds)
+
+
+def _identity(loaders: list[Loader], one: Pass) -> tuple[object, ...]:
+    """Key that stays the same if a loop rebuilds its loader, with another batch size as well."""
+    if not 0 <= one.loader < len(loaders):
+        return (one.loader,)
+    loader = loaders[one.loader]
+    if loader.samples is None:  # streams have no length to compare
+        return (one.loader,)
+    return loader.kind, loader.name, loader.dataset, loader.samples

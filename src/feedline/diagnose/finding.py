@@ -1,11 +1,24 @@
-"""What was found: a cause, its evidence, what to do, and what that gains."""
+"""Findings and diagnosis of a run, and the format of their figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Bound", "Ceiling", "Finding", "Gain", "PhaseSplit", "Thresholds", "Verdict"]
+__all__ = [
+    "Bound",
+    "Diagnosis",
+    "Finding",
+    "Gain",
+    "PhaseSplit",
+    "Thresholds",
+    "UpperBound",
+    "count",
+    "ms",
+    "percent",
+    "size",
+]
+
 
 Bound = Literal[
     "not input-bound",
@@ -17,15 +30,16 @@ Bound = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thresholds:
-    """From which share of waiting on a run counts as bound by its input.
+    """Limits from which on findings are reported.
 
     5% and 20% are those of the input-pipeline analyzer of TensorFlow's profiler.
 
     Args:
-        moderate_pct: exposed wait in percent of the step, from which it is moderate.
-        high_pct: from which it is high.
-        least_steps: with fewer steps nothing is said.
-        worth: advice is given from this gain on.
+        moderate_pct: data wait in percent of the step from which on a run is moderately
+            input-bound.
+        high_pct: the same for highly input-bound.
+        least_steps: minimum number of steps for a diagnosis.
+        worth: minimum gain for a recommendation.
     """
 
     moderate_pct: float = 5.0
@@ -36,12 +50,12 @@ class Thresholds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """How many times as fast training would be, with an interval.
+    """Speedup of training, with an interval.
 
     Args:
-        predicted: 1.0 is as now.
-        low: what it is at least, as far as the spread of the measurement says.
-        high: at most.
+        predicted: 1.0 is the current speed.
+        low: lower end of the interval, by the spread of the measurement.
+        high: upper end.
     """
 
     predicted: float
@@ -51,14 +65,14 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that holds training back, or one thing worth knowing.
+    """One cause that slows training down, or one observation.
 
     Args:
-        rule: its stable id, which is the name of its page in the documentation.
-        cause: what is the matter, in a sentence.
-        evidence: the figures it follows from.
-        fix: what to do, in a sentence that can be followed on this machine; "" for nothing.
-        gain: of the fix; None where it cannot be predicted.
+        rule: stable id, the name of its page in the documentation.
+        cause: the problem, in a sentence.
+        evidence: figures that show it.
+        fix: what to do on this machine, in a sentence; "" if there is nothing to do.
+        gain: of the fix; None if it cannot be predicted.
     """
 
     rule: str
@@ -70,21 +84,21 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseSplit:
-    """The steps of one phase, in ms a batch: median, 95th percentile, longest.
+    """Steps of one phase, in ms per batch: median, 95th percentile, longest.
 
-    None stands for what was not measured.
+    None is a value that was not measured.
 
     Args:
         image_size: of the phase, in pixels.
         batch_size: samples of a batch.
-        epochs: the first and the last of it.
-        steps: how many were measured.
-        images_per_s: over the phase, start-ups left out.
-        wait_ms: exposed waiting.
-        copy_ms: exposed copying.
+        epochs: first and last epoch of the phase.
+        steps: number of measured steps.
+        images_per_s: rate over the phase, without start-ups.
+        wait_ms: data wait.
+        copy_ms: wait for copies.
         compute_ms: the rest.
-        hidden_ms: work of the workers for a batch that happened behind the steps, per worker lane.
-        wait_pct: exposed waiting in percent of all steps.
+        hidden_ms: work of the workers for a batch during the steps, per worker.
+        wait_pct: data wait in percent of all steps.
     """
 
     image_size: int | None
@@ -100,17 +114,17 @@ class PhaseSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ceiling:
-    """What training would do with data for free, and what it is made of, in images/s.
+class UpperBound:
+    """Compute-bound throughput of training (data costs no time), and its parts, in images/s.
 
     Args:
-        how: "from the steps" (their time without waiting), or "replayed" (batches that lie on the
-            device already, one after another).
-        free_images_per_s: the ceiling.
-        now_images_per_s: what was measured.
-        fetch_images_per_s: what the storage gives; None where it was not measured.
-        prepare_images_per_s: what workers make of bytes that are there.
-        notes: what could not be measured, and why.
+        how: "from the steps" (their time without waiting), or "replayed" (steps on batches that
+            are already on the device).
+        free_images_per_s: compute-bound throughput.
+        now_images_per_s: measured throughput.
+        fetch_images_per_s: rate of the storage; None if not measured.
+        prepare_images_per_s: rate of the workers on data in memory.
+        notes: missing measurements, with reasons.
     """
 
     how: str
@@ -122,18 +136,18 @@ class Ceiling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What binds a run, by how much, and what to do about it.
+class Diagnosis:
+    """Bottleneck of a run, the share of time lost, and what to change.
 
     Args:
-        bound: how far its input is what holds it back.
-        split_ms: the mean step, in ms: "wait", "copy", "compute"; None for what was not measured.
-        wait_pct: exposed wait in percent of the time, in steps and where later passes start.
-        phases: the same phase by phase.
-        epochs: likewise, pass by pass.
-        ceiling: None where nothing can be said.
+        bound: how far the run is input-bound.
+        split_ms: mean step, in ms: "wait", "copy", "compute"; None if not measured.
+        wait_pct: data wait in percent of the time, in steps and at the starts of later passes.
+        phases: the split of each phase.
+        epochs: the split of each pass.
+        ceiling: compute-bound throughput; None if it cannot be computed.
         findings: most important first; never empty: "healthy", "compute-bound" or "inconclusive"
-            stand where there is nothing to mend.
+            if there is nothing to fix.
     """
 
     bound: Bound
@@ -141,5 +155,34 @@ class Verdict:
     wait_pct: float | None
     phases: list[PhaseSplit] = field(default_factory=list)
     epochs: list[PhaseSplit] = field(default_factory=list)
-    ceiling: Ceiling | None = None
+    ceiling: UpperBound | None = None
     findings: list[Finding] = field(default_factory=list)
+
+
+def ms(value: float) -> str:
+    """Format a time given in milliseconds."""
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s"
+    if value >= 100:
+        return f"{value:.0f} ms"
+    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
+
+
+def percent(share: float) -> str:
+    """Format a share given from 0 to 1."""
+    return f"{100 * share:.0f}%" if share >= 0.02 else f"{100 * share:.1f}%"
+
+
+def size(value: float) -> str:
+    """Format a number of bytes."""
+    for unit in ("bytes", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit != "MB" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun, singular or plural."""
+    many = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}" + ("" if number == 1 else many)

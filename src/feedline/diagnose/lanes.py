@@ -1,4 +1,4 @@
-"""What workers did with their time: on a core, in wait for one, or for something else; by stage.
+"""Time of the workers: on a core, waiting for a core, or blocked; by stage.
 
 Guarantees: pure; shares are from 0 to 1, and those of a lane add up to 1.
 """
@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.diagnose.cores import Cores
 from feedline.trace.run import Loader, Process, Run, StageTime
 
-__all__ = ["Lanes", "Stage", "Tail", "lanes_of"]
+__all__ = ["CoreUse", "Tail", "WorkerLanes", "WorkerStage", "summarise_cores", "summarise_lanes"]
 
-_SLOW_OCTAVES = 3  # a sample is slow that takes at least 8 times the median
-_NO_WORK_MS = 1e-6  # below what a clock can tell
-_SLOW_SHARE = 0.1  # and slow ones are few
-_EVEN = 0.65  # of the workers at least are at work where each has its share
-_WATCHED_S = 1.0  # a worker, to know how much it does
+
+_SLOW_OCTAVES = 3  # a slow sample takes at least 8 times the median
+_NO_WORK_MS = 1e-6  # below the resolution of a clock
+_SLOW_SHARE = 0.1  # limit of the share of slow samples
+_EVEN = 0.65  # minimum share of busy workers if work is spread evenly
+_MIN_RATE_S = 1.0  # of watching a worker, to know its rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class WorkerStage:
     """One stage of a batch.
 
     Args:
         name: as recorded.
-        cpu_ms: on a core, of a batch, in one worker.
+        cpu_ms: on a core, per batch, in one worker.
         blocked_ms: waiting for a disk, a network, a lock, a clock.
     """
 
@@ -35,19 +35,19 @@ class Stage:
 
     @property
     def ms(self) -> float:
-        """What it takes of a batch, where a core is free."""
+        """Time per batch if a core is free."""
         return self.cpu_ms + self.blocked_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tail:
-    """Samples that take far longer than others.
+    """Samples that take far longer than the others.
 
     Args:
-        share: how many of all samples they are, 0 to 1.
-        usual_ms: the median sample,
-        slow_ms: and these in the mean.
-        excess_ms: what they add to a batch, beyond what usual ones take.
+        share: share of all samples, 0 to 1.
+        usual_ms: time of the median sample.
+        slow_ms: mean time of the slow samples.
+        excess_ms: additional time of a batch because of them.
     """
 
     share: float
@@ -57,26 +57,25 @@ class Tail:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lanes:
-    """Means for a batch, in ms, over all workers together.
+class WorkerLanes:
+    """Means per batch, in ms, over all workers together.
 
     Args:
-        workers: how many there are; 1 where there are none or the number is unknown.
-        work_ms: to make one batch.
-        cpu_ms: of that, on a core; likewise
-        queued_ms: ready, and no core was free;
-        blocked_ms: waiting for something else.
-        crowding: how many times as long the work takes on its core because programs of others have
-            the cores, 1 for not at all; what the run's own processes take is not in it.
-        all_cpu_ms: on a core for one batch, with all that workers do beside their tasks, all
-            threads; None where that was not measured.
-        makers: workers among which the work is spread, as if each of them did as much: of their
-            time on cores, the square of the sum over the sum of the squares; None where that was
-            not measured for long enough.
-        busy: share of the time that workers are at a task; pauses of the step left out.
-        stages: most expensive first; empty where no task was timed.
-        tail: samples that take far longer than others; None where there are none.
-        timed: tasks that the shares follow from.
+        workers: number of workers; 1 if there are none or the number is unknown.
+        work_ms: time to make one batch.
+        cpu_ms: part of `work_ms` on a core.
+        queued_ms: part ready without a free core.
+        blocked_ms: part waiting for anything else.
+        crowding: factor by which the work takes longer because other programs use the cores; the
+            run's own processes do not count.
+        all_cpu_ms: CPU time per batch of all threads, including work outside tasks; None if not
+            measured.
+        makers: effective number of workers that share the work: with t the workers' CPU times,
+            sum(t)**2 / sum(t**2); None if not measured for long enough.
+        busy: share of the time that workers work on a task, without pauses of the step.
+        stages: most expensive first; empty if no task was timed.
+        tail: samples that take far longer than others; None if there are none.
+        timed: number of timed tasks that the shares follow from.
     """
 
     workers: int
@@ -88,51 +87,51 @@ class Lanes:
     all_cpu_ms: float | None
     makers: float | None
     busy: float
-    stages: tuple[Stage, ...]
+    stages: tuple[WorkerStage, ...]
     tail: Tail | None
     timed: int
 
     @property
     def uneven(self) -> bool:
-        """Whether some workers have next to nothing to do while others work."""
+        """True if some workers are nearly idle while others work."""
         return self.makers is not None and self.makers < _EVEN * self.workers
 
     @property
     def own_ms(self) -> float:
-        """A batch's work where a core is free: what stages are parts of."""
+        """Work of a batch if a core is free: the sum of the stages."""
         return self.cpu_ms + self.blocked_ms
 
     @property
     def needed_ms(self) -> float:
-        """A batch's work without what the run's own processes take from each other."""
+        """Work of a batch, without what the run's own processes take from each other."""
         return self.cpu_ms * self.crowding + self.blocked_ms
 
     @property
     def blocked_share(self) -> float:
-        """Of the work."""
+        """Share of the work that is blocked."""
         return self.blocked_ms / self.own_ms if self.own_ms > 0 else 0.0
 
-    def of(self, *prefixes: str) -> Stage:
-        """The sum of all stages whose names begin like this."""
+    def of(self, *prefixes: str) -> WorkerStage:
+        """Sum of all stages whose names start with one of the prefixes."""
         own = [stage for stage in self.stages if stage.name.startswith(prefixes)]
-        return Stage(
+        return WorkerStage(
             name=", ".join(stage.name for stage in own),
             cpu_ms=sum(stage.cpu_ms for stage in own),
             blocked_ms=sum(stage.blocked_ms for stage in own),
         )
 
 
-def lanes_of(
-    run: Run, loader: Loader, step_ms: float, steady_ms: float, cores: Cores
-) -> Lanes | None:
-    """What the workers of a run did; None where their time was not measured.
+def summarise_lanes(
+    run: Run, loader: Loader, step_ms: float, steady_ms: float, cores: CoreUse
+) -> WorkerLanes | None:
+    """Summarise the workers of a run; None if their time was not measured.
 
     Args:
-        run: with its workers.
-        loader: whose workers they are.
-        step_ms: the mean step,
-        steady_ms: and without its pauses.
-        cores: who has them.
+        run: the run with its workers.
+        loader: the workers' loader.
+        step_ms: mean step.
+        steady_ms: mean step without pauses.
+        cores: use of the cores.
     """
     batches = sum(each.batches for each in run.passes)
     if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
@@ -158,16 +157,16 @@ def lanes_of(
         return None
     lanes = max(1, loader.workers or 1)
     scale = work_ms / run.timed_ms if run.timed and run.timed_ms > 0 else 0.0
-    # Of the time that a stage is on no core, as much is spent blocked as of all such time.
+    # A stage's time off the cores is blocked to the same share as all such time.
     blocked = (off_core - waiting) / off_core if off_core > 0 else 0.0
     stages = [_stage(each, scale, blocked) for each in run.stages] if scale else []
-    return Lanes(
+    return WorkerLanes(
         workers=lanes,
         work_ms=work_ms,
         cpu_ms=work_ms * on_core,
         queued_ms=work_ms * waiting,
         blocked_ms=work_ms * max(0.0, off_core - waiting),
-        crowding=cores.others(ratio),
+        crowding=cores.slowdown_by_others(ratio),
         all_cpu_ms=cpu_s / seconds * lanes * step_ms if seconds >= 0.5 else None,
         makers=_makers(run, workers, lanes),
         busy=min(1.0, work_ms / lanes / steady_ms) if steady_ms > 0 else 1.0,
@@ -178,25 +177,25 @@ def lanes_of(
 
 
 def _makers(run: Run, workers: list[Process], lanes: int) -> float | None:
-    known = [each.cpu_s / each.seconds for each in workers if each.seconds >= _WATCHED_S]
+    known = [each.cpu_s / each.seconds for each in workers if each.seconds >= _MIN_RATE_S]
     squares = sum(each * each for each in known)
-    # Those of a second loader, for validation, may well have less to do.
+    # The workers of a second loader, for validation, may have less to do.
     if len(known) < lanes or squares <= 0 or len({each.loader for each in run.passes}) > 1:
         return None
     return lanes * sum(known) ** 2 / squares / len(known)
 
 
-def _stage(each: StageTime, scale: float, blocked: float) -> Stage:
+def _stage(each: StageTime, scale: float, blocked: float) -> WorkerStage:
     ms = each.total_ms * scale
     cpu = ms if each.cpu_ms is None else min(ms, each.cpu_ms * scale)
-    return Stage(name=each.name, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu) * blocked)
+    return WorkerStage(name=each.name, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu) * blocked)
 
 
 def _tail(run: Run, work_ms: float) -> Tail | None:
-    """Slow samples, where they are few and much slower than the others.
+    """Summarise slow samples, if they are few and much slower than the others.
 
-    What usual ones take is known from the tasks that were timed. How much slow ones add follows
-    from all tasks, as few of a few samples are in those that were timed.
+    The time of usual samples is known from the timed tasks. The time that slow samples add follows
+    from all tasks, as the timed tasks hold few of them.
     """
     sizes = {k: (count, ms) for k, (count, ms) in run.sample_sizes.items() if count > 0}
     total = sum(count for count, _ in sizes.values())
@@ -223,7 +222,7 @@ def _tail(run: Run, work_ms: float) -> Tail | None:
             slow_ms=slow_ms / slow_count,
             excess_ms=min(work_ms, max(0.0, work_ms - timed_ms)),
         )
-    # Those that are too few to be among the timed ones are at least among the slowest.
+    # Slow samples too rare to be among the timed ones are at least among the slowest.
     named = [each.ms for each in run.slowest if each.ms > 2.0**_SLOW_OCTAVES * usual]
     if not named:
         return None
@@ -234,3 +233,70 @@ def _tail(run: Run, work_ms: float) -> Tail | None:
         slow_ms=sum(named) / len(named),
         excess_ms=min(work_ms, work_ms * excess_ms / run.tasks_ms),
     )
+
+
+_MIN_WATCHED_S = 0.5  # of watching a process, to know its rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreUse:
+    """Cores used by the trainer and the workers.
+
+    Args:
+        used: cores in use by both, mean; None if not measured.
+        wanted: `used` plus the time ready without a core; None if not measured.
+        allowed: cores that may be used.
+        trainer_cpu: CPU seconds per second of the trainer, all threads.
+        trainer_queued: seconds ready without a core, per second on one, of the trainer.
+        workers_cpu, workers_queued: the same of all workers together.
+    """
+
+    used: float | None
+    wanted: float | None
+    allowed: int
+    trainer_cpu: float | None
+    trainer_queued: float
+    workers_cpu: float | None
+    workers_queued: float
+
+    def slowdown_by_others(self, queued: float) -> float:
+        """Factor by which work takes longer because of other programs.
+
+        `queued` is the time ready without a core, per second on one. Demand of this run beyond the
+        cores is its own fault; the rest is due to other programs.
+        """
+        own = max(1.0, (self.wanted or 0.0) / self.allowed)
+        return max(1.0, (1.0 + queued) / own)
+
+
+def summarise_cores(run: Run, loader: Loader) -> CoreUse:
+    """Summarise the kernel's counters of a run's processes."""
+    trainer = [each for each in run.use.processes if each.role == "trainer"][:1]
+    workers = [each for each in run.use.processes if each.role == "worker"]
+    many = min(max(1, loader.workers or 1), len(workers))
+    own, own_queued = _rates(trainer)
+    made, made_queued = _rates(workers)
+    used = wanted = None
+    if own is not None:
+        lanes = (made or 0.0) * many
+        used = own + lanes
+        wanted = own * (1 + own_queued) + lanes * (1 + made_queued)
+    return CoreUse(
+        used=used,
+        wanted=wanted,
+        allowed=max(1, run.machine.usable_cores),
+        trainer_cpu=own,
+        trainer_queued=own_queued,
+        workers_cpu=None if made is None else made * many,
+        workers_queued=made_queued,
+    )
+
+
+def _rates(processes: list[Process]) -> tuple[float | None, float]:
+    """Cores in use by one of the processes, and its time without a core per second on one."""
+    seconds = sum(each.seconds for each in processes)
+    cpu = sum(each.cpu_s for each in processes)
+    queued = [each.queued_s for each in processes]
+    known = cpu > 0 and None not in queued
+    ratio = sum(each or 0.0 for each in queued) / cpu if known else 0.0
+    return (cpu / seconds if seconds >= _MIN_WATCHED_S else None), ratio

@@ -1,6 +1,6 @@
-"""The phases of a run: its steps by image size and batch size.
+"""Phases of a run: its steps by image size and batch size.
 
-Guarantees: pure; every step is in one phase; the order is that in which phases came first.
+Guarantees: pure; every step is in one phase; phases are in the order of their first pass.
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from feedline.diagnose.finding import PhaseSplit
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass, Run
 
-__all__ = ["LEAST_MS", "Phase", "epochs_of", "phases_of", "split_of"]
+__all__ = ["LEAST_MS", "PhaseFacts", "epochs_of", "split_of", "summarise_phases"]
 
-LEAST_MS = (
-    1e-9  # no clock tells less: what took less was not measured, and nothing is divided by it
-)
+LEAST_MS = 1e-9
+"""Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
 
 _PAUSE = 8  # times the median step
-_RARE = 16  # steps for each pause, at least: more often than that, batches ahead can bridge them
+_RARE = 16  # minimum steps per pause: prefetched batches can bridge more frequent ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """Means of a phase, in milliseconds a batch.
+class PhaseFacts:
+    """Means of a phase, in milliseconds per batch.
 
     Args:
-        image_size: in pixels; None where batches are no images of one size.
-        batch_size: samples of a batch, at most.
-        first_pass: the number of its first pass among the run's.
-        passes: those it is made of.
-        steps: that were measured.
-        batches: that were handed out.
+        image_size: in pixels; None if batches are not images of one size.
+        batch_size: samples of a batch, maximum.
+        first_pass: index of its first pass in the run.
+        passes: its passes.
+        steps: measured steps.
+        batches: delivered batches.
         wait_ms, compute_ms: of a step.
-        copy_ms: likewise; None where it was not told from the rest.
-        pause_ms: of the computing, what a few steps took beyond the median one: those in which a
-            training is evaluated or saved. No loader changes that.
-        work_ms: what workers spent on a batch, together; None where it was not measured.
-        samples: of a batch, in the mean; None where they could not be counted.
+        copy_ms: of a step; None if it was not measured separately.
+        pause_ms: part of the computing that a few steps took beyond the median step, because the
+            model was evaluated or saved. No loader changes that.
+        work_ms: work of all workers for a batch; None if not measured.
+        samples: of a batch, mean; None if they could not be counted.
         bytes: of a batch.
-        float_bytes: of these, of images as floats.
-        pinned: whether its batches lay in pinned memory.
-        first_excess_ms: by how much its first steps took longer than its median step, together.
-        first_excess_steps: how many did.
+        float_bytes: part of `bytes` that are images as floats.
+        pinned: True if its batches are in pinned memory.
+        first_excess_ms: excess of its first steps over its median step, together.
+        first_excess_steps: number of those steps.
     """
 
     image_size: int | None
@@ -66,17 +65,17 @@ class Phase:
 
     @property
     def step_ms(self) -> float:
-        """The whole step."""
+        """Whole step."""
         return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms
 
     @property
     def steady_ms(self) -> float:
-        """The step without pauses."""
+        """Step without pauses."""
         return self.step_ms - self.pause_ms
 
 
-def phases_of(run: Run) -> list[Phase]:
-    """Sum up the passes of each image size and batch size."""
+def summarise_phases(run: Run) -> list[PhaseFacts]:
+    """Summarise the passes of each image size and batch size."""
     found: dict[tuple[int | None, int | None], list[tuple[int, Pass]]] = {}
     for number, each in enumerate(run.passes):
         if each.compute.count > 0:
@@ -84,13 +83,13 @@ def phases_of(run: Run) -> list[Phase]:
     return [_phase([each for _, each in own], own[0][0], run) for own in found.values()]
 
 
-def _phase(passes: list[Pass], first: int, run: Run) -> Phase:
+def _phase(passes: list[Pass], first: int, run: Run) -> PhaseFacts:
     wait, compute, copy = _joined(passes)
     steps = compute.count
     batches = max(1, sum(each.batches for each in passes))
     samples = [each.samples for each in passes]
     excess, late = _first_excess(passes)
-    return Phase(
+    return PhaseFacts(
         image_size=passes[0].image_size,
         batch_size=passes[0].batch_size,
         first_pass=first,
@@ -122,11 +121,11 @@ def _joined(passes: list[Pass]) -> tuple[Histogram, Histogram, Histogram | None]
 
 
 def _pauses_ms(passes: list[Pass], compute: Histogram, run: Run) -> float:
-    """What few steps took beyond the median one, together."""
+    """Time of rare long steps beyond the median step, together."""
     usual = compute.quantile(0.5)
     if not usual or (run.machine.gpu is not None and not all(p.device_clock for p in passes)):
-        # By the host's clock, a long step may be one that waits for what earlier ones asked of the
-        # device.
+        # By the host's clock, a long step may be one that waits for the device to finish the work
+        # of earlier ones.
         return 0.0
     long = [(ms - usual, count) for ms, count in compute.times() if ms > _PAUSE * usual]
     if _RARE * sum(count for _, count in long) > compute.count:
@@ -135,10 +134,10 @@ def _pauses_ms(passes: list[Pass], compute: Histogram, run: Run) -> float:
 
 
 def _work(passes: list[Pass], batches: int, run: Run) -> float | None:
-    """What workers spend on a batch of a phase.
+    """Work of all workers for a batch of a phase.
 
-    A worker of torch's makes whole batches, so a task is a batch. feedline's divide batches; some
-    tasks are for batches that are not handed out yet, and the more batches the less they count.
+    A torch worker makes whole batches, so a task is a batch. feedline's workers share batches; some
+    tasks belong to batches that were not delivered, which matters less the more batches there are.
     """
     tasks = sum(each.tasks or 0 for each in passes)
     tasks_ms = sum(each.tasks_ms or 0.0 for each in passes)
@@ -147,14 +146,14 @@ def _work(passes: list[Pass], batches: int, run: Run) -> float | None:
         batches = sum(each.batches for each in run.passes)
     if not tasks or tasks_ms <= 0 or batches <= 0:
         return None
-    a_task_is_a_batch = all(loader.kind == "torch" for loader in run.loaders)
-    return tasks_ms / (tasks if a_task_is_a_batch else batches)
+    whole_batches = all(loader.kind == "torch" for loader in run.loaders)
+    return tasks_ms / (tasks if whole_batches else batches)
 
 
 def _first_excess(passes: list[Pass]) -> tuple[float, int]:
-    """By how much the first steps of a shape were longer than its median one, and how many.
+    """Excess of the first steps of a shape over its median one, and the number of those steps.
 
-    Only of the first pass: a shape is new once. Steps of less than twice the median are no news.
+    Only the first pass counts: a shape is new once. Steps below twice the median do not count.
     """
     first = passes[0]
     usual = first.compute.quantile(0.5)
@@ -166,8 +165,8 @@ def _first_excess(passes: list[Pass]) -> tuple[float, int]:
     return sum(longer), len(longer)
 
 
-def split_of(phase: Phase, workers: int) -> PhaseSplit:
-    """The split of a phase, as a verdict has it."""
+def split_of(phase: PhaseFacts, workers: int) -> PhaseSplit:
+    """Return the split of a phase, for a diagnosis."""
     wait, compute, copy = _joined(list(phase.passes))
     seconds = phase.step_ms * phase.steps / 1000
     hidden = None
@@ -193,7 +192,7 @@ def split_of(phase: Phase, workers: int) -> PhaseSplit:
 
 
 def epochs_of(run: Run, workers: int) -> list[PhaseSplit]:
-    """The same, pass by pass."""
+    """Return the split of each pass."""
     found = []
     for number, each in enumerate(run.passes):
         if each.compute.count > 0:
@@ -202,7 +201,7 @@ def epochs_of(run: Run, workers: int) -> list[PhaseSplit]:
 
 
 def _three(histogram: Histogram) -> tuple[float, float, float] | None:
-    """Median, 95th percentile, longest."""
+    """Median, 95th percentile, maximum."""
     half, most = histogram.quantile(0.5), histogram.quantile(0.95)
     if half is None or most is None:
         return None

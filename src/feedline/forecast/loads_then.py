@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from feedline.diagnose.load import WAITING, Load, with_workers
+from feedline.diagnose.step_load import BLOCKED_SHARE, StepLoad, with_workers
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 
@@ -16,8 +16,8 @@ __all__ = ["loads_then"]
 
 
 def loads_then(
-    rates: Rates, now: Load, changes: Changes, work: float
-) -> tuple[Sequence[Load], list[str]]:
+    rates: Rates, now: StepLoad, changes: Changes, work: float
+) -> tuple[Sequence[StepLoad], list[str]]:
     """What steps need then, as is most likely; then what else they may need; and why.
 
     Args:
@@ -33,7 +33,7 @@ def loads_then(
         work_blocked_ms=now.work_blocked_ms * work,
         late_ms=now.late_ms * work,
     )
-    waits, notes = now.blocked_share > WAITING, list[str]()
+    waits, notes = now.blocked_share > BLOCKED_SHARE, list[str]()
     loads = [then]
     if waits and work != 1.0:
         # It may wait for something that copies do not change.
@@ -68,7 +68,7 @@ def loads_then(
     return loads, notes
 
 
-def _as_late(now: Load, then: Load, work: float) -> list[Load]:
+def _as_late(now: StepLoad, then: StepLoad, work: float) -> list[StepLoad]:
     """What else steps may need with something changed, where some batches are late now."""
     if not now.late_ms or then == now:
         return []
@@ -81,5 +81,5 @@ def _as_late(now: Load, then: Load, work: float) -> list[Load]:
     return [replace(then, late_ms=late_ms) for late_ms in sorted(lates)]
 
 
-def _faster(load: Load, times: float) -> Load:
+def _faster(load: StepLoad, times: float) -> StepLoad:
     return replace(load, compute_ms=load.compute_ms / times, step_cpu_ms=load.step_cpu_ms / times)

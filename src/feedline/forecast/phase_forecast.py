@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.diagnose.load import Limit
+from feedline.diagnose.step_load import Limit
 from feedline.forecast.text import counted
 from feedline.forecast.what_if import PhaseThen
 

@@ -1,7 +1,7 @@
 """What was measured of a phase: what its steps and its batches need, with one crew or several.
 
 Guarantees: pure; a change of nothing predicts what was measured.
-Relies on: `diagnose.load` for the model of a step.
+Relies on: `diagnose.step_load` for the model of a step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from feedline.control.window import Window
-from feedline.diagnose.load import Load
+from feedline.diagnose.step_load import StepLoad
 
 __all__ = ["Point", "Rates", "point_of"]
 
@@ -33,7 +33,7 @@ class Point:
         error: half of the 95% interval of that, as a share of it; 1 where it is not known.
     """
 
-    load: Load
+    load: StepLoad
     step_ms: float
     error: float = 1.0
 
@@ -146,7 +146,7 @@ def point_of(
     compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))
     work_ms, wait_ms = 1e3 * window.work_s, 1e3 * window.wait_s / window.steps
     hand_ms = min(1e3 * hand_cpu_s, wait_ms)
-    load = Load(
+    load = StepLoad(
         workers=window.workers,
         cores=float(cores),
         compute_ms=compute_ms,

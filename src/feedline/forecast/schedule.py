@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedline.diagnose.load import Load, with_workers
+from feedline.diagnose.step_load import StepLoad, with_workers
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
@@ -170,7 +170,7 @@ def forecast(
     )
 
 
-def _needed(load: Load, shared: float) -> int | None:
+def _needed(load: StepLoad, shared: float) -> int | None:
     """The fewest workers with which a step does not wait, each on a core of its own."""
     enough_ms = _KEEPS_UP * load.consume_ms
     crews = range(1, MAX_SEATS + 1)
@@ -180,12 +180,12 @@ def _needed(load: Load, shared: float) -> int | None:
     )
 
 
-def _needed_cores(load: Load) -> int:
+def _needed_cores(load: StepLoad) -> int:
     ms = load.cores_ms * load.cores
     return max(1, math.ceil(ms / (_KEEPS_UP * load.consume_ms))) if load.consume_ms > 0 else 1
 
 
-def _level(load: Load, rates: Rates, levels: LevelRates) -> int | None:
+def _level(load: StepLoad, rates: Rates, levels: LevelRates) -> int | None:
     """The largest level with which a crew keeps up."""
     size, wanted = rates.size, rates.wanted_px
     if size is None or wanted is None:

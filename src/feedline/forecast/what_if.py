@@ -1,9 +1,9 @@
 """What each phase of a training would be with something changed.
 
 A crew that was measured and is most like the one that is asked for is taken, what its steps need is
-changed, and the model of a step (`diagnose.load`) says how long they take then. Measured steps are
-not quite what the model says: as many times as long as that they stay where steps go on to wait, or
-go on not to; where that changes, what is predicted lies between this and the model.
+changed, and the model of a step (`diagnose.step_load`) says how long they take then. Measured steps
+are not quite what the model says: as many times as long as that they stay where steps go on to wait,
+or go on not to; where that changes, what is predicted lies between this and the model.
 
 Guarantees: pure; what the rates cannot tell has a lower and an upper figure.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from feedline.diagnose.load import Limit, Load
+from feedline.diagnose.step_load import Limit, StepLoad
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.loads_then import loads_then
@@ -167,7 +167,7 @@ def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
     )
 
 
-def _step_ms(base: Point, then: Load) -> tuple[float, float]:
+def _step_ms(base: Point, then: StepLoad) -> tuple[float, float]:
     """The shortest and the longest that a step takes with something changed.
 
     Args:

@@ -5,10 +5,10 @@ Guarantees: pure; sizes that were not trained yet are said to be forecast from t
 
 from __future__ import annotations
 
-from feedline.diagnose.facts import facts_of
+from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
-from feedline.diagnose.load import Load
-from feedline.diagnose.model import load_of
+from feedline.diagnose.gains import step_load
+from feedline.diagnose.step_load import StepLoad
 from feedline.forecast.break_even import break_even
 from feedline.forecast.rates import Point, Rates
 from feedline.forecast.schedule import forecast
@@ -54,7 +54,7 @@ def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | s
 
 def _trained(decision: Decision, run: Run) -> list[Rates]:
     """The sizes that were trained for long enough."""
-    facts = facts_of(run, Thresholds())
+    facts = summarise_run(run, Thresholds())
     found = []
     for phase in facts.phases:
         if phase.steps < _STEPS:
@@ -64,7 +64,7 @@ def _trained(decision: Decision, run: Run) -> list[Rates]:
             Rates(
                 size=phase.image_size,
                 rows=phase.samples,
-                points=(Point(load=load_of(facts, phase), step_ms=phase.steady_ms),),
+                points=(Point(load=step_load(facts, phase), step_ms=phase.steady_ms),),
                 wanted_px=wanted_px,
                 level_px=level_px,
             )
@@ -74,7 +74,7 @@ def _trained(decision: Decision, run: Run) -> list[Rates]:
 
 def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rates:
     """What is known before any step: the work of a batch."""
-    load = Load(
+    load = StepLoad(
         workers=settings.workers,
         cores=float(usable_cores()),
         compute_ms=0.0,

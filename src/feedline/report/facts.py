@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feedline import __version__
-from feedline.diagnose.finding import Bound, Ceiling, Finding, PhaseSplit, Verdict
+from feedline.diagnose.finding import Bound, Diagnosis, Finding, PhaseSplit, UpperBound
 from feedline.report.course import Course, course_of
 from feedline.report.figures import encodable, finite
 from feedline.report.lanes import Timeline
@@ -89,7 +89,7 @@ class Facts:
     images_per_s: float | None
     steps: int
     findings: list[Finding]
-    ceiling: Ceiling | None
+    ceiling: UpperBound | None
     phases: list[PhaseSplit]
     epochs: list[PhaseSplit]
     timelines: list[Timeline]
@@ -110,7 +110,7 @@ class Facts:
 
 
 def facts_of(
-    run: Run, verdict: Verdict, learned: Sequence[LearnedEpoch] = (), note: str = ""
+    run: Run, verdict: Diagnosis, learned: Sequence[LearnedEpoch] = (), note: str = ""
 ) -> Facts:
     """The facts of a run, with what was found in it.
 

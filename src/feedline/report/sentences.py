@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from feedline.diagnose.finding import Ceiling, Verdict
+from feedline.diagnose.finding import Diagnosis, UpperBound
 from feedline.report.facts import Facts
 from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds, as_times, finite
 from feedline.report.lanes import Timeline
@@ -19,7 +19,7 @@ _PARTS = {
 }
 
 
-Judged: TypeAlias = Verdict | Facts
+Judged: TypeAlias = Diagnosis | Facts
 """A verdict, or the facts of a report, which hold the same."""
 
 
@@ -66,7 +66,7 @@ def parts(split_ms: dict[str, float | None]) -> list[Part]:
     ]
 
 
-def ceiling(found: Ceiling | None) -> list[str]:
+def ceiling(found: UpperBound | None) -> list[str]:
     """What training would do with data for free, and what the data's own ways give."""
     if found is None:
         return ["How fast training would be with data for free was not measured."]

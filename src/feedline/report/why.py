@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from feedline.diagnose.finding import Verdict
+from feedline.diagnose.finding import Diagnosis
 from feedline.report.glyphs import glyphs_for
 from feedline.report.page import verdict_html
 from feedline.report.terminal import WIDTH, columns, verdict_view
@@ -24,7 +24,7 @@ class Why:
         verdict: of the run.
     """
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Diagnosis) -> None:
         self.verdict = verdict
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Why:
         return verdict_html(self.verdict)
 
 
-def verdict_text(verdict: Verdict) -> str:
+def verdict_text(verdict: Diagnosis) -> str:
     """A verdict as text, in lines of at most 100 columns, without colours."""
     # In a notebook rich would show what is captured, too: an empty box.
     console = Console(
@@ -54,7 +54,7 @@ def verdict_text(verdict: Verdict) -> str:
     return captured.get().rstrip("\n")
 
 
-def show(verdict: Verdict) -> None:
+def show(verdict: Diagnosis) -> None:
     """Print a verdict: as HTML in a notebook, with colours in a terminal, as text elsewhere."""
     why = Why(verdict)
     if _in_a_notebook():

@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from feedline.dataset.sample_paths import sample_path
-from feedline.diagnose.finding import Ceiling
+from feedline.diagnose.finding import UpperBound
 from feedline.errors import UsageError
 from feedline.trace.look import look_at
 from feedline.watching.described import torch_loader
@@ -46,7 +46,7 @@ def ceiling(
     *,
     steps: int = 50,
     rates: bool = True,
-) -> Ceiling:
+) -> UpperBound:
     """Measure how fast training would be with data for free.
 
     Args:
@@ -91,7 +91,7 @@ def ceiling(
                 fetch = 1 / (1 / cold - 1 / prepare)
             else:
                 notes.append("with the files out of memory the loader was no slower")
-    return Ceiling(
+    return UpperBound(
         how="replayed",
         free_images_per_s=free,
         now_images_per_s=now,

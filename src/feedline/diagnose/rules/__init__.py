@@ -1,1 +1,1 @@
-"""The rules: each looks for one cause in the facts, and says what would help, or None."""
+"""Rules: each looks for one cause in the facts, and returns a finding with the fix, or None."""

@@ -1,27 +1,26 @@
-"""The machine: cores that may not be used, and threads that fight for those that may."""
+"""Machine: CPU limits, other programs, and threads that compete for the cores."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding
-from feedline.diagnose.load import Load
-from feedline.diagnose.model import Change, gain_of
-from feedline.diagnose.words import count, ms
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, count, ms
+from feedline.diagnose.gains import Change, gain_of
+from feedline.diagnose.step_load import StepLoad
 
 __all__ = ["busy_machine", "cpu_quota", "noisy_threads"]
 
 _USED_UP = 0.8  # of the cores
-_CROWDED_OUT = 1.5  # times the cores, wanted
+_OVERSUBSCRIBED = 1.5  # times the cores, wanted
 _THROTTLED = 0.05  # of the time
-_MORE_CPU = 1.5  # of all threads of a worker to its main one
-_OWN_THREADS = 3  # torch's workers have their own, one that sends, and one that hands files over
+_MORE_CPU = 1.5  # CPU time of all threads of a worker / that of its main thread
+_OWN_THREADS = 3  # torch's workers have a main thread, one that sends, and one that passes files
 _BUSY_MACHINE = 1.5  # times as long as alone
-_CROWDED = 0.5  # seconds without a core, for each on one
+_CROWDED = 0.5  # seconds without a core, per second on one
 
 
-def cpu_quota(facts: Facts) -> Finding | None:
+def cpu_quota(facts: RunFacts) -> Finding | None:
     """The machine has more cores than this process may use, and these are used up."""
     machine = facts.machine
     may = machine.usable_cores * max(1, machine.shared_by)
@@ -33,11 +32,13 @@ def cpu_quota(facts: Facts) -> Finding | None:
     if not held_up:
         if used is None or wanted is None or not facts.waits:
             return None
-        # Where others use them as well, these cores are wanted all the same.
-        if used < _USED_UP * facts.cores and wanted < _CROWDED_OUT * facts.cores:
+        # If other programs use these cores as well, the run still wants them.
+        if used < _USED_UP * facts.cores and wanted < _OVERSUBSCRIBED * facts.cores:
             return None
     most = max(facts.cores, machine.cores // max(1, machine.shared_by))
-    gains = {cores: gain_of(facts, _with(cores)) for cores in range(facts.cores + 1, most + 1)}
+    gains = {
+        cores: gain_of(facts, _with_cores(cores)) for cores in range(facts.cores + 1, most + 1)
+    }
     best = max((gain.predicted for gain in gains.values()), default=1.0)
     cores = min((n for n, gain in gains.items() if gain.predicted >= best / 1.03), default=0)
     gain = gains.get(cores)
@@ -61,29 +62,29 @@ def cpu_quota(facts: Facts) -> Finding | None:
         "used up.",
         evidence=f"the limit is {limit}"
         + (f"; {used:.1f} cores were in use" if used is not None else "")
-        + (f"; processes were held up for {throttled:.1f} s" if throttled else ""),
-        fix=f"Ask for {count(cores, 'core')} ({source}), and have a worker for each. "
-        "More workers on the same ones do not help."
+        + (f"; processes were throttled for {throttled:.1f} s" if throttled else ""),
+        fix=f"Request {count(cores, 'core')} ({source}), and use one worker per core. More workers "
+        "on the current cores do not help."
         if gain
-        else "Ask for a larger CPU quota. More workers within it would not help.",
+        else "Request a larger CPU quota. More workers within it would not help.",
         gain=gain,
     )
 
 
-def _with(cores: int) -> Change:
-    def change(load: Load) -> Load:
+def _with_cores(cores: int) -> Change:
+    def change(load: StepLoad) -> StepLoad:
         return replace(load, cores=float(cores), workers=max(load.workers, cores))
 
     return change
 
 
-def busy_machine(facts: Facts) -> Finding | None:
-    """Programs of others take the cores that workers are ready to use."""
+def busy_machine(facts: RunFacts) -> Finding | None:
+    """Other programs use the cores that workers are ready to use."""
     lanes = facts.lanes
     if lanes is None or not facts.waits or lanes.crowding < _BUSY_MACHINE:
         return None
 
-    def alone(load: Load) -> Load:
+    def alone(load: StepLoad) -> StepLoad:
         return replace(
             load,
             work_cpu_ms=load.work_cpu_ms / lanes.crowding,
@@ -98,21 +99,21 @@ def busy_machine(facts: Facts) -> Finding | None:
     used = f"; {facts.cores_used:.1f} of them are this run's" if facts.cores_used else ""
     return Finding(
         rule="busy-machine",
-        cause="Programs of others use the cores that this run's workers are ready for.",
+        cause="Other programs use the cores that this run's workers are ready for.",
         evidence=f"workers take {lanes.crowding:.1f} times as long as their work does on a core; "
         f"{count(facts.cores, 'core')} can be used{used}",
-        fix="End the other programs, or run where the cores are this run's alone. Figures of a "
-        "crowded machine say little of a quiet one.",
+        fix="Stop the other programs, or run on a machine without them. Figures of a busy machine "
+        "do not apply to an idle one.",
         gain=gain,
     )
 
 
-def noisy_threads(facts: Facts) -> Finding | None:
+def noisy_threads(facts: RunFacts) -> Finding | None:
     """Libraries start threads in each worker, or more in the trainer than there are cores."""
     return _in_workers(facts) or _in_the_trainer(facts)
 
 
-def _in_workers(facts: Facts) -> Finding | None:
+def _in_workers(facts: RunFacts) -> Finding | None:
     lanes, workers = facts.lanes, facts.workers
     if lanes is None or not workers or not facts.waits or lanes.all_cpu_ms is None:
         return None
@@ -125,15 +126,15 @@ def _in_workers(facts: Facts) -> Finding | None:
         rule="noisy-threads",
         cause="Each worker computes with several threads, and all of them share the cores.",
         evidence=f"{count(workers, 'worker')} with up to {threads} threads each on "
-        f"{count(facts.cores, 'core')}; for a batch they are on a core for "
-        f"{ms(lanes.all_cpu_ms)}, their main threads for {ms(lanes.cpu_ms)}; ready and without a "
+        f"{count(facts.cores, 'core')}; per batch they are on a core for "
+        f"{ms(lanes.all_cpu_ms)}, their main threads for {ms(lanes.cpu_ms)}; ready without a "
         f"core for {ms(lanes.queued_ms)}",
         fix="Let each worker compute with one thread: OMP_NUM_THREADS=1, "
         "cv2.setNumThreads(0), torch.set_num_threads(1) in worker_init_fn.",
     )
 
 
-def _in_the_trainer(facts: Facts) -> Finding | None:
+def _in_the_trainer(facts: RunFacts) -> Finding | None:
     threads, queued, cpu = facts.use.threads, facts.step_queued_ms, facts.step_cpu_ms
     if threads is None or threads <= facts.cores or not queued or not cpu:
         return None
@@ -142,7 +143,7 @@ def _in_the_trainer(facts: Facts) -> Finding | None:
     return Finding(
         rule="noisy-threads",
         cause="The training process computes with more threads than there are cores.",
-        evidence=f"{threads} threads on {count(facts.cores, 'core')}; for a step they are on a "
+        evidence=f"{threads} threads on {count(facts.cores, 'core')}; per step they are on a "
         f"core for {ms(cpu)} and ready without one for {ms(queued)}",
         fix=f"Set torch.set_num_threads({facts.cores}), or OMP_NUM_THREADS={facts.cores}.",
     )

@@ -1,20 +1,19 @@
-"""The step itself: new shapes, a host that is slower than its device, and nothing to mend."""
+"""The step itself: new shapes, a host slower than its device, and runs without a problem."""
 
 from __future__ import annotations
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding
-from feedline.diagnose.model import gain_of_saved, load_of
-from feedline.diagnose.words import count, ms, percent
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, count, ms, percent
+from feedline.diagnose.gains import gain_of_saved, step_load
 
 __all__ = ["compute_bound", "healthy", "host_bound", "inconclusive", "new_shape"]
 
 _IDLE_DEVICE = 0.7
 _BUSY_HOST = 0.9
-_HEADROOM = 2.0  # times as fast as the step takes them, batches can be made
+_HEADROOM = 2.0  # rate of making batches / rate of the steps
 
 
-def new_shape(facts: Facts) -> Finding | None:
+def new_shape(facts: RunFacts) -> Finding | None:
     """The first steps at another image size take far longer than those after them."""
     late = [phase for phase in facts.phases if phase.first_pass > 0 and phase.first_excess_steps]
     excess = sum(phase.first_excess_ms for phase in late)
@@ -28,99 +27,99 @@ def new_shape(facts: Facts) -> Finding | None:
     steps = sum(phase.first_excess_steps for phase in late)
     return Finding(
         rule="new-shape",
-        cause="The first steps at a new image size take long: kernels are chosen or compiled anew.",
+        cause="The first steps at a new image size take long: kernels are selected or compiled.",
         evidence=f"{count(steps, 'step')} at {count(len(late), 'change')} took {ms(excess)} longer "
         f"than the usual ones; worst at {size}, {ms(worst.first_excess_ms)}",
-        fix="Let each shape be met once before training, or have fewer of them: few sizes in the "
-        "schedule, drop_last=True, torch.compile(dynamic=True), cudnn.benchmark only where "
-        "shapes stay.",
+        fix="Run each shape once before training, or use fewer shapes: few sizes in the schedule, "
+        "drop_last=True, torch.compile(dynamic=True), cudnn.benchmark only if shapes are "
+        "constant.",
         gain=gain,
     )
 
 
-def host_bound(facts: Facts) -> Finding | None:
+def host_bound(facts: RunFacts) -> Finding | None:
     """The device waits for the host: for Python, and for kernels to be launched."""
     if not facts.device or facts.waits:
         return None
     busy = facts.use.gpu_busy
     own = facts.compute_cpu_ms
     host = own / facts.compute_ms if own is not None and facts.compute_ms > 0 else None
-    # A thread that waits for its device spins on a core, as in .item(): only an idle device tells
-    # launching from that.
+    # A thread that waits for its device spins on a core, as in .item(): only an idle device
+    # distinguishes launching from that.
     if busy is None or busy >= _IDLE_DEVICE or host is None or host < _BUSY_HOST:
         return None
     return Finding(
         rule="host-bound",
-        cause="The training thread itself is the limit: Python, and the launching of kernels.",
+        cause="The training thread itself is the bottleneck: Python, and launching kernels.",
         evidence=f"of each step's {ms(facts.compute_ms)} the thread is on a core {percent(host)}"
         f"; the device is busy {percent(busy)} of the time; a step waits {ms(facts.wait_ms)} for "
         "its batch",
         fix="Launch fewer and larger kernels: a larger batch, torch.compile, CUDA graphs, fused "
-        "optimisers; take .item(), printing and logging out of the step.",
+        "optimizers; move .item(), printing and logging out of the step.",
     )
 
 
-def compute_bound(facts: Facts) -> Finding | None:
-    """The step decides, and batches could be made much faster than it takes them."""
+def compute_bound(facts: RunFacts) -> Finding | None:
+    """The step is the bottleneck, and batches could be made much faster than it consumes them."""
     if facts.waits or facts.lanes is None:
         return None
     for phase in facts.phases:
-        load = load_of(facts, phase)
+        load = step_load(facts, phase)
         if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms - phase.pause_ms:
             return None
     lanes = facts.lanes
     return Finding(
         rule="compute-bound",
-        cause="The step itself decides how fast training is. A faster loader would gain nothing.",
+        cause="The step itself is the bottleneck. A faster loader would gain nothing.",
         evidence=f"a step computes for {ms(facts.compute_ms)} and waits {ms(facts.wait_ms)}; "
-        f"workers are at work {percent(lanes.busy)} of the time",
+        f"workers are busy {percent(lanes.busy)} of the time",
     )
 
 
-def healthy(facts: Facts) -> Finding:
-    """Nothing is to be mended."""
+def healthy(facts: RunFacts) -> Finding:
+    """There is nothing to fix."""
     return Finding(
         rule="healthy",
-        cause="Batches are ready when they are asked for.",
-        evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}, "
-        f"{facts.wait_pct:.1f}% of the time with the starts of epochs",
+        cause="Batches are ready when the step needs them.",
+        evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}; "
+        f"{facts.wait_pct:.1f}% of the time, including the starts of epochs",
     )
 
 
-def inconclusive(facts: Facts) -> Finding | None:
-    """There is too little to say anything."""
+def inconclusive(facts: RunFacts) -> Finding | None:
+    """There are too few measurements for a diagnosis."""
     least = facts.thresholds.least_steps
     if not facts.passes:
-        return _nothing("No batch was asked for.", "no pass was recorded", f"Run {least} steps.")
+        return _nothing("No batch was requested.", "no pass was recorded", f"Run {least} steps.")
     if not any(each.batches for each in facts.passes):
         how = facts.passes[-1].ended
-        said = (
+        reason = (
             "the loader raised before its first batch"
             if how == "raised"
-            else ("the loader gave no batch")
+            else "the loader yielded no batch"
         )
         return _nothing(
             "There was no batch.",
-            f"{count(len(facts.passes), 'pass')}; {said}",
-            "See that the dataset is not empty, and that drop_last=True does not leave out its "
-            "only batch."
+            f"{count(len(facts.passes), 'pass')}; {reason}",
+            "Check that the dataset is not empty, and that drop_last=True does not drop its only "
+            "batch."
             if how != "raised"
-            else "Mend the error, then run it again.",
+            else "Fix the error, then run it again.",
         )
     if facts.steps < least:
-        how = {"left": "the loop broke off", "raised": "the loader raised"}.get(
+        how = {"left": "the loop ended early", "raised": "the loader raised"}.get(
             facts.passes[-1].ended, "the loader is short"
         )
         return _nothing(
-            "There are too few steps to say anything.",
+            "There are too few steps for a diagnosis.",
             f"{count(facts.steps, 'step')} measured; {how}",
-            f"Let it run for at least {least} steps.",
+            f"Run at least {least} steps.",
         )
     if facts.step_ms <= 0:
         return _nothing(
-            "The steps took no time that could be measured.",
+            "The steps took no measurable time.",
             f"{count(facts.steps, 'step')}",
-            "Do in the loop what training does.",
+            "Run the training step in the loop.",
         )
     return None
 

@@ -1,26 +1,25 @@
-"""Storage: workers wait for bytes."""
+"""Storage: workers wait for data."""
 
 from __future__ import annotations
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding, Gain
-from feedline.diagnose.lanes import Lanes
-from feedline.diagnose.model import gain_of, gain_of_saved, less_work
-from feedline.diagnose.words import ms, percent, size
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, Gain, ms, percent, size
+from feedline.diagnose.gains import gain_of, gain_of_saved, less_work
+from feedline.diagnose.lanes import WorkerLanes
 
 __all__ = ["cold_cache", "reading_blocked_ms", "slow_storage", "smaller_copies"]
 
 READING = ("open", "read", "fetch")
-_BLOCKED = 0.35  # of a worker's time at least, to say that storage is what it waits for
-_FROM_DISK = 0.3  # of the bytes that are read
-_WARM = 0.3  # of the bytes that the first pass had from a disk: what later ones may have
-_READS = 256  # bytes of a sample at least, for code to read files at all
+_BLOCKED = 0.35  # minimum share of a worker's time, to report that it waits for storage
+_FROM_DISK = 0.3  # of the bytes read
+_WARM = 0.3  # of the bytes that the first pass read from a disk: limit for later passes
+_READS = 256  # minimum bytes read per sample, for code that reads files
 
 
-def reading_blocked_ms(facts: Facts, lanes: Lanes) -> float:
-    """For how long workers wait for bytes, for a batch.
+def reading_blocked_ms(facts: RunFacts, lanes: WorkerLanes) -> float:
+    """Time for which workers wait for data, per batch.
 
-    In stages that read, and in a dataset's own code where it reads files, by calls or by mapping.
+    In stages that read, and in a dataset's own code if it reads files, by calls or by mapping.
     """
     blocked = lanes.of(*READING).blocked_ms
     samples = facts.samples or 1.0
@@ -29,34 +28,34 @@ def reading_blocked_ms(facts: Facts, lanes: Lanes) -> float:
     return blocked
 
 
-def _faults(facts: Facts) -> int:
-    """Pages that workers had to have read from a disk."""
+def _faults(facts: RunFacts) -> int:
+    """Pages that workers read from a disk."""
     return sum(each.major_faults or 0 for each in facts.use.processes if each.role == "worker")
 
 
-def _from_where(facts: Facts) -> str:
-    """What the kernel's counts add, in words."""
+def _disk_evidence(facts: RunFacts) -> str:
+    """Text on the kernel's counters of disk reads, or ""."""
     workers = [each for each in facts.use.processes if each.role == "worker"]
     if _faults(facts) > facts.steps:
         return (
-            f"; {_faults(facts):,} pages had to be read back from a disk: of files that are "
-            "mapped, or of memory that was swapped out"
+            f"; {_faults(facts):,} pages were read from a disk: of mapped files, or of memory that "
+            "was swapped out"
         )
     if workers and not any(each.read_bytes is None or each.read_bytes for each in workers):
         return "; none of it came from a disk of this machine: workers wait for a network or a lock"
     return ""
 
 
-def smaller_copies(facts: Facts) -> str:
-    """How to read smaller copies of the images; a loader that refuses `cache=` is told it."""
+def smaller_copies(facts: RunFacts) -> str:
+    """Instructions for reading smaller copies, suited to a loader that refuses `cache=`."""
     loader = facts.loader
     if loader.accepts is None or "cache" in loader.accepts or loader.copies:
         return (
-            "Read smaller copies, in few large files: `feedline cache plan` says which, "
+            "Read smaller copies in few large files: `feedline cache plan` recommends sizes, "
             "`feedline cache build` makes them."
         )
     if loader.uncompiled:
-        return "Have the transform compiled (uncompiled-transform), then give cache= for copies."
+        return "Have the transform compiled (uncompiled-transform), then pass cache= for copies."
     dataset = loader.dataset.rpartition(".")[2] or "the dataset"
     return (
         f"Read smaller copies, which `feedline cache build` makes: {dataset} reads its samples "
@@ -64,8 +63,8 @@ def smaller_copies(facts: Facts) -> str:
     )
 
 
-def slow_storage(facts: Facts) -> Finding | None:
-    """Workers wait for a disk or a network, and each epoch does."""
+def slow_storage(facts: RunFacts) -> Finding | None:
+    """Workers wait for a disk or a network, in every epoch."""
     lanes = facts.lanes
     if lanes is None or not facts.waits or _first_epoch_only(facts) is not None:
         return None
@@ -80,16 +79,16 @@ def slow_storage(facts: Facts) -> Finding | None:
         rule="slow-storage",
         cause="Workers wait for the storage that holds the samples.",
         evidence=f"of {ms(lanes.own_ms)} for a batch a worker is blocked for {ms(blocked)} "
-        f"({percent(blocked / lanes.own_ms)}) where it reads{rate}; it is on a core for "
-        f"{ms(lanes.cpu_ms)}{_from_where(facts)}",
+        f"({percent(blocked / lanes.own_ms)}) while reading{rate}; it is on a core for "
+        f"{ms(lanes.cpu_ms)}{_disk_evidence(facts)}",
         fix=f"Put the data on a local disk. Or: {smaller_copies(facts)}"
-        + (" Where memory is swapped, have fewer workers." if _faults(facts) > facts.steps else ""),
+        + (" If memory is swapped, use fewer workers." if _faults(facts) > facts.steps else ""),
         gain=gain,
     )
 
 
-def cold_cache(facts: Facts) -> Finding | None:
-    """The first epoch reads from the disk what later ones have in memory."""
+def cold_cache(facts: RunFacts) -> Finding | None:
+    """The first epoch reads from the disk, later ones from memory."""
     lanes = facts.lanes
     gain = _first_epoch_only(facts)
     if gain is None or lanes is None:
@@ -97,18 +96,18 @@ def cold_cache(facts: Facts) -> Finding | None:
     first = facts.passes[0]
     return Finding(
         rule="cold-cache",
-        cause="The first epoch reads its samples from the disk; memory holds them from then on.",
+        cause="The first epoch reads its samples from the disk; later ones read them from memory.",
         evidence=f"the first pass read {size(first.disk_bytes or 0)} from a disk, "
         f"{percent((first.disk_bytes or 0) / max(1, _read_in(facts)))} of what it read; workers "
         f"were blocked for {ms(reading_blocked_ms(facts, lanes))} of {ms(lanes.own_ms)} a batch",
-        fix="Nothing has to be done for a long training. For short ones, read the files once "
-        f"beforehand (`cat FILES > /dev/null`). Or: {smaller_copies(facts)}",
+        fix="For a long training nothing is needed. For a short one, read the files once in "
+        f"advance (`cat FILES > /dev/null`). Or: {smaller_copies(facts)}",
         gain=gain,
     )
 
 
-def _first_epoch_only(facts: Facts) -> Gain | None:
-    """What the first pass lost to the disk, where later ones have its bytes in memory."""
+def _first_epoch_only(facts: RunFacts) -> Gain | None:
+    """Gain without the first pass's disk reads, if later passes have its bytes in memory."""
     lanes, first = facts.lanes, facts.passes[0] if facts.passes else None
     if lanes is None or first is None or not first.disk_bytes or not first.compute.count:
         return None
@@ -136,7 +135,7 @@ def _first_epoch_only(facts: Facts) -> Gain | None:
     return gain if gain.predicted >= facts.thresholds.worth else None
 
 
-def _read_in(facts: Facts) -> float:
+def _read_in(facts: RunFacts) -> float:
     """Bytes that the first pass read, by calls or from a disk."""
     first = facts.passes[0]
     return max((facts.read_bytes or 0.0) * first.batches, float(first.disk_bytes or 0))

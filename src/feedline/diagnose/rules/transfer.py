@@ -1,21 +1,20 @@
-"""Bytes on their way to the device: floats where pixels would do, memory that is not pinned."""
+"""Transfer to the device: floats instead of pixels, memory that is not pinned."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding
-from feedline.diagnose.load import Load
-from feedline.diagnose.model import gain_of, less_work
-from feedline.diagnose.words import ms, percent, size
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, ms, percent, size
+from feedline.diagnose.gains import gain_of, less_work
+from feedline.diagnose.step_load import StepLoad
 
 __all__ = ["float_copy", "to_the_device", "unpinned_copy"]
 
-_LEAST_BYTES = 1 << 20
+_MIN_BYTES = 1 << 20
 _PAGEABLE_BYTES_PER_MS = 2e6  # half of PCIe 3.0 x4: pageable memory is staged by another copy
-_MOST_FLOATS = 0.5
-_AS_PIXELS = 0.25  # bytes of a pixel as uint8 to those as float32
+_MIN_FLOATS = 0.5
+_AS_PIXELS = 0.25  # bytes of a pixel as uint8 / as float32
 _CONVERTING = (
     "transform: ToTensor",
     "transform: ToDtype",
@@ -25,19 +24,19 @@ _CONVERTING = (
 _CARRYING = ("collate", "pack")
 
 
-def to_the_device(facts: Facts) -> str:
-    """What is to be known of moving work to a device where none was seen."""
+def to_the_device(facts: RunFacts) -> str:
+    """Caveat for moving work to a device if none was used."""
     if facts.device:
         return ""
     return (
-        " This run has used no GPU: where the step computes on the CPU as well, the work is moved "
-        "and not saved."
+        " This run used no GPU: if the step computes on the CPU as well, the work is moved and not "
+        "saved."
     )
 
 
-def float_copy(facts: Facts) -> Finding | None:
-    """Images travel as floats: four times the bytes to convert, stack, hand over and copy."""
-    if facts.bytes < _LEAST_BYTES or facts.float_share < _MOST_FLOATS:
+def float_copy(facts: RunFacts) -> Finding | None:
+    """Images are sent as floats: four times the bytes to convert, stack, hand over and copy."""
+    if facts.bytes < _MIN_BYTES or facts.float_share < _MIN_FLOATS:
         return None
     copied = facts.copy_ms or 0.0
     if not facts.waits and copied < 0.05 * facts.step_ms:
@@ -47,13 +46,13 @@ def float_copy(facts: Facts) -> Finding | None:
     cpu = blocked = 0.0
     if lanes is not None:
         scaled = lanes.of(*_CONVERTING, *_CARRYING)
-        # torchvision and albumentations alike: to normalise is the device's, where it is free.
+        # torchvision's and albumentations' Normalize moves to the device, where it costs nothing.
         gone = lanes.of("transform: Normalize")
         cpu = less * scaled.cpu_ms + gone.cpu_ms
         blocked = less * scaled.blocked_ms + gone.blocked_ms
     reduce = less_work(facts, cpu, blocked)
 
-    def change(load: Load) -> Load:
+    def change(load: StepLoad) -> StepLoad:
         own = reduce(load)
         return replace(
             own,
@@ -68,38 +67,38 @@ def float_copy(facts: Facts) -> Finding | None:
     moved = cpu + blocked
     return Finding(
         rule="float-copy",
-        cause="Images travel from worker to step as floats, four times the bytes of their pixels.",
+        cause="Images are sent to the step as floats, four times the bytes of their pixels.",
         evidence=f"{size(facts.bytes)} a batch, {percent(facts.float_share)} of it images as floats"
-        + (f"; as pixels workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
+        + (f"; as pixels, workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
         + (f"; a step waits {ms(copied)} for copies" if copied else ""),
         fix=_as_pixels(facts) + to_the_device(facts),
         gain=gain,
     )
 
 
-def _as_pixels(facts: Facts) -> str:
-    """How to have pixels travel; a loader that refuses `device=` is not advised to use it."""
+def _as_pixels(facts: RunFacts) -> str:
+    """Instructions for sending pixels, suited to a loader that refuses `device=`."""
     by_hand = (
-        "Let workers give uint8 (PILToTensor in the place of ToTensor, no Normalize), and "
-        "normalise on the device"
+        "Return uint8 from workers (PILToTensor instead of ToTensor, no Normalize), and normalise "
+        "on the device"
     )
     loader = facts.loader
     if loader.accepts is None:
         return f"{by_hand}; feedline.DataLoader(device=...) does that for folders of images."
     if "device" in loader.accepts:
         return (
-            "Give the loader device=: images travel as uint8, and ToTensor and Normalize are done "
-            "on the device, if no step follows them."
+            "Pass device= to the loader: images are sent as uint8, and ToTensor and Normalize run "
+            "on the device if no step follows them."
         )
     if loader.uncompiled:
-        return f"{by_hand}; or have the transform compiled (uncompiled-transform) and give device=."
-    return f"{by_hand}, in the loop: this loader refuses device=."
+        return f"{by_hand}; or have the transform compiled (uncompiled-transform) and pass device=."
+    return f"{by_hand}, in the training loop: this loader refuses device=."
 
 
-def unpinned_copy(facts: Facts) -> Finding | None:
-    """Batches lie in pageable memory, so a copy to the device holds up the step."""
+def unpinned_copy(facts: RunFacts) -> Finding | None:
+    """Batches are in pageable memory, so a copy to the device blocks the step."""
     unpinned = [phase for phase in facts.phases if phase.pinned is False]
-    if not facts.device or not unpinned or facts.bytes < _LEAST_BYTES:
+    if not facts.device or not unpinned or facts.bytes < _MIN_BYTES:
         return None
     copied = facts.copy_ms
     gain = None
@@ -110,11 +109,11 @@ def unpinned_copy(facts: Facts) -> Finding | None:
         gain = gain_of(facts, lambda load: replace(load, hand_ms=max(0.0, load.hand_ms - copied)))
     return Finding(
         rule="unpinned-copy",
-        cause="Batches lie in pageable memory: a copy to the device cannot run beside the step.",
+        cause="Batches are in pageable memory: a copy to the device cannot overlap with the step.",
         evidence=f"{size(facts.bytes)} a batch, pin_memory={facts.loader.pin_memory}"
         + (
-            f"; how long the copy takes was not measured; at 2 GB/s it is {ms(at_most_ms)} of a "
-            f"step's {ms(facts.step_ms)}"
+            f"; the copy was not timed; at 2 GB/s it is {ms(at_most_ms)} of a step's "
+            f"{ms(facts.step_ms)}"
             if copied is None
             else f"; a step waits {ms(copied)} for its copy"
         ),

@@ -1,14 +1,13 @@
-"""Workers: too few, too many, started again and again."""
+"""Workers: too few, too many, unevenly used, restarted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding
-from feedline.diagnose.load import Load
-from feedline.diagnose.model import best_workers, gain_of, gain_of_more_workers, gain_of_saved
-from feedline.diagnose.words import count, ms, percent
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, count, ms, percent
+from feedline.diagnose.gains import best_workers, gain_of, gain_of_more_workers, gain_of_saved
+from feedline.diagnose.step_load import BLOCKED_SHARE, StepLoad
 
 __all__ = [
     "loader_rebuilt",
@@ -18,19 +17,18 @@ __all__ = [
     "workers_restarted",
 ]
 
-_BUSY = 0.7  # workers that are at work for less of the time are not what is missing
-_WAITING = 0.3  # of the work, to speak of what is waited for
-_LEAST_WORK_MS = 1.0  # a batch that takes less costs more to hand from process to process
+_BUSY = 0.7  # busy share below which more workers do not help
+_MIN_WORK_MS = 1.0  # a batch with less work costs more to hand from process to process
 
 
-def too_few_workers(facts: Facts) -> Finding | None:
+def too_few_workers(facts: RunFacts) -> Finding | None:
     """More workers would make batches faster, and there are cores for them."""
     lanes, now = facts.lanes, facts.workers
     if not facts.waits:
         return None
     if lanes is None:
-        return _none_at_all(facts)
-    if lanes.work_ms < _LEAST_WORK_MS or (now and lanes.busy < _BUSY):
+        return _no_workers(facts)
+    if lanes.work_ms < _MIN_WORK_MS or (now and lanes.busy < _BUSY):
         return None
     best = best_workers(facts)
     if best <= now:
@@ -38,23 +36,23 @@ def too_few_workers(facts: Facts) -> Finding | None:
     gain = gain_of_more_workers(facts, best)
     if gain.predicted < facts.thresholds.worth:
         return None
-    who = (
-        f"{count(now, 'worker')} at work {percent(lanes.busy)} of the time"
+    workers = (
+        f"{count(now, 'worker')} busy {percent(lanes.busy)} of the time"
         if now
-        else ("no workers: the training process makes each batch itself, while the device waits")
+        else "no workers: the training process makes each batch itself, while the device waits"
     )
-    paused = ", pauses left out" if facts.steady_compute_ms < 0.95 * facts.compute_ms else ""
+    paused = ", without pauses" if facts.steady_compute_ms < 0.95 * facts.compute_ms else ""
     return Finding(
         rule="too-few-workers",
-        cause="There are too few workers to make batches as fast as the steps take them."
+        cause="There are too few workers to make batches as fast as the steps consume them."
         if now
         else "No worker process makes batches while the training step runs.",
-        evidence=f"{who}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
+        evidence=f"{workers}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
         f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used"
         + (
             f"; for {ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
-            "gain only where that can serve more of them"
-            if lanes.blocked_share > _WAITING
+            "help only if that can serve more of them"
+            if lanes.blocked_share > BLOCKED_SHARE
             else ""
         ),
         fix=f"Set num_workers={best}.",
@@ -62,39 +60,39 @@ def too_few_workers(facts: Facts) -> Finding | None:
     )
 
 
-def _none_at_all(facts: Facts) -> Finding | None:
-    """An iterable that makes its batches in the training thread."""
+def _no_workers(facts: RunFacts) -> Finding | None:
+    """Finding for an iterable that makes its batches in the training thread."""
     hand = facts.hand_cpu_ms
     processes = [each for each in facts.use.processes if each.role == "worker"]
     if facts.loader.kind != "other" or processes or hand is None:
         return None
     if hand * facts.crowding < 0.6 * facts.wait_ms:
         return None
-    if hand < _LEAST_WORK_MS:
+    if hand < _MIN_WORK_MS:
         return None
 
-    def beside(load: Load) -> Load:
+    def with_worker(load: StepLoad) -> StepLoad:
         return replace(load, workers=1, hand_ms=0.0, hand_cpu_ms=0.0, work_cpu_ms=facts.wait_ms)
 
-    gain = gain_of(facts, beside)
+    gain = gain_of(facts, with_worker)
     if gain.predicted < facts.thresholds.worth:
         return None
     return Finding(
         rule="too-few-workers",
         cause="The training thread makes its batches itself, between the steps.",
-        evidence=f"of {ms(facts.wait_ms)} that a step waits, this thread is on a core for "
+        evidence=f"a step waits {ms(facts.wait_ms)}, of which this thread is on a core for "
         f"{ms(hand)}, and there is no other process",
         fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
         gain=gain,
     )
 
 
-def uneven_workers(facts: Facts) -> Finding | None:
+def uneven_workers(facts: RunFacts) -> Finding | None:
     """Some workers make all batches, and the others have no data."""
     lanes = facts.lanes
     if lanes is None or not facts.waits or not lanes.uneven or lanes.makers is None:
         return None
-    if facts.loader.kind != "torch":  # feedline's workers take pieces as they are free
+    if facts.loader.kind != "torch":  # feedline's workers take tasks when they are free
         return None
     makers = max(1, round(lanes.makers))
     gain = gain_of(facts, lambda load: load, now=lambda load: replace(load, workers=makers))
@@ -102,25 +100,25 @@ def uneven_workers(facts: Facts) -> Finding | None:
         return None
     return Finding(
         rule="uneven-workers",
-        cause="Some workers make nearly all batches, and the others have next to nothing to do.",
-        evidence=f"the time on cores is spread as if {makers} of {count(facts.workers, 'worker')} "
+        cause="Some workers make nearly all batches, and the others are nearly idle.",
+        evidence=f"CPU time is spread as if {makers} of {count(facts.workers, 'worker')} "
         f"worked; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
         f"{ms(facts.steady_compute_ms)}",
-        fix="Give each worker of an iterable dataset as much data as the others: at least as many "
+        fix="Give each worker of an iterable dataset the same amount of data: at least as many "
         "shards as workers, divided by torch.utils.data.get_worker_info().",
         gain=gain,
     )
 
 
-def too_many_workers(facts: Facts) -> Finding | None:
-    """Workers beyond the cores take time to start, take memory, and take cores from the step."""
+def too_many_workers(facts: RunFacts) -> Finding | None:
+    """More workers than cores need time to start, memory, and cores of the step."""
     lanes, now, cores = facts.lanes, facts.workers, facts.cores
     if lanes is None or now <= cores or lanes.blocked_share > 0.5:
         return None
     best = min(best_workers(facts), cores)
     starts = facts.starts_ms
     if facts.restarts:
-        # All begin at once: a batch takes so much longer as there are more workers than cores.
+        # All workers start at once: a batch takes longer by the ratio of workers to cores.
         first = min(
             lanes.cpu_ms * lanes.crowding * max(1.0, now / cores), facts.starts_ms / facts.restarts
         )
@@ -149,17 +147,17 @@ def too_many_workers(facts: Facts) -> Finding | None:
     )
 
 
-def workers_restarted(facts: Facts) -> Finding | None:
-    """Workers die, or each epoch starts its own."""
+def workers_restarted(facts: RunFacts) -> Finding | None:
+    """Workers die, or each epoch starts new ones."""
     deaths = facts.use.worker_deaths
     if deaths:
         return Finding(
             rule="workers-restarted",
-            cause=f"Workers died, and others took their places: {count(deaths, 'time')}.",
+            cause=f"Workers died and were replaced: {count(deaths, 'time')}.",
             evidence=f"{count(deaths, 'death')} in {facts.seconds:.0f} s, with "
             f"{count(facts.workers, 'worker')}",
-            fix="See in `dmesg` whether the kernel killed them because memory ran out. If not, "
-            "code crashes: where one sample does it, the error or loader.skipped names it.",
+            fix="Check with `dmesg` if the kernel killed them because memory ran out. If not, code "
+            "crashes: if one sample does it, the error or loader.skipped names it.",
         )
     if not facts.workers or facts.loader.persistent_workers is not False:
         return None
@@ -173,17 +171,17 @@ def workers_restarted(facts: Facts) -> Finding | None:
         return None
     return Finding(
         rule="workers-restarted",
-        cause="Each epoch starts its workers anew, and waits for their first batch.",
+        cause="Each epoch starts new workers, and waits for their first batch.",
         evidence=f"{count(number, 'epoch')} took {ms(starts / number)} each to start, "
         f"{percent(starts / facts.total_ms)} of the time; a batch takes "
-        f"{ms(facts.lanes.own_ms) if facts.lanes else 'a time that was not measured'}",
+        f"{ms(facts.lanes.own_ms) if facts.lanes else 'an unknown time'}",
         fix="Set persistent_workers=True.",
         gain=gain,
     )
 
 
-def loader_rebuilt(facts: Facts) -> Finding | None:
-    """The loop builds another loader for each epoch or each image size."""
+def loader_rebuilt(facts: RunFacts) -> Finding | None:
+    """The loop builds a new loader for each epoch or each image size."""
     if facts.rebuilds <= 0:
         return None
     saved = facts.rebuilt_ms - facts.rebuilds * _refill_ms(facts)
@@ -195,7 +193,7 @@ def loader_rebuilt(facts: Facts) -> Finding | None:
     sizes = {phase.image_size for phase in facts.phases}
     return Finding(
         rule="loader-rebuilt",
-        cause="The loop builds its loader again and again; each starts workers of its own.",
+        cause="The loop builds its loader repeatedly; each one starts its own workers.",
         evidence=f"{count(facts.loaders, 'loader')} in {facts.seconds:.0f} s; each change took "
         f"{ms(facts.rebuilt_ms / facts.rebuilds)} to the first batch, "
         f"{percent(facts.rebuilt_ms / facts.total_ms)} of the time",
@@ -209,8 +207,8 @@ def loader_rebuilt(facts: Facts) -> Finding | None:
     )
 
 
-def _refill_ms(facts: Facts) -> float:
-    """What an epoch's start takes in any case: the first batch has to be made."""
+def _refill_ms(facts: RunFacts) -> float:
+    """Time of an epoch's start that remains: the first batch has to be made."""
     if facts.lanes is None:
         return 0.0
     return facts.lanes.needed_ms + (facts.hand_cpu_ms or 0.0)

@@ -1,12 +1,12 @@
-"""How much faster a run would be with something changed, by the model of a step.
+"""Predicted gain of a change to a run, by the throughput model.
 
-A pause that a step makes now and then, to evaluate or to save, is no part of the model: it stays.
+A pause of a step now and then, to evaluate or to save, is not part of the model: it stays.
 
-Measured steps are a little longer than that, as buffers are finite and batches unequal. The same
-stretch is taken to remain where the fix leaves the same part the longest, and is left out where the
-step no longer waits: what is predicted lies between the two.
+Measured steps are a little longer than modelled ones, as buffers are finite and batches unequal.
+This factor is kept if the same part still determines the step after the change, and dropped if the
+step no longer waits; the prediction lies between the two.
 
-Guarantees: pure; a predicted gain is at least 1, and its interval holds it.
+Guarantees: pure; a predicted gain is at least 1, and lies in its interval.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from feedline.diagnose.facts import Facts
+from feedline.diagnose.facts import RunFacts
 from feedline.diagnose.finding import Gain
-from feedline.diagnose.lanes import Stage
-from feedline.diagnose.load import WAITING, Load, with_workers
-from feedline.diagnose.phases import LEAST_MS, Phase
+from feedline.diagnose.lanes import WorkerStage
+from feedline.diagnose.phases import LEAST_MS, PhaseFacts
+from feedline.diagnose.step_load import BLOCKED_SHARE, StepLoad, with_workers
 
 __all__ = [
     "Change",
@@ -28,20 +28,20 @@ __all__ = [
     "gain_of_more_workers",
     "gain_of_saved",
     "less_work",
-    "load_of",
+    "step_load",
     "without_collate",
 ]
 
-_ALIKE = 1.03  # fewer workers that are as good within 3% are better
+_ALIKE = 1.03  # of settings within 3%, the one with fewer workers is best
 _ERRORS = 2.0  # standard errors on either side
 
 
-Change = Callable[[Load], Load]
-"""What a fix makes of it."""
+Change = Callable[[StepLoad], StepLoad]
+"""Effect of a fix on the load."""
 
 
-def load_of(facts: Facts, phase: Phase) -> Load:
-    """What a step of a phase needs now."""
+def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
+    """Return the current load of a step of a phase."""
     lanes = facts.lanes
     work = phase.work_ms if phase.work_ms is not None else (lanes.work_ms if lanes else 0.0)
     cpu = blocked = beside = 0.0
@@ -53,7 +53,7 @@ def load_of(facts: Facts, phase: Phase) -> Load:
             beside = more * work / lanes.work_ms
     hand_cpu = facts.hand_cpu_ms or 0.0
     if facts.workers == 0:
-        # The training thread makes batches itself: what is left of its waiting is the taking over.
+        # The training thread makes batches itself: the rest of its waiting is the hand-over.
         hand = max(0.0, phase.wait_ms - work)
         hand_cpu = max(0.0, hand_cpu - cpu)
     else:
@@ -61,7 +61,7 @@ def load_of(facts: Facts, phase: Phase) -> Load:
     step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
     steady_ms = max(0.0, phase.compute_ms - phase.pause_ms)
     step_cpu = min(step_cpu, steady_ms * facts.cores)
-    return Load(
+    return StepLoad(
         workers=facts.workers,
         cores=float(facts.cores),
         compute_ms=max(0.0, steady_ms - _held_up(facts, phase)),
@@ -74,13 +74,13 @@ def load_of(facts: Facts, phase: Phase) -> Load:
     )
 
 
-def less_work(facts: Facts, cpu_ms: float, blocked_ms: float) -> Change:
-    """A change that takes so much from what workers do for a mean batch, phase by phase alike."""
+def less_work(facts: RunFacts, cpu_ms: float, blocked_ms: float) -> Change:
+    """Return a change that removes this much work per mean batch, in proportion in each phase."""
     lanes = facts.lanes
     of_cpu = min(1.0, cpu_ms / lanes.cpu_ms) if lanes and lanes.cpu_ms > 0 else 0.0
     of_blocked = min(1.0, blocked_ms / lanes.blocked_ms) if lanes and lanes.blocked_ms > 0 else 0.0
 
-    def change(load: Load) -> Load:
+    def change(load: StepLoad) -> StepLoad:
         return replace(
             load,
             work_cpu_ms=load.work_cpu_ms * (1 - of_cpu),
@@ -90,24 +90,24 @@ def less_work(facts: Facts, cpu_ms: float, blocked_ms: float) -> Change:
     return change
 
 
-def without_collate(facts: Facts, stage: Stage) -> Change:
-    """A change to torch's own collating, from one whose work was a stage.
+def without_collate(facts: RunFacts, stage: WorkerStage) -> Change:
+    """Return a change from a custom collate function, whose work is `stage`, to torch's own.
 
-    torch's writes a batch into shared memory at once; what another one makes is copied there after
-    its task.
+    torch's writes a batch directly into shared memory; the result of another one is copied there
+    after the task.
     """
     less = less_work(facts, stage.cpu_ms, stage.blocked_ms)
     copies = facts.loader.kind == "torch" and bool(facts.loader.collate)
 
-    def change(load: Load) -> Load:
+    def change(load: StepLoad) -> StepLoad:
         own = less(load)
         return replace(own, beside_cpu_ms=0.0) if copies else own
 
     return change
 
 
-def _held_up(facts: Facts, phase: Phase) -> float:
-    """For how long a step had no core because of the workers, per thread of it that was at work."""
+def _held_up(facts: RunFacts, phase: PhaseFacts) -> float:
+    """Time for which a step had no core because of the workers, per active thread of it."""
     queued, cpu, own = facts.step_queued_ms, facts.step_cpu_ms, facts.compute_cpu_ms
     if not queued or not cpu or not own:
         return 0.0
@@ -116,8 +116,8 @@ def _held_up(facts: Facts, phase: Phase) -> float:
     return min(max(0.0, queued - by_others) / threads, max(0.0, phase.compute_ms - own))
 
 
-def best_workers(facts: Facts) -> int:
-    """The fewest workers, up to the cores, with which the whole run is as short as with any."""
+def best_workers(facts: RunFacts) -> int:
+    """Fewest workers, up to the number of cores, with which the run is as short as with any."""
     times = {
         workers: _total(facts, lambda load, workers=workers: replace(load, workers=workers))  # type: ignore[misc]
         for workers in range(1, facts.cores + 1)
@@ -127,21 +127,21 @@ def best_workers(facts: Facts) -> int:
 
 
 def gain_of(
-    facts: Facts,
+    facts: RunFacts,
     change: Change,
     *,
     now: Change = lambda load: load,
     starts_ms: float | None = None,
-    only: Iterable[Phase] | None = None,
+    only: Iterable[PhaseFacts] | None = None,
 ) -> Gain:
-    """How many times as fast the run would be with something changed.
+    """Predict the speedup of a run after a change.
 
     Args:
         facts: of the run.
-        change: what a step needs then,
-        now: and now, where `load_of` does not know all that is known.
-        starts_ms: what the starts of passes take then; None: as now.
-        only: the phases that change; None: all.
+        change: effect on the load.
+        now: correction of the current load, if more is known than `step_load` uses.
+        starts_ms: time of the starts of passes after the change; None: unchanged.
+        only: phases that change; None: all.
     """
     phases = list(facts.phases if only is None else only)
     before = facts.total_ms
@@ -150,11 +150,11 @@ def gain_of(
     rest += sum(phase.pause_ms * phase.steps for phase in phases)
     short = long = rest + starts
     for phase in phases:
-        load = load_of(facts, phase)
+        load = step_load(facts, phase)
         changed = change(load)
         now_ms, then_ms = now(load).step_ms, changed.step_ms
         stretch = max(1.0, phase.steady_ms / now_ms) if now_ms > 0 else 1.0
-        # A part that the change does not touch: the model says the same as now, and so do we.
+        # If the change does not touch this part, the model predicts the current time.
         own = phase.steady_ms if now_ms <= 0 else min(phase.steady_ms, then_ms)
         short += own * phase.steps
         stretched = min(phase.steady_ms, own * stretch)
@@ -163,14 +163,14 @@ def gain_of(
     return _gain(before, short, long, facts.spread)
 
 
-def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
-    """How many times as fast the run would be with so many workers.
+def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
+    """Predict the speedup of a run with another number of workers.
 
-    What workers wait for, a disk, a server or a lock, may serve one of them at a time. Then more
-    of them wait for as much longer: what is predicted lies between both. Where waiting is much of
-    the work, what they do on their cores may be behind the same lock, and they gain nothing.
+    The resource that workers wait for (a disk, a server, a lock) may serve one at a time; then
+    waiting grows with their number. The prediction lies between both cases. If much of the work is
+    blocked, work on cores may need the same lock, and the lower end is no gain.
     """
-    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > WAITING
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > BLOCKED_SHARE
     alone = gain_of(facts, lambda load: with_workers(load, workers))
     shared = gain_of(facts, lambda load: with_workers(load, workers, shared=1.0))
     predicted = math.sqrt(alone.predicted * shared.predicted)
@@ -178,14 +178,14 @@ def gain_of_more_workers(facts: Facts, workers: int) -> Gain:
     return Gain(predicted=predicted, low=low, high=max(predicted, alone.high))
 
 
-def gain_of_saved(facts: Facts, saved_ms: float) -> Gain:
-    """How many times as fast the run would be without some time of it."""
+def gain_of_saved(facts: RunFacts, saved_ms: float) -> Gain:
+    """Predict the speedup of a run if some of its time is saved."""
     after = max(facts.total_ms - max(0.0, saved_ms), LEAST_MS)
     return _gain(facts.total_ms, after, after, facts.spread)
 
 
-def _total(facts: Facts, change: Change) -> float:
-    return sum(change(load_of(facts, phase)).step_ms * phase.steps for phase in facts.phases)
+def _total(facts: RunFacts, change: Change) -> float:
+    return sum(change(step_load(facts, phase)).step_ms * phase.steps for phase in facts.phases)
 
 
 def _gain(before: float, short: float, long: float, spread: float) -> Gain:

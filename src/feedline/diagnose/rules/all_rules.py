@@ -1,25 +1,16 @@
-"""All rules, and in which order what they find is told.
+"""All rules, and the order of their findings.
 
-What is told first is what gains most, with a preference for what is plainly wrong: a defect, or a
-setting, before the nature of the work. So a finding comes before those of rules further down where
-it gains at least a part of what they do.
+Findings are ordered by gain, with a preference for plain defects and settings over the nature of
+the work: a finding precedes those of later rules if it gains at least a part of what they gain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedline.diagnose.facts import Facts
+from feedline.diagnose.facts import RunFacts
 from feedline.diagnose.finding import Finding
-from feedline.diagnose.rules.handing import (
-    collate,
-    hand_over,
-    shallow_prefetch,
-    shared_memory,
-    small_batch,
-)
-from feedline.diagnose.rules.machine import busy_machine, cpu_quota, noisy_threads
-from feedline.diagnose.rules.making import (
+from feedline.diagnose.rules.batch_work import (
     cpu_mix,
     decode_bound,
     largest_part,
@@ -27,6 +18,14 @@ from feedline.diagnose.rules.making import (
     slow_transform,
     uncompiled_transform,
 )
+from feedline.diagnose.rules.hand_over import (
+    collate,
+    hand_over,
+    shallow_prefetch,
+    shared_memory,
+    small_batch,
+)
+from feedline.diagnose.rules.machine import busy_machine, cpu_quota, noisy_threads
 from feedline.diagnose.rules.step import host_bound, new_shape
 from feedline.diagnose.rules.storage import cold_cache, slow_storage
 from feedline.diagnose.rules.transfer import float_copy, unpinned_copy
@@ -38,11 +37,11 @@ from feedline.diagnose.rules.workers import (
     workers_restarted,
 )
 
-__all__ = ["MENDING", "RULE_IDS", "mended"]
+__all__ = ["RULES", "RULE_IDS", "find_causes"]
 
-Rule = Callable[[Facts], Finding | None]
+Rule = Callable[[RunFacts], Finding | None]
 
-MENDING: tuple[Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     shared_memory,
     noisy_threads,
     cpu_quota,
@@ -68,7 +67,7 @@ MENDING: tuple[Rule, ...] = (
     decode_bound,
     busy_machine,
 )
-"""What finds something to mend, plain defects first and the nature of the work last."""
+"""Rules with a fix, plain defects first and the nature of the work last."""
 
 RULE_IDS = (
     "busy-machine",
@@ -99,26 +98,26 @@ RULE_IDS = (
     "unpinned-copy",
     "workers-restarted",
 )
-"""All ids that a finding may have; each has a page in docs/rules."""
+"""All ids of findings; each has a page in docs/rules."""
 
 _ENOUGH = 1 / 3
-"""A finding comes before later ones where it gains this part of what the best of them does."""
+"""Share of the best later gain from which on a finding precedes the later ones."""
 
 _NATURE = 0.3
-"""What counts of the gain where other data or another machine is asked for: settings go first."""
+"""Weight of a gain that needs other data or another machine, so that settings come first."""
 
 _OF_NATURE = (decode_bound, busy_machine)
 
 _DEFECTS = ("shared-memory", "noisy-threads", "uncompiled-transform", "workers-restarted")
-"""What is told first although no gain is predicted; other findings without a gain come last."""
+"""Rules reported first even without a predicted gain; other findings without a gain come last."""
 
 
-def mended(facts: Facts) -> list[Finding]:
-    """What there is to mend, most important first."""
+def find_causes(facts: RunFacts) -> list[Finding]:
+    """Return the findings of all rules, most important first."""
     defects: list[Finding] = []
     others: list[Finding] = []
     left: list[tuple[Finding, float]] = []
-    for rule in MENDING:
+    for rule in RULES:
         found = rule(facts)
         if found is None:
             continue

@@ -1,14 +1,13 @@
-"""What workers spend their time on: decoding, steps of a transform, slow samples, mixing."""
+"""Work of the workers: decoding, steps of a transform, slow samples, mixing."""
 
 from __future__ import annotations
 
-from feedline.diagnose.facts import Facts
-from feedline.diagnose.finding import Finding
-from feedline.diagnose.lanes import Lanes, Stage
-from feedline.diagnose.model import Change, gain_of, less_work, without_collate
+from feedline.diagnose.facts import RunFacts
+from feedline.diagnose.finding import Finding, ms, percent
+from feedline.diagnose.gains import Change, gain_of, less_work, without_collate
+from feedline.diagnose.lanes import WorkerLanes, WorkerStage
 from feedline.diagnose.rules.storage import reading_blocked_ms, smaller_copies
 from feedline.diagnose.rules.transfer import to_the_device
-from feedline.diagnose.words import ms, percent
 
 __all__ = [
     "cpu_mix",
@@ -19,10 +18,10 @@ __all__ = [
     "uncompiled_transform",
 ]
 
-_MUCH = 0.35  # of the work at least, to name one part of it
+_MUCH = 0.35  # minimum share of the work, to name one part of it
 _SOME = 0.2
-_AT_WORK = 0.7  # of the time, for workers to be what is waited for
-_OWN = 0.5  # of the work, to name a dataset's own code, in which nothing more is seen
+_BUSY = 0.7  # busy share from which on steps wait for the workers' work
+_OWN = 0.5  # minimum share of the work, to name a dataset's code, which is one stage
 _OF_PIXELS = (
     "decode",
     "read",
@@ -31,7 +30,7 @@ _OF_PIXELS = (
     "transform: Resize",
     "resize",
 )
-"""Stages whose time goes with the pixels of what is stored."""
+"""Stages whose time is proportional to the pixels of the stored image."""
 _OWN_CODE = ("dataset", "before the transform")
 _MIXING = ("mixup", "cutmix", "mosaic", "mix")
 _AUGMENTING = (
@@ -57,11 +56,11 @@ _AUGMENTING = (
     "RandomSolarize",
     "TrivialAugmentWide",
 )
-"""Steps of torchvision's that change pixels, and can as well run on the device, batch by batch."""
+"""torchvision transforms that change pixels, and can also run on the device, batch by batch."""
 
 
-def uncompiled_transform(facts: Facts) -> Finding | None:
-    """The transform of a folder of images runs unchanged, where feedline could compile it."""
+def uncompiled_transform(facts: RunFacts) -> Finding | None:
+    """The transform of a folder of images runs uncompiled, though feedline could compile it."""
     lanes, loader = facts.lanes, facts.loader
     if not loader.uncompiled or not facts.waits:
         return None
@@ -69,15 +68,15 @@ def uncompiled_transform(facts: Facts) -> Finding | None:
         rule="uncompiled-transform",
         cause="feedline has not compiled the transform: it runs unchanged, image by image.",
         evidence=loader.because + (f" A batch takes {ms(lanes.own_ms)} of work." if lanes else ""),
-        fix="Change what the reason names. A plain Compose follows the sizes of schedule= by "
-        "itself; feedline.per_size must make torchvision's transforms of the size it is called "
-        "with. `print(loader.explain())` says what is compiled. Then cache= and device= are "
-        "accepted.",
+        fix="Change the part that the reason names. A plain Compose follows the sizes of schedule= "
+        "without per_size; a feedline.per_size function must return torchvision transforms of the "
+        "size it is called with. `print(loader.explain())` shows what is compiled. After that, "
+        "cache= and device= are accepted.",
     )
 
 
-def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
-    """Most of the workers' time goes to decoding, and smaller copies would take less of it."""
+def decode_bound(facts: RunFacts, much: float = _MUCH) -> Finding | None:
+    """Decoding takes most of the workers' time, and smaller copies would reduce it."""
     lanes = facts.lanes
     if lanes is None or not facts.waits:
         return None
@@ -92,7 +91,7 @@ def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
     gain, smaller = None, ""
     if facts.decoded_px and sizes:
         largest = max(sizes)
-        # The time of decoding, and of what is done with whole images, goes with their pixels.
+        # The time of decoding, and of steps on whole images, is proportional to their pixels.
         left = min(1.0, (largest / facts.decoded_px) ** 2)
         whole = lanes.of(*_OF_PIXELS)
         gain = gain_of(
@@ -105,70 +104,72 @@ def decode_bound(facts: Facts, much: float = _MUCH) -> Finding | None:
         return None
     return Finding(
         rule="decode-bound",
-        cause="Workers spend their time on decoding images.",
+        cause="Workers spend their time decoding images.",
         evidence=f"decoding takes {ms(decode.cpu_ms)} of {ms(lanes.own_ms)} of work for a batch "
         f"({percent(decode.cpu_ms / lanes.own_ms)}){smaller}",
         fix=smaller_copies(facts)
         if gain
-        else "Decode less: feedline.DataLoader decodes no more of an image than its crop.",
+        else "Decode fewer pixels: feedline.DataLoader decodes no more of an image than its crop.",
         gain=gain,
     )
 
 
-def slow_transform(facts: Facts, much: float = _MUCH) -> Finding | None:
+def slow_transform(facts: RunFacts, much: float = _MUCH) -> Finding | None:
     """One step of the transform takes much of the workers' time."""
     lanes = facts.lanes
     if lanes is None or not facts.waits:
         return None
     steps = [stage for stage in lanes.stages if stage.name.startswith("transform: ")]
     if steps and steps[0].ms >= much * lanes.own_ms:
-        return _named(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
+        return _slow_code(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
     own = lanes.of(*_OWN_CODE)
-    # What is on a core may be the work as such; what waits for no file is a flaw by itself.
+    # Work on a core may be necessary; waiting for something other than a file is a defect.
     reading_ms = reading_blocked_ms(facts, lanes)
     if own.blocked_ms >= _OWN * lanes.own_ms and reading_ms < 0.1 * own.blocked_ms:
-        return _named(facts, lanes, own, _get_item(facts))
+        return _slow_code(facts, lanes, own, _get_item(facts))
     return None
 
 
-def largest_part(facts: Facts) -> Finding | None:
-    """What takes most of the time of workers that are at work without a pause.
+def largest_part(facts: RunFacts) -> Finding | None:
+    """The largest part of the work, if workers are always busy.
 
-    For where nothing stands out: then it is the work as such that is too much.
+    For runs in which nothing stands out: the work as a whole is too much.
     """
     lanes = facts.lanes
-    if lanes is None or not facts.waits or (facts.workers and lanes.busy < _AT_WORK):
+    if lanes is None or not facts.waits or (facts.workers and lanes.busy < _BUSY):
         return None
     own = lanes.of(*_OWN_CODE)
     if own.ms >= _OWN * lanes.own_ms and reading_blocked_ms(facts, lanes) <= 0.5 * own.ms:
-        return _named(facts, lanes, own, _get_item(facts))
+        return _slow_code(facts, lanes, own, _get_item(facts))
     found = [each for each in (slow_transform(facts, 0.1), decode_bound(facts, 0.1)) if each]
     gaining = [each for each in found if each.gain is not None]
     return max(gaining, key=lambda each: each.gain.predicted if each.gain else 1.0, default=None)
 
 
-def _get_item(facts: Facts) -> str:
-    """What a dataset's own code is called."""
+def _get_item(facts: RunFacts) -> str:
+    """Name of the dataset's own code."""
     return f"{facts.loader.dataset.rpartition('.')[2] or 'the dataset'}.__getitem__"
 
 
-def _without(facts: Facts, stage: Stage) -> Change:
+def _without(facts: RunFacts, stage: WorkerStage) -> Change:
     return less_work(facts, stage.cpu_ms, stage.blocked_ms)
 
 
-def _named(facts: Facts, lanes: Lanes, stage: Stage, name: str) -> Finding | None:
+def _slow_code(
+    facts: RunFacts, lanes: WorkerLanes, stage: WorkerStage, name: str
+) -> Finding | None:
     gain = gain_of(facts, _without(facts, stage))
     if gain.predicted < facts.thresholds.worth:
         return None
     waits = stage.blocked_ms > 0.5 * stage.ms
-    fix = f"Do {name} once, beforehand, or on the device for a whole batch, or take a cheaper one."
+    fix = f"Run {name} once in advance, or on the device for a whole batch, or use a cheaper one."
     if waits:
         fix = (
-            f"See what {name} waits for (`py-spy dump --pid` of a worker says where it stands): an "
-            "answer from a network, a lock that workers share, a pause before another try."
+            f"Find out what {name} waits for (`py-spy dump --pid` of a worker shows the line): a "
+            "network reply, a lock shared by workers, a sleep before a retry."
         )
     elif name.endswith("__getitem__"):
-        fix = f"Look into {name} with a profiler: do its work once, beforehand, or on the device."
+        fix = f"Profile {name}: do its work once in advance, or on the device."
     return Finding(
         rule="slow-transform",
         cause=f"{name} takes {percent(stage.ms / lanes.own_ms)} of the workers' time"
@@ -180,8 +181,8 @@ def _named(facts: Facts, lanes: Lanes, stage: Stage, name: str) -> Finding | Non
     )
 
 
-def slow_samples(facts: Facts) -> Finding | None:
-    """A few samples take many times as long as the others, and hold up whole batches."""
+def slow_samples(facts: RunFacts) -> Finding | None:
+    """A few samples take many times as long as the others, and delay whole batches."""
     lanes = facts.lanes
     if lanes is None or lanes.tail is None or not facts.waits:
         return None
@@ -200,13 +201,13 @@ def slow_samples(facts: Facts) -> Finding | None:
         evidence=f"{percent(tail.share)} of the samples take {ms(tail.slow_ms)}, the others "
         f"{ms(tail.usual_ms)}: {percent(share)} of the workers' time"
         + (f"; the slowest: {which}" if which else ""),
-        fix="Look at these samples: files that are too large, damaged or far away. Make them again "
-        "in the size that training needs, or leave them out.",
+        fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
+        "them to the size that training needs, or leave them out.",
         gain=gain,
     )
 
 
-def cpu_mix(facts: Facts) -> Finding | None:
+def cpu_mix(facts: RunFacts) -> Finding | None:
     """Batches are mixed, or augmented by several steps, on the CPU."""
     lanes = facts.lanes
     if lanes is None or not facts.waits:
@@ -234,7 +235,7 @@ def cpu_mix(facts: Facts) -> Finding | None:
         cause="Workers mix or augment images on the CPU that the device could do batch by batch.",
         evidence=f"{name} takes {ms(mixing.ms)} of {ms(lanes.own_ms)} for a batch "
         f"({percent(mixing.ms / lanes.own_ms)})",
-        fix=f"Do {name} on the device, in the loop, on the whole batch: torchvision.transforms.v2 "
-        "takes tensors that lie there." + to_the_device(facts),
+        fix=f"Run {name} on the device, in the training loop, on the whole batch: "
+        "torchvision.transforms.v2 accepts tensors on the device." + to_the_device(facts),
         gain=gain,
     )

@@ -1,0 +1,151 @@
+"""Throughput model: the time of a step, from the needs of its parts.
+
+A step cannot be shorter than any of three times: the training process's own work for it (it
+computes, and takes the batch over); a worker's work for a batch divided by the number of workers;
+and the time on cores that all processes need, divided by the number of cores. Without workers the
+first two add up. If batches take unequal time, some are late although there are enough workers on
+average: that waiting is added to the first. This is the roofline of a pipeline (Williams et al.,
+"Roofline", CACM 2009, applied to stages in place of bandwidths).
+
+If the cores are always busy, a training process that computes on them sometimes waits for one, less
+often the more cores there are. So if it is on a core half of the time or more, the first and the
+third time, c and k, are combined to (c**p + k**p)**(1/p), with p twice the number of cores: for two
+cores this adds 19% if both are equal, 2% if one is twice the other. If it is on a core for less,
+and otherwise waits for a device, proportionally less is added. This is fitted to measurements of
+`laboratory/` on two cores.
+
+Guarantees: pure; more workers never make a step longer, nor do more cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+__all__ = ["BLOCKED_SHARE", "Limit", "StepLoad", "with_workers"]
+
+BLOCKED_SHARE = 0.3
+"""Share of blocked work from which on the workers may wait for a lock."""
+
+Limit = Literal["step", "workers", "cores"]
+"""Part that determines the step: the step itself, the workers, or the cores."""
+
+_ALIKE = 0.02  # relative difference up to which two parts are equal
+_MOSTLY = 0.5  # share of a step's wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLoad:
+    """Needs of a step, in milliseconds.
+
+    Args:
+        workers: processes that make batches; 0: the training process makes them.
+        cores: cores that all may use.
+        compute_ms: the step's own work, undisturbed.
+        step_cpu_ms: CPU time of that work, all threads.
+        hand_ms: time to take a batch over and to copy it, if the step waits for it.
+        hand_cpu_ms: CPU time of that.
+        work_cpu_ms: CPU time to make a batch.
+        work_blocked_ms: blocked time to make a batch.
+        beside_cpu_ms: CPU time of workers for a batch outside their tasks.
+        late_ms: wait for late batches although there are enough workers on average: the work is
+            uneven, or other programs use the cores.
+    """
+
+    workers: int
+    cores: float
+    compute_ms: float
+    step_cpu_ms: float
+    hand_ms: float
+    hand_cpu_ms: float
+    work_cpu_ms: float
+    work_blocked_ms: float
+    beside_cpu_ms: float
+    late_ms: float = 0.0
+
+    @property
+    def consume_ms(self) -> float:
+        """Time that the training process needs for a step."""
+        return self.compute_ms + self.hand_ms
+
+    @property
+    def produce_ms(self) -> float:
+        """Time that the workers need for a batch."""
+        return max(self.made_ms, self.cores_ms) if self.workers else self.made_ms
+
+    @property
+    def work_ms(self) -> float:
+        """Time that one worker needs for a batch if a core is free."""
+        return self.work_cpu_ms + self.work_blocked_ms
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of `work_ms` that is blocked."""
+        return self.work_blocked_ms / self.work_ms if self.work_ms > 0 else 0.0
+
+    @property
+    def made_ms(self) -> float:
+        """Time that the workers need for a batch if each has a core."""
+        return self.work_ms / max(1, self.workers)
+
+    @property
+    def cores_ms(self) -> float:
+        """Time that all processes need of the cores for a step and a batch."""
+        cpu = self.work_cpu_ms + self.beside_cpu_ms + self.step_cpu_ms + self.hand_cpu_ms
+        return cpu / self.cores
+
+    @property
+    def step_ms(self) -> float:
+        """Time of the whole step."""
+        if self.workers == 0:
+            return self.consume_ms + self.produce_ms
+        return max(self.made_ms, self.even_ms + self.late_ms)
+
+    @property
+    def even_ms(self) -> float:
+        """Time of the whole step if a batch is always ready."""
+        alone = max(self.consume_ms, self.cores_ms)
+        joint = _joint(self.consume_ms, self.cores_ms, 2 * self.cores)
+        on_core = (
+            (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms if self.consume_ms else 0.0
+        )
+        return alone + min(1.0, 2 * on_core) * (joint - alone)
+
+    @property
+    def limit(self) -> Limit:
+        """Part that determines the step."""
+        step_ms = self.step_ms
+        if step_ms <= (1 + _ALIKE) * self.consume_ms:
+            return "step"
+        if self.late_ms >= _MOSTLY * (step_ms - self.consume_ms):
+            return "workers"
+        # If both are equal, more workers would find no core.
+        short_of_cores = self.workers and self.cores_ms >= (1 - _ALIKE) * self.made_ms
+        return "cores" if short_of_cores else "workers"
+
+
+def with_workers(load: StepLoad, workers: int, shared: float = 0.0) -> StepLoad:
+    """Return the same load with another number of workers.
+
+    Args:
+        load: with workers.
+        workers: new number.
+        shared: how far the resource that workers wait for (a disk, a server, a lock) serves one at
+            a time: 0 if it serves all at once, 1 if waiting grows in proportion to the workers.
+    """
+    if load.workers == 0 or workers == load.workers:
+        return replace(load, workers=workers)
+    longer = (workers / load.workers) ** shared
+    return replace(
+        load,
+        workers=workers,
+        work_blocked_ms=load.work_blocked_ms * longer,
+        # While one worker makes a long batch, each of the others makes batches that hide it.
+        late_ms=load.late_ms * load.workers / max(1, workers),
+    )
+
+
+def _joint(one: float, other: float, power: float) -> float:
+    """p-norm of two figures: close to the larger one, more if they are equal."""
+    less, more = sorted((one, other))
+    return float(more * (1 + (less / more) ** power) ** (1 / power)) if more > 0 else 0.0
