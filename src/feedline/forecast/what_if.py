@@ -1,9 +1,9 @@
-"""What each phase of a training would be with something changed.
+"""Prediction of each phase of a training after a change.
 
-A crew that was measured and is most like the one that is asked for is taken, what its steps need is
-changed, and the model of a step (`diagnose.step_load`) says how long they take then. Measured steps
-are not quite what the model says: as many times as long as that they stay where steps go on to wait,
-or go on not to; where that changes, what is predicted lies between this and the model.
+The needs of a step are those of the measured worker pool most similar to the requested one, with
+the change applied; the throughput model (`diagnose.step_load`) gives the step time. Measured steps
+are a little longer than modelled ones. This factor is kept if steps wait both before and after the
+change, or neither; otherwise the prediction lies between both.
 
 Guarantees: pure; what the rates cannot tell has a lower and an upper figure.
 """
