@@ -12,7 +12,7 @@ import torchvision
 
 from feedline.device.pinning import Pinned
 from feedline.engine.memory import Memfd
-from feedline.train.run import warm_up
+from feedline.train.runtime import warm_up
 
 __all__ = [
     "FIRST",

@@ -163,7 +163,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--freeze", "stem"), ("no parameter's name begins with 'stem'",)),
         (("--schedule", "0x2"), ("size must be", "got 0")),
         (("--batch-size", 0), ("batch_size must be", "got 0")),
-        (("--lr", "-1"), ("lr must be a number above 0", "got -1.0")),
+        (("--lr", "-1"), ("lr must be float > 0", "got -1.0")),
         (("--workers", "many"), ("--workers must be", "'many'")),
         (("--model", "resnet19"), ("has no model 'resnet19'", "resnet18")),
         (("--amp", "fp16"), ("needs a CUDA device",)),

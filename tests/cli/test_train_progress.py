@@ -17,10 +17,10 @@ from rich.progress import TextColumn
 
 from feedline.cli.train_progress import TrainProgress, epoch_line, seconds_left, stopping_line
 from feedline.trace.split import Totals
-from feedline.train.history import EpochRecord, Progress
+from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
 
-NOW = Progress(
+NOW = TrainPosition(
     epoch=3,
     epochs=6,
     phase=2,

@@ -114,10 +114,10 @@ def test_relative_places_are_known_from_elsewhere(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("data", ("folder of images", "feedline train --resume", "DIR")),
-        ("val_dir", ("folder of validation images", "--val-dir PATH")),
-        ("cache", ("cache of the run", "--cache PATH")),
-        ("settings", ("settings file of the run", "--settings PATH")),
+        ("data", ("feedline train --resume", "DIR")),
+        ("val_dir", ("--val-dir PATH",)),
+        ("cache", ("--cache PATH",)),
+        ("settings", ("--settings PATH",)),
     ],
 )
 def test_a_place_that_is_gone_is_named_with_its_option(

@@ -23,7 +23,7 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
-from feedline.train import loop, stop
+from feedline.train import loop, ranks
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
@@ -123,7 +123,7 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
 
 def _trained(asked: dict[str, Any]) -> None:
     rank, world = rank_and_world()
-    stop.CHECK_S = asked["check_s"]
+    ranks.CHECK_S = asked["check_s"]
     seen: list[Any] = []
     _noted(seen, asked["after"] if rank == world - 1 else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])

@@ -109,12 +109,12 @@ def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_on
         ("run = 3", "run must be a table"),
         (
             "[run]\nkeep_checkpoints = '2'",
-            "keep_checkpoints must be a whole number from 0, got '2'",
+            "keep_checkpoints must be int, got '2'",
         ),
-        ("[run]\nworkers = 'many'", "workers must be 'auto' or a whole number"),
-        ("[run]\ndata = 3", "data must be a path, got 3"),
-        ("[run]\ntensorboard = 1", "tensorboard must be true or false"),
-        ("[run]\ndevice = 0", "device must be text"),
+        ("[run]\nworkers = 'many'", "workers must be 'auto'.* got 'many'"),
+        ("[run]\ndata = 3", "data must be Path, got 3"),
+        ("[run]\ntensorboard = 1", "tensorboard must be bool"),
+        ("[run]\ndevice = 0", "device must be str"),
     ],
 )
 def test_what_cannot_be_of_a_run_is_refused_with_the_files_name(

@@ -11,10 +11,10 @@ import torch
 
 from feedline.errors import UsageError
 from feedline.train.evaluate import evaluate_folder
+from feedline.train.model import load_trained
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
-from feedline.train.weights import load_weights
 
 TINY = "test_resnet.r160_in1k"
 
@@ -73,7 +73,7 @@ def test_a_validation_without_memory_names_its_own_size(tiny_set: Path, tmp_path
         run(tiny_set, tmp_path / "out", "feedline_test_full_in_validation", phases)
     assert "in validation, a batch of 8 images at 56 px (epoch 2)" in str(raised.value)
     assert "--val-image-size" in raised.value.hint
-    weights = load_weights(tmp_path / "out", torch.device("cpu"))
+    weights = load_trained(tmp_path / "out", torch.device("cpu"))
     with pytest.raises(UsageError, match="a batch of 64 images at 56 px"):
         evaluate_folder(
             weights, tiny_set / "val", precision=torch.float32, workers=0, image_size=56

@@ -12,6 +12,7 @@ from interruption import Forks, job, on_ranks, said_in
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
+from feedline.train.resume import share_batches
 from ranks import said_by_ranks
 
 
@@ -74,18 +75,21 @@ def test_ranks_that_seldom_look_stop_at_the_same_step(
 
 
 _OWN_GROUP = """
-import json, os, sys
+import json, os, signal, sys
 import torch
 from torch import distributed
-from feedline.train.ranks import join_ranks
+from feedline.train.ranks import AgreedStop, join_ranks
+from feedline.train.stop import StopRequest
 distributed.init_process_group("cuda:gloo")  # like nccl, it has no backend for CPU tensors
-with join_ranks() as ranks:
+with join_ranks() as ranks, StopRequest() as request:
+    if ranks.rank:
+        signal.raise_signal(signal.SIGTERM)
     model = torch.nn.BatchNorm1d(2)
     model.running_mean.fill_(ranks.rank + 1)
     ranks.share_buffers(model)
     print(json.dumps({
         "sum": float(ranks.summed(torch.tensor(ranks.rank + 1.0))),
-        "largest": ranks.largest(ranks.rank, -ranks.rank),
+        "stop": AgreedStop(request, ranks).requested(),
         "first": ranks.from_main(lambda: "lead"),
         "all": ranks.gathered(ranks.rank),
         "mean": model.running_mean.tolist(),
@@ -95,7 +99,7 @@ assert distributed.is_initialized(), "the program's own group stays"
 
 
 def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
-    expected = {"sum": 3.0, "largest": [1, 0], "first": "lead", "all": [0, 1], "mean": [1.0, 1.0]}
+    expected = {"sum": 3.0, "stop": 15, "first": "lead", "all": [0, 1], "mean": [1.0, 1.0]}
     assert said_by_ranks(_OWN_GROUP) == [expected, expected]
 
 
@@ -115,8 +119,8 @@ def test_a_run_goes_on_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path
 
 def test_batches_that_cannot_be_divided_are_refused() -> None:
     recipe = Recipe(schedule="32x1,48x1@6", batch_size=8)
-    other = recipe.for_ranks(2, 4)
+    other = share_batches(recipe, 2, 4)
     assert (other.batch_size, other.phases[1].batch_size) == (4, 3)
-    assert recipe.for_ranks(3, 3) is recipe
+    assert share_batches(recipe, 3, 3) is recipe
     with pytest.raises(StateError, match=r"batch of 12 images .* cannot be divided"):
-        recipe.for_ranks(2, 8)
+        share_batches(recipe, 2, 8)

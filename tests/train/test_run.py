@@ -23,7 +23,7 @@ from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.report.open_run import facts_at
 from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
-from feedline.train.history import Result
+from feedline.train.history import TrainResult
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_folder import lock_run_folder
@@ -39,7 +39,7 @@ def tiny_recipe(**settings: Any) -> Recipe:
     return Recipe(**{"model": MODEL, "schedule": "32x2,48x1", "batch_size": 8, **settings})
 
 
-def run(root: Path, out: Path, report: Any, **settings: Any) -> Result:
+def run(root: Path, out: Path, report: Any, **settings: Any) -> TrainResult:
     decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
     place = {"data": root, "out": out, "device": "cpu", "workers": 0, **settings}
     return train_model(tiny_recipe(**decisive), RunSettings(**place), report=report)
@@ -81,7 +81,7 @@ def test_a_run_learns_and_keeps_its_accounts(tiny_set: Path, tmp_path: Path) -> 
 def test_the_best_weights_are_kept_with_their_classes(uninterrupted: Path) -> None:
     best = torch.load(uninterrupted / "best.pt", weights_only=True)
     assert best["classes"] == ["class0", "class1"]
-    assert best["weights"].keys() == load_checkpoint(uninterrupted)["state"]["model"].keys()
+    assert best["state_dict"].keys() == load_checkpoint(uninterrupted)["state"]["model"].keys()
 
 
 @pytest.mark.parametrize("step", [3, 10])

@@ -8,7 +8,8 @@ import pytest
 from tiny_training import write_tiny_set
 
 from feedline.errors import DatasetError
-from feedline.train.data import VAL_NAMES, TrainData, find_splits, label_map
+from feedline.stores.splits import VAL_NAMES
+from feedline.train.data import TrainData, find_splits, label_map
 
 
 def make(root: Path, *folders: str) -> Path:

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from feedline.cli.app import app
 from feedline.errors import DatasetError, StateError
 from feedline.train.evaluate import evaluate_folder, predict
+from feedline.train.model import load_trained
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
-from feedline.train.weights import load_weights
 
 CPU = torch.device("cpu")
 FLOAT = torch.float32
@@ -37,7 +37,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_judged_as_it_was_validated(data: Path, trained: Path) -> None:
-    weights = load_weights(trained, CPU)
+    weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, data / "val", precision=FLOAT, workers=0, batch_size=5)
     assert found.result.top1 == weights.top1
     assert found.result.samples == 18
@@ -51,7 +51,7 @@ def test_some_classes_in_another_order_are_judged_by_their_names(
     data: Path, trained: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(data / "val" / "class2", tmp_path / "some" / "class2")
-    weights = load_weights(trained, CPU)
+    weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, tmp_path / "some", precision=FLOAT, workers=0)
     assert [sum(row) for row in found.result.confusion or []] == [0, 0, 6]
     assert [name for name, _, _ in found.by_class] == ["class2"]
@@ -63,7 +63,7 @@ def test_some_classes_in_another_order_are_judged_by_their_names(
 def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
     data: Path, trained: Path
 ) -> None:
-    weights = load_weights(trained, CPU)
+    weights = load_trained(trained, CPU)
     paths = sorted((data / "val").rglob("*.jpg"), reverse=True)
     for workers, rows in ((0, 64), (1, 4)):
         said = list(
@@ -85,9 +85,9 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
 
 def test_files_that_are_no_weights_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"(?s)expected feedline model weights.*name best"):
-        load_weights(trained / "last.pt", CPU)
+        load_trained(trained / "last.pt", CPU)
     with pytest.raises(StateError, match=r"no such weights"):
-        load_weights(tmp_path, CPU)
+        load_trained(tmp_path, CPU)
 
 
 def test_the_commands(data: Path, trained: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_weights_go_out_as_safetensors_and_come_back(trained: Path, tmp_path: Pa
 
     again = create_model("test_resnet", classes=3, sizes=(48,), pretrained=str(file))
     state = again.state_dict()
-    for name, value in load_weights(trained, CPU).model.state_dict().items():
+    for name, value in load_trained(trained, CPU).model.state_dict().items():
         assert torch.equal(value, state[name]), name
     new = tmp_path / "new" / "folder" / "file.safetensors"
     done = CliRunner().invoke(app, ["export", str(trained), str(new)])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from feedline.train.recipe import Recipe
-from feedline.train.run import warm_up
+from feedline.train.runtime import warm_up
 from feedline.train.train_state import TrainState, train_step
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import simplejpeg
 import torch
 
 from feedline.train.checkpoint import load_checkpoint
-from feedline.train.history import EpochRecord, Progress
+from feedline.train.history import EpochRecord, TrainPosition, TrainReport
 from feedline.train.recipe import Recipe
 
 
@@ -31,13 +31,13 @@ def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int 
     return folder
 
 
-class Recorder:
+class Recorder(TrainReport):
     """A report that keeps what it was told, and may interfere after a given step."""
 
     def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
         self.notes: list[str] = []
         self.plans: list[tuple[int, int, int, int]] = []
-        self.standings: list[Progress] = []
+        self.standings: list[TrainPosition] = []
         self.stops = 0
         self.begun: list[tuple[int, int, int]] = []
         self.steps: list[int] = []
@@ -53,10 +53,10 @@ class Recorder:
     ) -> None:
         self.plans.append((recipe.epochs, images, val_images, len(records)))
 
-    def begin(self, now: Progress) -> None:
+    def begin(self, now: TrainPosition) -> None:
         self.begun.append((now.epoch, now.size_px, now.step))
 
-    def stepped(self, now: Progress) -> None:
+    def stepped(self, now: TrainPosition) -> None:
         self.steps.append(now.step)
         self.standings.append(now)
         if now.step == self._after:

@@ -43,11 +43,11 @@ Batch = Annotated[int, typer.Option(help="Images in a batch.")]
 
 
 def _load(run: Path, device: str, amp: str) -> tuple[Any, Any]:
+    from feedline.train.model import load_trained
     from feedline.train.runtime import choose_device, choose_precision
-    from feedline.train.weights import load_weights
 
     where = choose_device(device)
-    return load_weights(run, where), choose_precision(amp, where)
+    return load_trained(run, where), choose_precision(amp, where)
 
 
 def _check_size(size: int | None) -> None:
@@ -85,11 +85,11 @@ def evaluate(
     from feedline.train.evaluate import evaluate_folder
 
     _check_size(size)
-    weights, precision = _load(run, device, amp)
+    trained, precision = _load(run, device, amp)
     with progress_bar(TimeRemainingColumn()) as bar:
         task = bar.add_task("evaluating", total=None)
         found = evaluate_folder(
-            weights,
+            trained,
             val_folder(folder),
             precision=precision,
             image_size=size,
@@ -101,7 +101,7 @@ def evaluate(
     result = found.result
     five = "" if result.top5 is None else f", top-5 {result.top5:.1%}"
     typer.echo(
-        f"{weights.name} at {weights.image_size if size is None else size} px: top-1 "
+        f"{trained.name} at {trained.image_size if size is None else size} px: top-1 "
         f"{result.top1:.1%}{five}, loss {result.loss:.4f} on {result.samples} images"
     )
     worst = sorted(found.by_class, key=lambda each: each[2])[:_WORST]
@@ -109,7 +109,7 @@ def evaluate(
         typer.echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in worst))
     for path, reason in found.skipped:
         typer.echo(_skipped(path, reason))
-    write_json(json, {"model": weights.name, "weights": str(weights.path), **found.as_dict()})
+    write_json(json, {"model": trained.name, "weights": str(trained.path), **found.as_dict()})
 
 
 def predict(
@@ -138,11 +138,11 @@ def predict(
         raise UsageError(f"--topk must be at least 1, got {topk}")
     _check_size(size)
     paths = find_images(images)
-    weights, precision = _load(run, device, amp)
+    trained, precision = _load(run, device, amp)
     predicted = []
     skipped: list[tuple[str, str]] = []
     for found in predictions(
-        weights,
+        trained,
         paths,
         precision=precision,
         topk=topk,
@@ -157,7 +157,7 @@ def predict(
         predicted.append({"path": found.path, "classes": [list(pair) for pair in found.classes]})
     for path, reason in skipped:
         typer.echo(_skipped(path, reason), err=True)  # stdout has images alone
-    about = {"model": weights.name, "weights": str(weights.path)}
+    about = {"model": trained.name, "weights": str(trained.path)}
     write_json(
         json, {**about, "predictions": predicted, "skipped": [list(each) for each in skipped]}
     )
@@ -173,8 +173,8 @@ def export(
 
     Example: feedline export runs/resnet18-1 model.safetensors
     """
-    from feedline.train.weights import export_safetensors
+    from feedline.train.model import export_safetensors
 
-    weights, _ = _load(run, "cpu", "off")
-    export_safetensors(weights, file)
-    typer.echo(f"{weights.name}, {len(weights.classes)} classes, {weights.image_size} px: {file}")
+    trained, _ = _load(run, "cpu", "off")
+    export_safetensors(trained, file)
+    typer.echo(f"{trained.name}, {len(trained.classes)} classes, {trained.image_size} px: {file}")

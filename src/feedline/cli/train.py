@@ -20,7 +20,7 @@ from feedline.system import rank_and_world
 
 if TYPE_CHECKING:
     from feedline.train.config import Assignment
-    from feedline.train.history import Result
+    from feedline.train.history import TrainResult
 
 __all__ = ["train"]
 
@@ -233,7 +233,7 @@ def _print_plan(assignment: Assignment, budget_s: float | None) -> dict[str, Any
     return plan.as_dict()
 
 
-def _print_end(result: Result) -> None:
+def _print_end(result: TrainResult) -> None:
     """Print how a run ended, and how to resume it."""
     for (path, reason), times in Counter(result.skipped).items():  # once in each epoch
         often = "" if times == 1 else f" {times} times"

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from feedline.cli.progress import note
 from feedline.forecast.text import duration
 from feedline.trace.split import Totals
-from feedline.train.history import EpochRecord, Progress
+from feedline.train.history import EpochRecord, TrainPosition, TrainReport
 from feedline.train.recipe import Recipe
 
 __all__ = ["TrainProgress", "epoch_line", "seconds_left", "stopping_line"]
@@ -107,7 +107,7 @@ def _scaled(costs: Mapping[int, float], size: int) -> float:
     return costs[near] * (size / near) ** 2
 
 
-class TrainProgress:
+class TrainProgress(TrainReport):
     """Shows a run in a bar and on stdout; a `Report`.
 
     Args:
@@ -162,13 +162,13 @@ class TrainProgress:
             done=done,
         )
 
-    def begin(self, now: Progress) -> None:
+    def begin(self, now: TrainPosition) -> None:
         """Show a new epoch."""
         self._window.clear()
         self._validated, self._loss = 0, None
         self._show(now)
 
-    def stepped(self, now: Progress) -> None:
+    def stepped(self, now: TrainPosition) -> None:
         """Move the bar."""
         self._loss = self._loss if now.loss is None else now.loss
         self._window.append((self._clock(), now.images, now.split))
@@ -176,7 +176,7 @@ class TrainProgress:
             self._window.popleft()
         self._show(now)
 
-    def _show(self, now: Progress) -> None:
+    def _show(self, now: TrainPosition) -> None:
         parts = [f"lr {now.lr:.2g}"]
         if self._loss is not None:
             parts.append(f"loss {self._loss:.3f}")

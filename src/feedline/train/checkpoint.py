@@ -8,11 +8,11 @@ training: it is reported, and the checkpoint before stays.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "WEIGHTS",
     "CheckpointWriter",
     "load_checkpoint",
+    "replacing",
     "save_checkpoint",
 ]
 
@@ -44,7 +45,19 @@ WEIGHTS = "feedline model weights"
 """Kind of a file of weights, from which no training can resume."""
 
 _CHECKPOINT = "feedline training checkpoint"
-_VERSION = 2
+_VERSION = 3
+_NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder; the file there takes the name `path` at the end."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def save_checkpoint(
@@ -61,21 +74,17 @@ def save_checkpoint(
     Raises:
         SaveError: it cannot be written, mostly for a full disk; the earlier file is unchanged.
     """
-    partial = _partial(path)
     try:
-        with open(partial, "wb") as file:
-            torch.save({"kind": kind, "version": _VERSION, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if previous is not None and path.exists():
-            _link(path, previous)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            with open(partial, "wb") as file:
+                torch.save({"kind": kind, "version": _VERSION, **content}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if previous is not None and path.exists():
+                _link(path, previous)
     except (OSError, RuntimeError) as error:  # torch's writer has its own
-        _remove(partial)  # first: its bytes would not count as free
-        needed = sum(each.nbytes for each in _tensors(content))
-        raise SaveError(f"{path} cannot be written: {unwritten(path, needed, error)}") from error
-    finally:
-        _remove(partial)
+        why = unwritten(path, _tensor_bytes(content), error)
+        raise SaveError(f"{path} cannot be written: {why}") from error
     # The name has to reach the disk too, or a power cut brings the old file back.
     write_through(path.parent)
 
@@ -90,12 +99,13 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
     Raises:
         StateError: the file is missing, damaged, or something else.
     """
-    name = CHECKPOINT_NAME if kind == _CHECKPOINT else BEST_NAME
     if path.is_dir():
-        path = path / name
+        path = path / _NAMES[kind]
     if not path.is_file():
         what = "checkpoint" if kind == _CHECKPOINT else "weights"
-        raise StateError(f"{path}: no such {what}", hint=f"name the folder of a run or its {name}")
+        raise StateError(
+            f"{path}: no such {what}", hint=f"name the folder of a run or its {_NAMES[kind]}"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about foreign files; the error says more
@@ -107,52 +117,33 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         raise StateError(
             f"{path}: damaged, or not a checkpoint of feedline" + (f" ({first})" if first else "")
         ) from error
-    if not isinstance(content, dict):
-        content = {}
-    found, version = content.get("kind"), content.get("version")
-    if found != kind or version != _VERSION:
-        other = {WEIGHTS: CHECKPOINT_NAME, _CHECKPOINT: BEST_NAME}.get(str(found), "")
-        got = f"{found or 'another file'}" + ("" if version is None else f", version {version}")
+    found = content if isinstance(content, dict) else {}
+    if (found.get("kind"), found.get("version")) != (kind, _VERSION):
+        got = f"{found.get('kind', 'another file')}, version {found.get('version')}"
+        other = _NAMES.get(str(found.get("kind"))) and _NAMES[kind]
         raise StateError(
             f"{path}: expected {kind}, version {_VERSION}, got {got}",
-            hint=f"name {other} in the same folder" if other and found != kind else "",
+            hint=f"name {other} in the same folder" if other and found["kind"] != kind else "",
         )
-    return content
+    return found
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
-
-
-def _remove(partial: Path) -> None:
-    with contextlib.suppress(OSError):
-        partial.unlink(missing_ok=True)
+def _tensor_bytes(content: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    inner = content.values() if isinstance(content, dict) else content
+    return sum(map(_tensor_bytes, inner)) if isinstance(content, dict | list | tuple) else 0
 
 
 def _link(path: Path, name: Path) -> None:
     """Give a file another name in one step; a copy if the file system has no links."""
-    partial = _partial(name)
-    partial.unlink(missing_ok=True)
-    try:
+    with replacing(name) as partial:
+        partial.unlink(missing_ok=True)
         try:
             os.link(path, partial)
         except OSError:
             shutil.copy2(path, partial)
-        os.replace(partial, name)
-    finally:
-        _remove(partial)
-
-
-def _tensors(content: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested dicts and lists."""
-    if isinstance(content, torch.Tensor):
-        yield content
-    elif isinstance(content, dict):
-        for value in content.values():
-            yield from _tensors(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            yield from _tensors(value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -192,7 +183,7 @@ class CheckpointWriter:
             self.checkpoint_error = str(error)
             if must:
                 raise
-            kept = "the previous checkpoint stays" if self.has_checkpoint else "no checkpoint yet"
+            kept = "the previous checkpoint stays" if last.exists() else "no checkpoint yet"
             self.note(f"{error}. Training continues; {kept}")
             return
         if self.keep and epochs is not None:
@@ -205,17 +196,6 @@ class CheckpointWriter:
             for old in sorted(self.out.glob(EPOCHS))[: -self.keep]:
                 old.unlink(missing_ok=True)
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """True if there is a checkpoint to resume from."""
-        return (self.out / CHECKPOINT_NAME).exists()
-
-    @property
-    def best(self) -> Path | None:
-        """File of the best weights; None if there is none, or an older one."""
-        best = self.out / BEST_NAME
-        return best if self.weights_error is None and best.is_file() else None
-
     def save_best(self, content: dict[str, Any]) -> None:
         """Write the best weights so far."""
         best = self.out / BEST_NAME
@@ -226,3 +206,9 @@ class CheckpointWriter:
             self.weights_error = str(error)
             kept = "the previous weights stay" if best.exists() else "no weights yet"
             self.note(f"{error}. Training continues; {kept}")
+
+    @property
+    def best(self) -> Path | None:
+        """File of the best weights; None if there is none, or an older one."""
+        best = self.out / BEST_NAME
+        return best if self.weights_error is None and best.is_file() else None

@@ -7,7 +7,7 @@ An unknown name is an error that suggests close ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,21 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.stores.read_file import read_small
-from feedline.train.presets import find_preset
-from feedline.train.recipe import Recipe, check_names
+from feedline.train.phases import check_names, setting_names
+from feedline.train.presets import preset_settings
+from feedline.train.recipe import Recipe
 from feedline.train.resume import ResumedRun
 from feedline.train.run_settings import RunSettings
 
 __all__ = ["Assignment", "as_toml", "make_recipe", "read_config"]
 
 _MAX_BYTES = 1 << 20
-_SETTINGS = [each.name for each in fields(Recipe) if each.init]
 _PRESET = ("preset", "epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """Recipe and run settings of a training, and the run it resumes.
-
-    Args:
-        recipe: settings that decide the weights.
-        run: where and how to train.
-        resumed: the resumed run; None for a new one.
-    """
+    """Recipe and run settings of a training, and the run it resumes, if any."""
 
     recipe: Recipe
     run: RunSettings
@@ -62,10 +56,9 @@ class Assignment:
         run = run.over(file_run)
         model = given.model if isinstance(given, Recipe) else given.get("model")
         resumed = ResumedRun.find(run, model=model or file.get("model"))
-        if isinstance(given, Recipe):
-            return cls(recipe=given, run=run, resumed=resumed)
-        recipe = make_recipe(given, file, {} if resumed is None else resumed.recipe)
-        return cls(recipe=recipe, run=run, resumed=resumed)
+        if not isinstance(given, Recipe):
+            given = make_recipe(given, file, {} if resumed is None else resumed.recipe)
+        return cls(recipe=given, run=run, resumed=resumed)
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
@@ -108,15 +101,16 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
         UsageError: a setting is unknown or out of range, or settings exclude each other.
         ScheduleError: the schedule does not parse.
     """
-    run = dict.fromkeys((each.name for each in fields(RunSettings)), "in the table [run]")
+    known = [*setting_names(Recipe), *_PRESET]
+    run = dict.fromkeys(setting_names(RunSettings), "in the table [run]")
     settings: dict[str, Any] = {}
     for layer in (*reversed(under), given):
         named = {name: value for name, value in layer.items() if value is not None}
-        check_names(named, [*_SETTINGS, *_PRESET], "a recipe", elsewhere=run)
+        check_names(named, known, "a recipe", elsewhere=run)
         for one, replaced in (("schedule", _PRESET), ("preset", ("schedule",))):
-            if one in named:
-                settings = {name: value for name, value in settings.items() if name not in replaced}
-                settings.pop("warmup_epochs", None)  # of other epochs
+            if one in named:  # the warm-up was of other epochs
+                for name in (*replaced, "warmup_epochs"):
+                    settings.pop(name, None)
         settings |= named
     preset, epochs = settings.pop("preset", None), settings.pop("epochs", None)
     if preset is None:
@@ -134,22 +128,23 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
             + ("" if epochs is None else f", got {epochs!r}"),
             hint="--epochs N",
         )
-    found = find_preset(preset)
-    return Recipe(**(found.recipe | {"schedule": found.phases(epochs)} | settings))
+    return Recipe(**(preset_settings(preset, epochs) | settings))
 
 
 def as_toml(recipe: Recipe, run: RunSettings) -> str:
     """Settings as TOML for `read_config`, without the folder of the run and the resumed run."""
-    settings = {name: value for name, value in recipe.as_dict().items() if value is not None}
+    settings = recipe.as_dict()
     schedule = settings.pop("schedule")
-    lines = [f"{name} = {_value(value)}" for name, value in settings.items()]
     if isinstance(schedule, str):
-        lines.insert(1, f"schedule = {_value(schedule)}")
-    else:
-        for phase in schedule:
-            lines += ["", "[[schedule]]", *(f"{k} = {_value(v)}" for k, v in phase.items())]
-    if table := run.as_dict():
-        lines += ["", "[run]", *(f"{name} = {_value(value)}" for name, value in table.items())]
+        settings = {"schedule": schedule, **settings}
+        schedule = []
+    tables = [("", settings), *(("[[schedule]]", phase) for phase in schedule)]
+    tables.append(("[run]", run.as_dict()))
+    lines: list[str] = []
+    for name, table in tables:
+        if table:
+            lines += ["", name] if name else []
+            lines += [f"{key} = {_value(value)}" for key, value in table.items()]
     return "\n".join(lines) + "\n"
 
 

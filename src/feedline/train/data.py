@@ -23,11 +23,11 @@ from feedline.remote.open_location import was_url
 from feedline.stores.index import table_hint
 from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
 from feedline.train.augment import BatchAugmentation
-from feedline.train.recipe import Recipe, differences
+from feedline.train.recipe import Recipe
+from feedline.train.resume import differences
 from feedline.train.run_settings import RunSettings
 
 __all__ = [
-    "VAL_NAMES",
     "Splits",
     "TrainData",
     "find_splits",
@@ -41,13 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """Folders of class folders.
-
-    Args:
-        train: training images.
-        val: validation images, or None.
-        note: what the user should know about the choice, or "".
-    """
+    """Folders of class folders; `note` is a message for the user, or ""."""
 
     train: Path
     val: Path | None
@@ -56,12 +50,6 @@ class Splits:
 
 def _has_folders(folder: Path) -> bool:
     return folder.is_dir() and any(child.is_dir() for child in folder.iterdir())
-
-
-def _content(folder: Path) -> str:
-    """Content of a folder without class folders, for an error message."""
-    name = min((child.name for child in folder.iterdir()), default="")
-    return f"only files such as {name!r}" if name else "it is empty"
 
 
 def find_splits(root: Path, *, val: Path | None = None) -> Splits:
@@ -75,45 +63,47 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
         DatasetError: a folder is missing or has no class folders.
     """
     for folder in (root, val):
-        if folder is not None and not folder.is_dir():
-            if was_url(folder):
-                raise DatasetError(
-                    f"{folder} is a URL; this command reads local folders",
-                    hint="copy the images or the cache to a local disk. In Python, "
-                    "feedline.ImageFolder reads a cache at a URL",
-                )
-            found = "a file, expected a folder" if folder.exists() else "no such folder"
+        if folder is None or folder.is_dir():
+            continue
+        if was_url(folder):
             raise DatasetError(
-                f"{folder}: {found}",
-                hint="name a folder with train/ and val/, or a folder of class folders; "
-                f"`feedline demo-data demo-data` makes one to try{table_hint(str(folder))}",
+                f"{folder} is a URL; this command reads local folders",
+                hint="copy the images or the cache to a local disk. In Python, "
+                "feedline.ImageFolder reads a cache at a URL",
             )
-    if val is not None and not _has_folders(val):
+        found = "a file, expected a folder" if folder.exists() else "no such folder"
         raise DatasetError(
-            f"{val}: no class folders for validation, {_content(val)}; expected one folder a class"
+            f"{folder}: {found}",
+            hint="name a folder with train/ and val/, or a folder of class folders; "
+            f"`feedline demo-data demo-data` makes one to try{table_hint(str(folder))}",
         )
+    train, note = root, ""
     others = [root / name for name in VAL_NAMES if _has_folders(root / name)]
     if TRAIN_NAME in splits_below(root) and _has_folders(root / TRAIN_NAME):
-        if val is None and not others:
-            named = ", ".join(f"{name}/" for name in VAL_NAMES)
-            note = f"no validation: none of {named} next to {root / 'train'}; --val-dir names one"
-            return Splits(train=root / "train", val=None, note=note)
-        chosen = val or others[0]
-        unused = [path.name + "/" for path in others if path != chosen] if val is None else []
-        note = f"validating on {chosen}, not on {', '.join(unused)}" if unused else ""
-        return Splits(train=root / "train", val=chosen, note=note)
-    if others:
+        train = root / TRAIN_NAME
+        if val is None and others:
+            val, *unused = others
+            names = ", ".join(f"{path.name}/" for path in unused)
+            note = f"validating on {val}, not on {names}" if unused else ""
+        elif val is None:
+            names = ", ".join(f"{name}/" for name in VAL_NAMES)
+            note = f"no validation: none of {names} next to {train}; --val-dir names one"
+    elif others:
         raise DatasetError(
             f"{root}: found {others[0].name}/ but no train/ with class folders",
             hint="name a folder with both, or a folder of class folders",
         )
-    if not _has_folders(root):
-        raise DatasetError(
-            f"{root}: no class folders, {_content(root)}; expected one folder a class, or train/ "
-            "and val/ with one folder a class in each"
-        )
-    note = "" if val else f"no validation: {root} is a folder of class folders; --val-dir names one"
-    return Splits(train=root, val=val, note=note)
+    elif val is None:
+        note = f"no validation: {root} is a folder of class folders; --val-dir names one"
+    for folder in (train, val):
+        if folder is not None and not _has_folders(folder):
+            name = min((child.name for child in folder.iterdir()), default="")
+            content = f"only files such as {name!r}" if name else "it is empty"
+            raise DatasetError(
+                f"{folder}: no class folders, {content}; expected one folder a class, or train/ "
+                "and val/ with one folder a class in each"
+            )
+    return Splits(train=train, val=val, note=note)
 
 
 def val_folder(root: Path) -> Path:
@@ -127,10 +117,7 @@ def val_folder(root: Path) -> Path:
 
 
 def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
-    """Translate labels of the validation set to those of the training set.
-
-    Returns:
-        The training label of each validation label, or None if they are equal.
+    """The training label of each validation label, or None if they are equal.
 
     Raises:
         DatasetError: the validation set has a class that the training set lacks.
@@ -155,22 +142,20 @@ class TrainData:
     Args:
         train: training images.
         val: validation images, or None.
-        labels: the training label of each validation label; None if they are equal.
-        note: what the user should know about the folders, or "".
+        labels: see `label_map`.
+        identity: classes, number and fingerprint of the training images, for a checkpoint.
+        note: a message for the user, or "".
     """
 
     train: ImageFolder
     val: ImageFolder | None
     labels: Sequence[int] | None
+    identity: dict[str, Any]
     note: str
 
     @classmethod
     def find(cls, root: Path, val: Path | None) -> TrainData:
-        """Find the images of a dataset.
-
-        Raises:
-            DatasetError: a folder is missing, or its classes do not fit.
-        """
+        """Find the images of a dataset; see `find_splits`."""
         splits = find_splits(root, val=val)
         train = ImageFolder(splits.train, transform=TrainCrop())
         if len(train.classes) < 2:
@@ -181,23 +166,15 @@ class TrainData:
             )
         images = None if splits.val is None else ImageFolder(splits.val, transform=EvalCrop())
         labels = None if images is None else label_map(train.classes, images.classes)
-        return cls(train=train, val=images, labels=labels, note=splits.note)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Classes, number and fingerprint of the training images, JSON-able, for a checkpoint."""
-        return {
-            "classes": list(self.train.classes),
-            "images": len(self.train),
-            "files": self.train.fingerprint(),
+        identity = {
+            "classes": list(train.classes),
+            "images": len(train),
+            "files": train.fingerprint(),
         }
+        return cls(train=train, val=images, labels=labels, identity=identity, note=splits.note)
 
     def check_resumable(self, saved: Mapping[str, Any]) -> None:
-        """Check that these are the images of a checkpoint.
-
-        Raises:
-            StateError: they are others.
-        """
+        """Check that these are the images of a checkpoint; raise StateError otherwise."""
         if found := differences(saved, self.identity):
             raise StateError(
                 f"cannot resume: the checkpoint has another dataset ({found})",
@@ -221,11 +198,7 @@ class TrainData:
 def train_loader(
     recipe: Recipe, images: ImageFolder, run: RunSettings, device: torch.device, stack: ExitStack
 ) -> DataLoader[Any]:
-    """Make the loader of the training images; it closes with the stack.
-
-    Raises:
-        UsageError: a setting cannot be used.
-    """
+    """Make the loader of the training images; it closes with the stack."""
     augmentation = BatchAugmentation(recipe, len(images.classes))
     loader = _loader(recipe, run, device)(
         images,
@@ -243,11 +216,7 @@ def train_loader(
 def val_loader(
     recipe: Recipe, data: TrainData, run: RunSettings, device: torch.device, stack: ExitStack
 ) -> DataLoader[Any] | None:
-    """Make the loader of the validation images, if there are any; it closes with the stack.
-
-    Raises:
-        UsageError: a setting cannot be used.
-    """
+    """Make the loader of the validation images, if there are any; it closes with the stack."""
     if data.val is None:
         return None
     loader = _loader(recipe, run, device)(

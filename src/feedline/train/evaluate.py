@@ -22,10 +22,10 @@ from feedline.images.files import image_files
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.train.data import label_map
+from feedline.train.model import TrainedModel
 from feedline.train.ranks import Ranks
 from feedline.train.runtime import memory_error
 from feedline.train.train_state import autocast
-from feedline.train.weights import Weights
 
 __all__ = ["Evaluation", "FolderEvaluation", "Prediction", "evaluate", "evaluate_folder", "predict"]
 
@@ -148,43 +148,36 @@ class FolderEvaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """The same, JSON-able."""
-        by_class = [
-            {"class": name, "samples": count, "top1": share} for name, count, share in self.by_class
-        ]
+        names = ("class", "samples", "top1")
         return {
             **asdict(self.result),
             "classes": self.classes,
-            "by_class": by_class,
+            "by_class": [dict(zip(names, row, strict=True)) for row in self.by_class],
             "skipped": [list(pair) for pair in self.skipped],
         }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """Classes of an image.
-
-    Args:
-        path: path of the image.
-        classes: (name, probability), the most probable first.
-    """
+    """Classes of the image at `path`: (name, probability), the most probable first."""
 
     path: str
     classes: list[tuple[str, float]]
 
 
 def evaluate_folder(
-    weights: Weights,
+    trained: TrainedModel,
     folder: Path,
     *,
     advance: Callable[[int, int], object] = lambda done, total: None,
     precision: torch.dtype,
     **loading: Any,
 ) -> FolderEvaluation:
-    """Evaluate a model on a folder of class folders.
+    """Evaluate a model on a folder of class folders with the names of the training.
 
     Args:
-        weights: a trained model.
-        folder: class folders with the names of the training.
+        trained: a trained model.
+        folder: class folders.
         advance: called with the number of images done, and of all.
         precision: dtype of the forward pass.
         loading: image_size (None for that of the validation), batch_size, workers, on_error.
@@ -192,9 +185,10 @@ def evaluate_folder(
     Raises:
         DatasetError: a class is unknown, or there is no image.
         SampleError: an image cannot be decoded, and `on_error` is "raise".
+        UsageError: a batch does not fit the device's memory.
     """
     images = ImageFolder(folder, transform=EvalCrop())
-    labels = label_map(weights.classes, images.classes)
+    labels = label_map(trained.classes, images.classes)
     done = 0
 
     def count(rows: int) -> None:
@@ -202,22 +196,22 @@ def evaluate_folder(
         done += rows
         advance(done, len(images))
 
-    with _batches(images, weights, **loading) as loader:
+    with _batches(images, trained, **loading) as loader:
         result = evaluate(
-            weights.model,
+            trained.model,
             loader,
-            device=weights.device,
+            device=trained.device,
             precision=precision,
             labels=labels,
             confusion=True,
             advance=count,
         )
         assert result is not None, "a folder has images"
-        return FolderEvaluation(result=result, classes=weights.classes, skipped=loader.skipped)
+        return FolderEvaluation(result=result, classes=trained.classes, skipped=loader.skipped)
 
 
 def predict(
-    weights: Weights,
+    trained: TrainedModel,
     paths: Sequence[Path],
     *,
     topk: int = 1,
@@ -228,7 +222,7 @@ def predict(
     """Classify images, in order, without those that are skipped.
 
     Args:
-        weights: a trained model.
+        trained: a trained model.
         paths: image files.
         topk: number of classes for each image.
         skipped: called at the end with path and reason of each image that was skipped.
@@ -239,23 +233,20 @@ def predict(
         UsageError: a batch does not fit the device's memory.
     """
     files = image_files(paths, EvalCrop())
-    with _batches(files, weights, **loading) as loader:
+    with _batches(files, trained, **loading) as loader:
         for images, _ in loader:
             assert loader.batch is not None, "a batch was returned"
-            with torch.inference_mode(), autocast(weights.device, precision):
-                shares = weights.model(images).float().softmax(dim=1)
-            found = shares.topk(min(topk, len(weights.classes)), dim=1)
-            left_out = {path for path, _ in loader.skipped}
-            samples = [
-                sample
-                for sample in loader.batch.samples.tolist()
-                if files.store.name(sample) not in left_out
-            ]
-            rows = zip(samples, found.indices.tolist(), found.values.tolist(), strict=True)
-            for sample, numbers, values in rows:
-                named = zip(numbers, values, strict=True)
-                classes = [(weights.classes[number], value) for number, value in named]
-                yield Prediction(path=str(paths[sample]), classes=classes)
+            with torch.inference_mode(), autocast(trained.device, precision):
+                shares = trained.model(images).float().softmax(dim=1)
+            found = shares.topk(min(topk, len(trained.classes)), dim=1)
+            unread = {path for path, _ in loader.skipped}
+            samples = loader.batch.samples.tolist()
+            read = [number for number in samples if files.store.name(number) not in unread]
+            rows = zip(read, found.indices.tolist(), found.values.tolist(), strict=True)
+            for number, labels, values in rows:
+                names = [trained.classes[label] for label in labels]
+                classes = list(zip(names, values, strict=True))
+                yield Prediction(path=str(paths[number]), classes=classes)
         for path, reason in loader.skipped:
             skipped(path, reason)
 
@@ -263,19 +254,15 @@ def predict(
 @contextmanager
 def _batches(
     images: ImageFolder,
-    weights: Weights,
+    trained: TrainedModel,
     *,
     image_size: int | None = None,
     batch_size: int = 64,
     workers: int | Literal["auto"] = "auto",
     on_error: str = "raise",
 ) -> Iterator[DataLoader[Any]]:
-    """Batches of images as the validation makes them.
-
-    Raises:
-        UsageError: a batch does not fit the device's memory.
-    """
-    size = weights.image_size if image_size is None else image_size
+    """Batches of images as the validation makes them."""
+    size = trained.image_size if image_size is None else image_size
     what = f"a batch of {batch_size} images at {size} px"
     loader = DataLoader[Any](
         images,
@@ -284,7 +271,7 @@ def _batches(
         shuffle=False,
         seed=0,
         num_workers=workers,
-        device=str(weights.device),
+        device=str(trained.device),
         on_error=on_error,
     )
     with loader, memory_error(what, "use a smaller --batch-size or --image-size"):

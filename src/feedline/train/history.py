@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from feedline.trace.split import Totals
-from feedline.train.evaluate import Evaluation
 from feedline.train.recipe import Recipe
 
-__all__ = ["EpochInProgress", "EpochRecord", "History", "Progress", "Report", "Result", "Silent"]
+__all__ = [
+    "EpochInProgress",
+    "EpochRecord",
+    "History",
+    "TrainPosition",
+    "TrainReport",
+    "TrainResult",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,38 +106,21 @@ class EpochInProgress:
         """Mean loss over the samples so far; waits for the device."""
         return float(self.loss_sum.item()) / max(self.samples, 1)
 
-    def record(
-        self,
-        *,
-        size_px: int,
-        lr: float,
-        clip_grad: float,
-        precision: str,
-        val: Evaluation | None,
-        val_seconds: float,
-    ) -> EpochRecord:
-        """Figures of the finished epoch."""
-        mean, timed = self.split.mean(), self.split.steps > 0
+    def record(self, **figures: Any) -> EpochRecord:
+        """Figures of the finished epoch; see `EpochRecord` for those that are not sums."""
+        mean = self.split.mean()
+        if self.split.steps:
+            names = ("wait_ms", "copy_ms", "compute_ms")
+            figures |= {name: getattr(mean, name) for name in names}
         return EpochRecord(
             epoch=self.epoch + 1,
-            size_px=size_px,
             steps=self.steps,
             samples=self.samples,
             seconds=self.seconds,
             images_per_s=self.samples / self.seconds if self.seconds else 0.0,
             first_wait_s=self.first_wait_s,
             train_loss=self.mean_loss(),
-            lr=lr,
-            clip_grad=clip_grad,
-            precision=precision,
-            val_samples=val.samples if val else None,
-            val_loss=val.loss if val else None,
-            val_top1=val.top1 if val else None,
-            val_top5=val.top5 if val else None,
-            val_seconds=val_seconds if val else None,
-            wait_ms=mean.wait_ms if timed else None,
-            copy_ms=mean.copy_ms if timed else None,
-            compute_ms=mean.compute_ms if timed else None,
+            **figures,
         )
 
 
@@ -185,7 +174,7 @@ class History:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TrainPosition:
     """Position of a run between two steps.
 
     Args:
@@ -215,49 +204,35 @@ class Progress:
     split: Totals
 
 
-class Report(Protocol):
-    """Callbacks of a run, called in the training process between steps.
-
-    A derived class may leave methods out.
-    """
+class TrainReport:
+    """Callbacks of a run, called in the training process between steps; these do nothing."""
 
     def note(self, text: str) -> None:
         """A message for the user."""
-        return
 
     def planned(
         self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
     ) -> None:
         """Training begins, or continues after these epochs; images are those of an epoch."""
-        return
 
-    def begin(self, now: Progress) -> None:
+    def begin(self, now: TrainPosition) -> None:
         """An epoch begins, or continues."""
-        return
 
-    def stepped(self, now: Progress) -> None:
+    def stepped(self, now: TrainPosition) -> None:
         """A step is done."""
-        return
 
     def validating(self, *, rows: int) -> None:
         """`rows` more images are validated."""
-        return
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """An epoch of `epochs` is finished."""
-        return
 
     def stopping(self, signum: int) -> None:
         """A signal requests a stop. Called from another thread, while a step may run."""
-        return
-
-
-class Silent(Report):
-    """A report without output, for ranks other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class TrainResult:
     """Outcome of a run.
 
     Args:

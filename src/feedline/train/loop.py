@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,16 +18,22 @@ import torch
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
-from feedline.train.checkpoint import CheckpointWriter
-from feedline.train.data import without_padding
+from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
+from feedline.train.data import TrainData, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.history import EpochInProgress, EpochRecord, History, Progress, Report
-from feedline.train.ranks import Ranks
+from feedline.train.history import (
+    EpochInProgress,
+    EpochRecord,
+    History,
+    TrainPosition,
+    TrainReport,
+)
+from feedline.train.ranks import AgreedStop, Ranks
 from feedline.train.recipe import Recipe
-from feedline.train.resume import divergence_hint
+from feedline.train.resume import new_run_hint, quoted
 from feedline.train.run_folder import RunFiles
+from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import memory_error, random_state, restore_random_state
-from feedline.train.stop import AgreedStop
 from feedline.train.train_state import StepCounter, TrainState, train_step
 
 __all__ = ["TrainingLoop"]
@@ -43,37 +49,33 @@ class TrainingLoop:
 
     Args:
         recipe: the recipe.
-        run: run settings for the next start, JSON-able.
-        dataset: "classes", "images" and "files" of the training images, JSON-able.
+        run: run settings; saved for the next start.
+        data: images.
         loader: loader of the training images.
         batches: the loader, watched.
         val_loader: loader of the validation images, or None.
-        labels: the training label of each validation label; None if they are equal.
         state: model and optimizer.
         history: figures so far.
         writer: writes checkpoints.
         files: writes figures.
-        checkpoint_every: steps between checkpoints within an epoch; 0: after epochs only.
         ranks: the processes that train; each makes the same calls.
         stop: checked after each step and each validation batch.
         report: callbacks.
     """
 
     recipe: Recipe
-    run: dict[str, Any]
-    dataset: dict[str, Any]
+    run: RunSettings
+    data: TrainData
     loader: DataLoader[Any]
     batches: Iterable[Any]
     val_loader: DataLoader[Any] | None
-    labels: Sequence[int] | None
     state: TrainState
     history: History
     writer: CheckpointWriter
     files: RunFiles
-    checkpoint_every: int
     ranks: Ranks
     stop: AgreedStop
-    report: Report
+    report: TrainReport
 
     def __post_init__(self) -> None:
         self._steps = StepCounter(recipe=self.recipe, batches_in=self.loader.steps_in)
@@ -92,9 +94,9 @@ class TrainingLoop:
             return
         content = {
             "recipe": self.recipe.as_dict(),
-            "run": self.run,
+            "run": self.run.as_dict(),
             "ranks": self.ranks.world,
-            "dataset": self.dataset,
+            "dataset": self.data.identity,
             "loader": self.loader.state_dict(),
             "state": self.state.state_dict(),
             "history": history.state_dict(),
@@ -148,14 +150,14 @@ class TrainingLoop:
         history, epochs = self.history, self.recipe.epochs
         self.report.planned(
             self.recipe,
-            images=self.dataset["images"],
-            val_images=0 if self.val_loader is None else len(self.val_loader.dataset),
+            images=len(self.data.train),
+            val_images=0 if self.data.val is None else len(self.data.val),
             records=history.records,
         )
         while len(history.records) < epochs and not history.is_over(self.recipe.patience):
             current = history.current
             self.state.set_phase(self.recipe.phase_at(current.epoch))
-            self.report.begin(self._progress())
+            self.report.begin(self._position())
             if self.loader.epoch == current.epoch and not self._train_epoch():
                 return self._stopped_by
             if not self._finish_epoch():
@@ -172,9 +174,9 @@ class TrainingLoop:
         history, state = self.history, self.state
         phase = self.recipe.phase_at(history.current.epoch)
         began_s = time.monotonic()
-        result = self._validate(phase.val_image_size or 0)
+        val = self._validate(phase.val_image_size or 0)
         stopped = self._is_stopped(at_end=True)
-        if stopped and self.val_loader is not None and result is None:
+        if stopped and self.val_loader is not None and val is None:
             self.save(must=True)
             return False
         best = history.best_top1
@@ -183,8 +185,11 @@ class TrainingLoop:
             lr=state.lr,
             clip_grad=state.clip_grad,
             precision=state.precision_name,
-            val=result,
-            val_seconds=time.monotonic() - began_s,
+            val_samples=val and val.samples,
+            val_loss=val and val.loss,
+            val_top1=val and val.top1,
+            val_top5=val and val.top5,
+            val_seconds=val and time.monotonic() - began_s,
         )
         history.close_epoch(record)
         # First the weights, then the checkpoint that counts their epoch: after a crash in between
@@ -198,11 +203,11 @@ class TrainingLoop:
         self.report.ended(record, epochs=self.recipe.epochs)
         return not stopped or len(history.records) >= self.recipe.epochs
 
-    def _progress(self, loss: float | None = None) -> Progress:
+    def _position(self, loss: float | None = None) -> TrainPosition:
         """Position of the run."""
         current, recipe = self.history.current, self.recipe
         share = current.steps / self.loader.steps_in(current.epoch)
-        return Progress(
+        return TrainPosition(
             epoch=current.epoch + 1,
             epochs=recipe.epochs,
             phase=recipe.phase_number(current.epoch) + 1,
@@ -210,7 +215,7 @@ class TrainingLoop:
             size_px=recipe.phase_at(current.epoch).size,
             step=self.state.step,
             steps=self._total,
-            images=round(self.dataset["images"] * min(1.0, share)),
+            images=round(len(self.data.train) * min(1.0, share)),
             lr=self.state.lr,
             loss=loss,
             split=self.loader.timing.totals(),
@@ -221,6 +226,7 @@ class TrainingLoop:
         state, loader, current = self.state, self.loader, self.history.current
         phase = self.recipe.phase_at(current.epoch)
         check_every = _CPU_CHECK_STEPS if state.device.type == "cpu" else _GPU_CHECK_STEPS
+        save_every = self.run.checkpoint_every or 0
         state.model.train()
         before_s, before, began_s = current.seconds, current.split, time.monotonic()
         untimed = loader.timing.totals()
@@ -232,7 +238,7 @@ class TrainingLoop:
             current.seconds = before_s + time.monotonic() - began_s
             current.split = before + loader.timing.totals() - untimed
 
-        with memory_error(*self._batch_hint(phase.batch_size, phase.size)):
+        with memory_error(*self._batch_hint(phase.batch_size, phase.size, "--batch-size")):
             for images, labels in self.batches:
                 assert loader.batch is not None, "a batch was returned"
                 if first:  # validation or the start of workers before it is no part of a step
@@ -248,12 +254,12 @@ class TrainingLoop:
                 if part + 1 < parts:  # no checkpoint has half of a step's gradients
                     continue
                 reads = current.steps % check_every == 0
-                self.report.stepped(self._progress(self._read_loss() if reads else None))
+                self.report.stepped(self._position(self._read_loss() if reads else None))
                 if self._is_stopped():
                     update_sums()
                     self.save(must=True)
                     return False
-                if self.checkpoint_every and state.step % self.checkpoint_every == 0:
+                if save_every and state.step % save_every == 0:
                     update_sums()
                     self.save()
         update_sums()
@@ -265,14 +271,18 @@ class TrainingLoop:
         Raises:
             FeedlineError: it is NaN or infinite.
         """
-        current, state = self.history.current, self.state
+        current, state, out = self.history.current, self.state, self.writer.out
         loss = current.mean_loss()
         if not math.isfinite(loss):
+            again = new_run_hint(out)
+            if (out / CHECKPOINT_NAME).is_file():
+                again = f"feedline train --resume {quoted(out)}"
+            lower = f"--lr {self.recipe.peak_lr / 3:.2g} --clip-grad 1"
             raise FeedlineError(
                 f"the loss became {loss} by step {state.step} (epoch {current.epoch + 1}, "
                 f"{self.recipe.phase_at(current.epoch).size} px, learning rate {state.lr:.3g}, "
                 f"{state.precision_name})",
-                hint=divergence_hint(self.recipe, self.writer.out),
+                hint=f"the learning rate is probably too high: {again} {lower}",
             )
         return loss
 
@@ -289,32 +299,27 @@ class TrainingLoop:
                 without_padding(self.val_loader),
                 device=self.state.device,
                 precision=self.state.precision,
-                labels=self.labels,
+                labels=self.data.labels,
                 ranks=self.ranks,
                 stopped=self._is_stopped,
                 advance=lambda rows: self.report.validating(rows=rows),
             )
 
-    def _batch_hint(
-        self, rows: int | None, size: int, option: str = "--batch-size"
-    ) -> tuple[str, str]:
+    def _batch_hint(self, rows: int | None, size: int, option: str) -> tuple[str, str]:
         """A batch as text, and what to do if it does not fit the device's memory."""
-        epoch = self.history.current.epoch
-        what = f"a batch of {rows} images at {size} px (epoch {epoch + 1})"
+        what = f"a batch of {rows} images at {size} px (epoch {self.history.current.epoch + 1})"
         hint = f"use a smaller {option}"
-        if option == "--batch-size":
-            hint += ", or --grad-accum-steps; feedline tune --batch-size auto finds the largest"
-        if self.writer.has_checkpoint:
-            hint += f". --resume {self.writer.out} continues from the last checkpoint, between two "
-            hint += "epochs also with smaller batches (--schedule)"
+        if (self.writer.out / CHECKPOINT_NAME).exists():
+            hint += f"; --resume {quoted(self.writer.out)} continues from the last checkpoint, "
+            hint += "between two epochs also with smaller batches (--schedule)"
         return what, hint
 
     def _save_best(self, last: EpochRecord) -> None:
         """Write the weights as the best so far."""
         content = {
             "model": self.recipe.model,
-            "weights": self.state.eval_model.state_dict(),
-            "classes": self.dataset["classes"],
+            "state_dict": self.state.eval_model.state_dict(),
+            "classes": list(self.data.train.classes),
             "val_image_size": self.recipe.val_image_size,
             "epoch": last.epoch,
             "top1": last.val_top1,

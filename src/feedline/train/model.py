@@ -1,4 +1,4 @@
-"""The model: made by timm, with random or pretrained weights, some of them frozen.
+"""The model: made by timm, with random, pretrained or trained weights; exported as safetensors.
 
 Guarantees: nothing in a file of weights is executed (torch's weights-only unpickler, safetensors).
 timm takes seconds to import, so it is imported when a model is made.
@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import copy
 import difflib
-import pickle
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from feedline.errors import UsageError
+from feedline.errors import StateError, UsageError
+from feedline.system import unwritten
+from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint, replacing
+from feedline.train.presets import round_size
 
-__all__ = ["create_model", "freeze", "load_pretrained"]
-
-_SEARCH_PX = 225
-"""Largest distance between sizes that a model accepts: seven windows of four 8 px patches."""
-_STATE_DICTS = ("weights", "state_dict_ema", "model_ema", "state_dict", "model")
-_PREFIXES = ("module.", "_orig_mod.")
+__all__ = [
+    "TrainedModel",
+    "create_model",
+    "export_safetensors",
+    "freeze",
+    "load_pretrained",
+    "load_trained",
+]
 
 
 def create_model(
@@ -61,23 +67,13 @@ def create_model(
     options: dict[str, Any] = {"num_classes": classes}
     options |= {"drop_rate": drop} if drop else {}
     options |= {"drop_path_rate": drop_path} if drop_path else {}
-    model = _build(name, options, hub=pretrained == "hub")
-    if pretrained not in ("", "hub"):
-        load_pretrained(model, pretrained)
-    model.to(memory_format=torch.channels_last)
-    _try_sizes(model, name, sizes)
-    return model
-
-
-def _build(name: str, options: dict[str, Any], *, hub: bool) -> nn.Module:
-    import timm
-
+    hub = pretrained == "hub"
     try:
         try:
             # Vision transformers accept one image size only, unless told so.
-            model = timm.create_model(name, pretrained=hub, dynamic_img_size=True, **options)
+            model: nn.Module = timm.create_model(name, hub, dynamic_img_size=True, **options)
         except TypeError:
-            model = timm.create_model(name, pretrained=hub, **options)
+            model = timm.create_model(name, hub, **options)
     except TypeError as error:
         raise UsageError(
             f"model {name!r} cannot be built with {options} ({error})",
@@ -91,41 +87,28 @@ def _build(name: str, options: dict[str, Any], *, hub: bool) -> nn.Module:
             f"cannot download timm's weights of {name!r}: {type(error).__name__}: {text}",
             hint="download the file on another machine and name it with --pretrained FILE",
         ) from error
-    assert isinstance(model, nn.Module)
+    if pretrained and not hub:
+        load_pretrained(model, Path(pretrained))
+    model.to(memory_format=torch.channels_last)
+    _try_sizes(model, name, sizes)
     return model
 
 
 def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
     """Check that a model accepts all sizes, by shapes on the meta device: it costs no memory."""
     shapes = copy.deepcopy(model).to("meta").eval()
-    with torch.no_grad():
-        for size in sizes:
-            error = _refusal(shapes, size)
-            if isinstance(error, NotImplementedError):
-                return  # an operation without a meta kernel: the first step will tell
-            if error is not None:
-                near = [f"{each} px" for each in _nearest(shapes, size)]
-                accepted = f"the nearest it accepts: {' and '.join(near)}; or " if near else ""
-                raise UsageError(
-                    f"model {name!r} does not accept images of {size} px ({error})",
-                    hint=f"{accepted}choose a convolutional model, which accepts nearly any size",
-                ) from error
-
-
-def _refusal(shapes: nn.Module, size: int) -> Exception | None:
-    """The error of a model on the meta device for images of a size; None if it accepts them."""
-    try:
-        shapes(torch.empty(1, 3, size, size, device="meta"))
-    except (NotImplementedError, RuntimeError, AssertionError, ValueError) as error:
-        return error
-    return None
-
-
-def _nearest(shapes: nn.Module, size: int) -> list[int]:
-    """The nearest accepted sizes below and above, in pixels, if there are any near."""
-    ranges = (range(size - 1, max(0, size - _SEARCH_PX), -1), range(size + 1, size + _SEARCH_PX))
-    found = (next((px for px in sizes if _refusal(shapes, px) is None), None) for sizes in ranges)
-    return [px for px in found if px is not None]
+    for size in sizes:
+        try:
+            with torch.no_grad():
+                shapes(torch.empty(1, 3, size, size, device="meta"))
+        except NotImplementedError:
+            return  # an operation without a meta kernel: the first step will tell
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise UsageError(
+                f"model {name!r} does not accept images of {size} px ({error})",
+                hint=f"try a multiple of 32 px, such as {round_size(size)}, or a convolutional "
+                "model, which accepts nearly any size",
+            ) from error
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
@@ -146,18 +129,18 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
                 f"freeze: no parameter's name begins with {prefix!r}",
                 hint=f"they begin with {', '.join(parts)}",
             )
+        frozen += sum(value.numel() for value in found if value.requires_grad)
         for value in found:
-            frozen += value.numel() if value.requires_grad else 0
             value.requires_grad_(False)
     return frozen
 
 
-def load_pretrained(model: nn.Module, path: str) -> list[str]:
+def load_pretrained(model: nn.Module, path: Path) -> list[str]:
     """Load weights from a file. A head with another number of classes keeps its random weights.
 
     Args:
         model: receives the weights.
-        path: best.pt of a run, a state_dict, a checkpoint with one under a common name, or
+        path: best.pt of a run, a state_dict, a checkpoint with one under a name that timm knows, or
             safetensors.
 
     Returns:
@@ -166,71 +149,125 @@ def load_pretrained(model: nn.Module, path: str) -> list[str]:
     Raises:
         UsageError: the file cannot be read, or belongs to another model.
     """
-    given = {_plain(name): value for name, value in _read(Path(path)).items()}
-    own = model.state_dict()
-    unlike = [name for name in own if name in given and given[name].shape != own[name].shape]
-    missing = sorted(set(own) - set(given) - {name for name in own if own[name].ndim == 0})
-    unknown = sorted(set(given) - set(own))
-    heads = _head_names(model)
-    skipped = [name for name in unlike if name in heads]
-    wrong = [name for name in unlike if name not in heads] + missing + unknown
-    if wrong:
-        raise UsageError(
-            f"{path} has weights of another model: {len(wrong)} of its {len(given)} do not fit, "
-            f"such as {', '.join(wrong[:3])}",
-            hint="name the model they belong to, with --model",
-        )
-    model.load_state_dict(
-        {name: given[name] for name in given if name not in skipped}, strict=False
-    )
-    return skipped
+    from timm.models import load_state_dict
 
-
-def _head_names(model: nn.Module) -> set[str]:
-    """Names of the classifier's parameters, by timm's configuration."""
-    configured: Any = getattr(model, "default_cfg", {}) or {}
-    named = configured.get("classifier", ())
-    layers = (named,) if isinstance(named, str) else tuple(named)
-    return {
-        name
-        for name, _ in model.named_parameters()
-        if any(name == layer or name.startswith(f"{layer}.") for layer in layers)
-    }
-
-
-def _plain(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise UsageError(f"pretrained: no such file {str(path)!r}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError:
+        found = load_state_dict(str(path), weights_only=True)
+    except (ImportError, AssertionError):
         raise UsageError(
             f"reading {path} needs safetensors", hint="pip install safetensors"
         ) from None
-    except (
-        *(RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError),
-    ) as error:
-        first = str(error).strip().partition("\n")[0]
-        # For random bytes the unpickler raises any error, with a text that says nothing.
-        why = f" ({first})" if isinstance(error, RuntimeError | OSError) and first else ""
-        raise UsageError(f"{path} is not a readable file of weights{why}") from error
-    for name in _STATE_DICTS:
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
-            break
-    tensors = isinstance(content, dict) and all(
-        isinstance(value, torch.Tensor) for value in content.values()
+    except Exception as error:  # for random bytes the unpickler raises any
+        raise UsageError(
+            f"{path} is not a readable file of weights",
+            hint="name a state_dict saved by torch.save, or safetensors",
+        ) from error
+    own = model.state_dict()
+    config: Any = getattr(model, "default_cfg", {}) or {}
+    named = config.get("classifier", ())
+    layers = (named,) if isinstance(named, str) else tuple(named)
+    heads = [name for name in own if name.startswith(tuple(f"{layer}." for layer in layers))]
+    shapes = {name: getattr(value, "shape", None) for name, value in found.items()}
+    skipped = [name for name in heads if name in found and shapes[name] != own[name].shape]
+    try:
+        model.load_state_dict(found | {name: own[name] for name in skipped})
+    except RuntimeError as error:
+        details = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UsageError(
+            f"{path} has no weights of this model: {details[:200]}",
+            hint="name the model they belong to, with --model",
+        ) from error
+    return skipped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedModel:
+    """A trained model.
+
+    Args:
+        path: file of the weights.
+        name: name of timm's model.
+        model: in evaluation mode, on the device.
+        device: device of the model.
+        classes: names, in the order of its outputs.
+        image_size: side of the validation images, in pixels.
+        epoch: epoch after which it was kept.
+        top1: validation accuracy of that epoch, 0 to 1; None without validation.
+    """
+
+    path: Path
+    name: str
+    model: nn.Module
+    device: torch.device
+    classes: list[str]
+    image_size: int
+    epoch: int
+    top1: float | None
+
+
+def load_trained(path: Path, device: torch.device) -> TrainedModel:
+    """Load the weights of a run.
+
+    Args:
+        path: the folder of a run, for its best weights, or a file of weights.
+        device: device for the model.
+
+    Raises:
+        StateError: the file is missing, damaged, or something else.
+        UsageError: the installed timm has no such model, or another one of its name.
+    """
+    file = path / BEST_NAME if path.is_dir() else path
+    content = load_checkpoint(file, kind=WEIGHTS)
+    classes, size = list(content["classes"]), int(content["val_image_size"])
+    model = create_model(content["model"], classes=len(classes), sizes=(size,))
+    try:
+        model.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise UsageError(
+            f"{file}: the weights do not fit the model {content['model']!r} of the installed timm",
+            hint="install the version of timm it was trained with",
+        ) from error
+    return TrainedModel(
+        path=file,
+        name=str(content["model"]),
+        model=model.to(device).eval(),
+        device=device,
+        classes=classes,
+        image_size=size,
+        epoch=int(content["epoch"]),
+        top1=content["top1"],
     )
-    if not tensors or not content:
-        raise UsageError(f"{path} has no weights: expected tensors by parameter name")
-    return dict(content)
+
+
+def export_safetensors(trained: TrainedModel, file: Path) -> None:
+    """Write weights as safetensors, with model, classes and image size as metadata.
+
+    Raises:
+        UsageError: the name does not end in ".safetensors", or safetensors is not installed.
+        StateError: the file cannot be written.
+    """
+    if file.is_dir() or file.suffix != ".safetensors":
+        folder = file.is_dir()
+        name = file / "model.safetensors" if folder else file.with_suffix(".safetensors")
+        what = "it is a folder" if folder else f"expected .safetensors, got {file.suffix!r}"
+        raise UsageError(f"cannot export to {file}: {what}", hint=f"name a file such as {name}")
+    try:
+        from safetensors.torch import save_file
+    except ModuleNotFoundError:
+        raise UsageError("safetensors is not installed", hint="pip install safetensors") from None
+    state = trained.model.state_dict()
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    metadata = {
+        "model": trained.name,
+        "classes": json.dumps(trained.classes),
+        "image_size": str(trained.image_size),
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial:
+            save_file(tensors, partial, metadata=metadata)
+    except Exception as error:  # the library has errors of its own
+        needed = sum(each.nbytes for each in tensors.values())
+        raise StateError(f"{file} cannot be written: {unwritten(file, needed, error)}") from error

@@ -1,4 +1,4 @@
-"""The processes of one training, started by torchrun.
+"""The processes of one training, started by torchrun, and their agreement on a stop.
 
 Guarantees: with a single process nothing is set up and each call returns at once. With several,
 every call is a collective: all ranks have to make it, in the same order. Values on the CPU are
@@ -12,8 +12,8 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,10 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.system import rank_and_world
+from feedline.train.stop import StopRequest
 
-__all__ = ["Peer", "Ranks", "find_ended", "is_lost_connection", "join_ranks"]
+__all__ = ["AgreedStop", "Ranks", "find_ended", "is_lost_connection", "join_ranks"]
+
+CHECK_S = 1.0
+"""How often ranks agree on a stop."""
 
 _T = TypeVar("_T")
+_MOST_CALLS = 1000
 _TIMEOUT = timedelta(minutes=10)
 """Longest wait for another rank: longer than a validation, or a checkpoint written by rank 0."""
 _ENDING_S = 5.0
@@ -63,22 +68,13 @@ class Ranks:
         distributed.all_reduce(total, group=self.group)
         return total.to(value.device)
 
-    def largest(self, *numbers: int) -> list[int]:
-        """The largest value over all ranks, for each of the numbers."""
-        if self.world == 1:
-            return list(numbers)
-        found = torch.tensor(numbers, device="cpu")
-        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.group)
-        return found.tolist()
-
     def from_main(self, make: Callable[[], _T]) -> _T:
         """Call `make` on rank 0 and return its value on every rank."""
         if self.world == 1:
             return make()
-        values = [make() if self.is_main else None]
+        values: list[Any] = [make() if self.is_main else None]
         distributed.broadcast_object_list(values, src=0, group=self.group)
-        value: Any = values[0]
-        return value  # type: ignore[no-any-return]
+        return values[0]  # type: ignore[no-any-return]
 
     def gathered(self, value: _T) -> list[_T]:
         """The value of each rank, in order."""
@@ -92,15 +88,55 @@ class Ranks:
         """Copy the running statistics of rank 0 to every rank."""
         if self.world > 1:
             for buffer in model.buffers():
-                group = self.group if buffer.device.type == "cpu" else None
-                distributed.broadcast(buffer, src=0, group=group)
+                distributed.broadcast(buffer, src=0, group=self._group_of(buffer.device))
 
     def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model with its gradients averaged over the ranks."""
         if self.world == 1:
             return model
         ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids)
+        return DistributedDataParallel(model, device_ids=ids, process_group=self._group_of(device))
+
+    def _group_of(self, device: torch.device) -> distributed.ProcessGroup | None:
+        return self.group if device.type == "cpu" else None
+
+
+class AgreedStop:
+    """A stop request of any rank, seen by all ranks at the same step.
+
+    A single process looks at each call. Several ranks exchange their requests about once a second,
+    so that no rank waits for the others at every step; the number of calls until the next exchange
+    is agreed on as well.
+    """
+
+    def __init__(self, request: StopRequest, ranks: Ranks) -> None:
+        self._request = request
+        self._ranks = ranks
+        self._signum: int | None = None
+        self._calls, self._next = 0, 1
+        self._checked_s = time.monotonic()
+
+    def requested(self, *, at_end: bool = False) -> int | None:
+        """The signal that asks for a stop; None without any. A collective call.
+
+        Args:
+            at_end: exchange requests now, as at the end of an epoch, and at the next call.
+        """
+        own = self._request.requested()
+        if self._ranks.world == 1:
+            return own
+        self._calls += 1
+        if self._signum is None and (at_end or self._calls >= self._next):
+            now_s = time.monotonic()
+            fit = int(CHECK_S * self._calls / max(now_s - self._checked_s, 1e-9))
+            # The next calls may take another time: steps after a validation, at another size.
+            wanted = 1 if at_end else max(1, min(fit, _MOST_CALLS))
+            found = torch.tensor([own or 0, -wanted], device="cpu")
+            distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self._ranks.group)
+            signum, self._next = int(found[0]), -int(found[1])
+            self._signum = signum or None
+            self._calls, self._checked_s = 0, now_s
+        return self._signum
 
 
 @contextmanager
@@ -117,80 +153,47 @@ def join_ranks() -> Iterator[Ranks]:
     if world == 1:
         yield Ranks(rank, world)
         return
-    if distributed.is_initialized():
-        group: Any = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-        try:
-            yield Ranks(rank, world, group)
-        finally:
-            distributed.destroy_process_group(group)
-        return
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise UsageError(
-            f"this is rank {rank} of {world}, but {', '.join(missing)} is not set",
-            hint="start the training with torchrun, or unset RANK and WORLD_SIZE",
-        )
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, timeout=_TIMEOUT)
-    try:
-        ranks = Ranks(rank, world)
-        others = [peer for peer in ranks.gathered(Peer.current(rank)) if peer.rank != rank]
+    with ExitStack() as stack:
+        group: Any = None
+        if distributed.is_initialized():
+            group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+        else:
+            missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+            if missing:
+                raise UsageError(
+                    f"this is rank {rank} of {world}, but {', '.join(missing)} is not set",
+                    hint="start the training with torchrun, or unset RANK and WORLD_SIZE",
+                )
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            distributed.init_process_group(backend, timeout=_TIMEOUT)
+        stack.callback(distributed.destroy_process_group, group)
+        ranks = Ranks(rank, world, group)
+        others = _processes(ranks)
         try:
             yield ranks
         except Exception as error:
             if not is_lost_connection(error):
                 raise
-            raise _lost(find_ended(others, within_s=_ENDING_S), rank) from error
-    finally:
-        distributed.destroy_process_group()
+            ended = find_ended(others, within_s=_ENDING_S)
+            name = "a rank on another machine, or one whose process still runs,"
+            if ended is not None:
+                name = f"rank {ended} (process {others[ended].pid} on {platform.node()})"
+            raise FeedlineError(
+                f"{name} does not respond; rank {rank} ends as well",
+                hint="its own output has the cause; a process killed without a message mostly ran "
+                "out of memory. --resume continues from the last checkpoint; --debug shows torch's "
+                "error",
+            ) from error
 
 
-def _lost(peer: Peer | None, rank: int) -> FeedlineError:
-    """The error of a rank that has lost another one."""
-    name = "a rank on another machine, or one whose process still runs,"
-    if peer is not None:
-        name = f"rank {peer.rank} (process {peer.pid} on {peer.host})"
-    return FeedlineError(
-        f"{name} does not respond; rank {rank} ends as well",
-        hint="its own output has the cause; a process killed without a message mostly ran out of "
-        "memory. --resume continues from the last checkpoint; --debug shows torch's error",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process of a rank.
-
-    Args:
-        rank: its number.
-        host: machine it runs on.
-        pid: process id there.
-        started_s: start time of the process, seconds since 1970.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    started_s: float
-
-    @classmethod
-    def current(cls, rank: int) -> Peer:
-        """This process."""
-        return cls(rank, platform.node(), os.getpid(), psutil.Process().create_time())
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it has ended; False for a process on another machine."""
-        if self.host != platform.node():
-            return False
-        with contextlib.suppress(psutil.AccessDenied):
-            try:
-                process = psutil.Process(self.pid)
-                same = process.create_time() == self.started_s
-                return not same or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            except psutil.NoSuchProcess:
-                return True
-        return False
+def _processes(ranks: Ranks) -> dict[int, psutil.Process]:
+    """The processes of the other ranks of this machine, by rank."""
+    found = {}
+    for rank, (host, pid) in enumerate(ranks.gathered((platform.node(), os.getpid()))):
+        if rank != ranks.rank and host == platform.node():
+            with contextlib.suppress(psutil.Error):
+                found[rank] = psutil.Process(pid)
+    return found
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -202,18 +205,27 @@ def is_lost_connection(error: BaseException) -> bool:
     return lost or isinstance(error, distributed.DistError)
 
 
-def find_ended(peers: Sequence[Peer], *, within_s: float) -> Peer | None:
-    """Return the first process that has ended, or None.
+def find_ended(processes: Mapping[int, psutil.Process], *, within_s: float) -> int | None:
+    """Return the first rank whose process has ended, or None.
 
     Args:
-        peers: the other processes.
+        processes: by rank.
         within_s: how long to wait for one to end.
     """
     until = time.monotonic() + within_s
     while True:
-        for peer in peers:
-            if peer.has_ended:
-                return peer
+        for rank, process in processes.items():
+            if _has_ended(process):
+                return rank
         if time.monotonic() >= until:
             return None
         time.sleep(_POLL_S)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:  # psutil calls a zombie running
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False

@@ -7,8 +7,7 @@ weights as an uninterrupted one, bit for bit on a CPU with the same number of to
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
@@ -18,39 +17,46 @@ from typing import Any
 import torch
 
 from feedline.bench.machine import versions
-from feedline.device.usable import synchronize
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.levels import copies_in_words
 from feedline.loader.saved_settings import SavedSettings
 from feedline.train.checkpoint import CheckpointWriter
 from feedline.train.config import Assignment, as_toml
 from feedline.train.data import TrainData, train_loader, val_loader
-from feedline.train.history import EpochInProgress, History, Report, Result, Silent
+from feedline.train.history import (
+    EpochInProgress,
+    History,
+    TrainReport,
+    TrainResult,
+)
 from feedline.train.loop import TrainingLoop
 from feedline.train.model import create_model, freeze
-from feedline.train.ranks import Ranks, join_ranks
+from feedline.train.ranks import AgreedStop, Ranks, join_ranks
 from feedline.train.recipe import Recipe
-from feedline.train.resume import ResumedRun, resolve_settings
+from feedline.train.resume import (
+    ResumedRun,
+    changed_on_resume,
+    check_resumable,
+    resolve_settings,
+    share_batches,
+)
 from feedline.train.run_folder import RunFiles, check_run_folder, lock_run_folder, make_run_folder
 from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import (
     choose_device,
     choose_precision,
+    compile_model,
     machine,
     memory_error,
     prepare_process,
-    random_state,
     reseed,
-    restore_random_state,
+    warm_up,
 )
-from feedline.train.stop import AgreedStop, StopRequest
-from feedline.train.train_state import TrainState, autocast, create_optimizer
+from feedline.train.stop import StopRequest
+from feedline.train.train_state import TrainState, create_optimizer
 from feedline.watching.watched import forget, watch
 
-__all__ = ["PreparedRun", "prepare", "run_training", "train_model", "warm_up"]
-
-_WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles in the second
+__all__ = ["PreparedRun", "prepare", "run_training", "train_model"]
 
 
 def train_model(
@@ -58,8 +64,8 @@ def train_model(
     run: RunSettings | None = None,
     *,
     config: str | PathLike[str] | None = None,
-    report: Report | None = None,
-) -> Result:
+    report: TrainReport | None = None,
+) -> TrainResult:
     """Train a timm model with progressive resizing, or resume a run, as `feedline train` does.
 
     Ctrl-C, SIGTERM and SIGUSR1 end it after the current step, with a checkpoint;
@@ -86,15 +92,16 @@ def train_model(
         RunSettings() if run is None else run,
         config=None if config is None else Path(config),
     )
-    return run_training(assignment, report or Silent())
+    return run_training(assignment, report or TrainReport())
 
 
-def run_training(assignment: Assignment, report: Report) -> Result:
+def run_training(assignment: Assignment, report: TrainReport) -> TrainResult:
     """Train, or resume a run; see `train_model`."""
     with join_ranks() as ranks:
-        own = report if ranks.is_main else Silent()
         run = resolve_settings(assignment.run, assignment.resumed)
-        return _train(assignment.recipe, own, run, assignment.resumed, ranks)
+        report = report if ranks.is_main else TrainReport()
+        ready = prepare(assignment.recipe, run, assignment.resumed, report.note, world=ranks.world)
+        return _train(ready, run, ranks, report)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,9 +146,9 @@ class PreparedRun:
 
 def prepare(
     recipe: Recipe,
-    note: Callable[[str], object],
     run: RunSettings,
     resumed: ResumedRun | None,
+    note: Callable[[str], object],
     *,
     world: int,
 ) -> PreparedRun:
@@ -149,9 +156,9 @@ def prepare(
 
     Args:
         recipe: the recipe.
-        note: called with messages for the user.
         run: resolved run settings.
         resumed: the run to resume; its checkpoint is taken.
+        note: called with messages for the user.
         world: number of ranks.
 
     Raises:
@@ -175,10 +182,10 @@ def prepare(
             note(resumed.note)
         history = saved["history"]
         between = None if history["current"]["steps"] else len(history["records"])
-        extended = recipe.check_resumable(saved["recipe"], done=between)
-        if changed := recipe.changed_on_resume(saved["recipe"]):
+        extended = check_resumable(recipe, saved["recipe"], done=between)
+        if changed := changed_on_resume(recipe, saved["recipe"]):
             note(f"changed from here on: {changed}")
-        recipe = recipe.for_ranks(saved["ranks"], world)
+        recipe = share_batches(recipe, saved["ranks"], world)
     elif run.resume == "auto":
         note("no run to resume: starting a new one")
     data = TrainData.find(run.data, run.val_dir)
@@ -209,18 +216,13 @@ def prepare(
     )
 
 
-def _train(
-    recipe: Recipe, report: Report, run: RunSettings, resumed: ResumedRun | None, ranks: Ranks
-) -> Result:
+def _train(ready: PreparedRun, run: RunSettings, ranks: Ranks, report: TrainReport) -> TrainResult:
     """Train on one rank."""
-    ready = prepare(recipe, report.note, run, resumed, world=ranks.world)
     recipe, data, device = ready.recipe, ready.data, ready.device
-    checkpoint = ready.checkpoint
     out = ranks.from_main(
-        lambda: make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
+        lambda: make_run_folder(run.out, checkpoint=ready.checkpoint, model=recipe.model)
     )
     reseed(recipe.seed, ranks.rank)
-    files = RunFiles(out, report.note)
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
         + (f", {len(data.val)} for validation" if data.val else "")
@@ -234,26 +236,25 @@ def _train(
             stack.enter_context(lock_run_folder(out))
         stop = stack.enter_context(StopRequest(report.stopping))
         loader = train_loader(recipe, data.train, run, device, stack)
-        if copies := copies_in_words(loader._session.settings, loader._session.decision()):
-            report.note(f"copies: {copies}")
+        for line in loader.explain().splitlines():
+            if line.startswith("copies "):
+                report.note(f"copies: {line.removeprefix('copies').strip()}")
         validation = val_loader(recipe, data, run, device, stack)
         state = ready.make_state()
         state.forward = ranks.parallel(state.model, device)
-        if recipe.compile:
-            _compile(state, recipe, report)
+        compile_model(state, recipe, report.note)
+        files = RunFiles(out, report.note)
         loop = TrainingLoop(
             recipe=recipe,
-            run=run.as_dict(),
-            dataset=data.identity,
+            run=run,
+            data=data,
             loader=loader,
             batches=_watch(loader, run, out, resumed=ready.saved is not None),
             val_loader=validation,
-            labels=data.labels,
             state=state,
             history=History(current=EpochInProgress.begin(0, device)),
             writer=CheckpointWriter(out=out, keep=run.keep_checkpoints or 0, note=report.note),
             files=files,
-            checkpoint_every=run.checkpoint_every or 0,
             ranks=ranks,
             stop=AgreedStop(stop, ranks),
             report=report,
@@ -274,7 +275,7 @@ def _train(
             warm_up(state, recipe.shapes, classes=len(data.train.classes), note=report.note)
         stopped_by = loop.fit()
         skipped = [*loader.skipped, *([] if validation is None else validation.skipped)]
-    return Result(
+    return TrainResult(
         recipe=recipe,
         out=out,
         classes=list(data.train.classes),
@@ -290,19 +291,6 @@ def _train(
     )
 
 
-def _compile(state: TrainState, recipe: Recipe, report: Report) -> None:
-    """Compile the model, for every shape of the schedule."""
-    import torch._dynamo
-
-    config: Any = torch._dynamo.config
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    shapes = len(recipe.shapes)
-    if getattr(config, name) < shapes:
-        report.note(f"torch._dynamo.config.{name} raised to {shapes}, one for each batch shape")
-        setattr(config, name, shapes)
-    state.forward = torch.compile(state.forward)
-
-
 def _watch(loader: DataLoader[Any], run: RunSettings, out: Path, *, resumed: bool) -> Any:
     """The loader's batches, with a record of the time in the folder of the run."""
     metrics = None
@@ -315,54 +303,3 @@ def _watch(loader: DataLoader[Any], run: RunSettings, out: Path, *, resumed: boo
     if resumed:
         watched.continue_run()
     return watched
-
-
-def warm_up(
-    state: TrainState,
-    shapes: Iterable[tuple[int, int]],
-    *,
-    classes: int,
-    note: Callable[[str], object] = lambda text: None,
-) -> None:
-    """Run a few steps on zeros at each batch shape, before training.
-
-    A first step at a shape takes longer: cuDNN times its kernels, torch.compile compiles, the
-    allocator requests memory. Weights, running statistics, optimizer, gradients and random states
-    are unchanged afterwards, to the bit.
-
-    Args:
-        state: model to run forward and backward.
-        shapes: (images, side in pixels) of batches, the largest first.
-        classes: number of classes.
-        note: called with the time of each shape.
-
-    Raises:
-        UsageError: a batch does not fit the device's memory.
-    """
-    model, device = state.forward, state.device
-    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
-    states, training = random_state(device), state.model.training
-    state.model.train()
-    try:
-        for rows, size in shapes:
-            began_s = time.perf_counter()
-            what = f"a batch of {rows} images at {size} px"
-            with memory_error(what, "use a smaller --batch-size, or --grad-accum-steps"):
-                images = torch.zeros(rows, 3, size, size, device=device)
-                images = images.contiguous(memory_format=torch.channels_last)
-                targets = torch.zeros(rows, classes, device=device)
-                for _ in range(_WARMUP_STEPS):
-                    with autocast(device, state.precision):
-                        logits = model(images)
-                        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
-                    loss.backward()
-                    state.model.zero_grad(set_to_none=True)
-                synchronize(device)
-            note(f"warmed up {rows} images at {size} px in {time.perf_counter() - began_s:.1f} s")
-    finally:
-        state.model.train(training)
-        state.model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        restore_random_state(states, device)

@@ -28,7 +28,7 @@ from typing import Any
 
 from feedline.errors import StateError, UsageError
 from feedline.system import lock_file
-from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME
+from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME, replacing
 from feedline.train.history import EpochRecord
 
 __all__ = [
@@ -46,15 +46,15 @@ _LOCK = ".lock"  # on Windows, which opens no folders
 _CHECKPOINTS = (CHECKPOINT_NAME, PREVIOUS_NAME, EPOCHS)
 
 
-def _stem(model: str) -> str:
-    return model.replace("/", "-") + "-"
-
-
 def _numbered(model: str) -> list[tuple[int, Path]]:
     """Numbers and folders of the runs of a model with default names, oldest first."""
     stem = _stem(model)
     found = [(path.name.removeprefix(stem), path) for path in _RUNS.glob(f"{stem}*")]
     return sorted((int(number), path) for number, path in found if number.isdecimal())
+
+
+def _stem(model: str) -> str:
+    return model.replace("/", "-") + "-"
 
 
 def find_checkpoint(
@@ -90,12 +90,9 @@ def find_checkpoint(
     elif model is not None:
         folders = [path for _, path in reversed(_numbered(model))]
     else:
-        runs = [path for path in _RUNS.glob("*") if _has(path, *_CHECKPOINTS)]
-        folders = sorted(runs, key=_written, reverse=True)
-    for folder in folders:
-        if _has(folder, *_CHECKPOINTS):
-            return folder / CHECKPOINT_NAME
-    return None
+        folders = sorted(_RUNS.glob("*"), key=_written, reverse=True)
+    found = (folder for folder in folders if _has(folder, *_CHECKPOINTS))
+    return next((folder / CHECKPOINT_NAME for folder in found), None)
 
 
 def _has(folder: Path, *patterns: str) -> bool:
@@ -104,7 +101,8 @@ def _has(folder: Path, *patterns: str) -> bool:
 
 def _written(folder: Path) -> float:
     """Time of the latest checkpoint of a run."""
-    return max(path.stat().st_mtime for name in _CHECKPOINTS for path in folder.glob(name))
+    paths = (path for name in _CHECKPOINTS for path in folder.glob(name))
+    return max((path.stat().st_mtime for path in paths), default=0.0)
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
@@ -119,9 +117,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
     """
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
-    parent = out
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise UsageError(f"cannot write a run to {out}: {parent} is a file", hint="choose --out")
     if not os.access(parent, os.W_OK):
@@ -213,22 +209,20 @@ class RunFiles:
 
     def write_epochs(self, records: Sequence[EpochRecord]) -> None:
         """Write metrics.csv and metrics.jsonl."""
+        rows = [asdict(record) for record in records]
         table = io.StringIO()
         names = [each.name for each in fields(EpochRecord)]
         writer = csv.DictWriter(table, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(record) for record in records)
+        writer.writerows(rows)
         self._write("metrics.csv", table.getvalue())
-        lines = [json.dumps(asdict(record)) for record in records]
-        self._write("metrics.jsonl", "".join(f"{line}\n" for line in lines))
+        self._write("metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
 
     def _write(self, name: str, text: str) -> None:
-        partial = self._out / f".{name}.{os.getpid()}.partial"
         try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, self._out / name)
+            with replacing(self._out / name) as partial:
+                partial.write_text(text, encoding="utf-8")
         except OSError as error:
-            partial.unlink(missing_ok=True)
             if not self._failed:
                 self._failed = True
                 self._note(f"{self._out / name} cannot be written: {error.strerror}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.errors import UsageError
-from feedline.train.recipe import Recipe, check_names
+from feedline.train.phases import Count, check_names, check_values, setting_names
+from feedline.train.recipe import Recipe
 
 __all__ = ["PLACES", "RunSettings"]
 
@@ -16,9 +16,6 @@ PLACES = {"data": "DIR", "val_dir": "--val-dir", "cache": "--cache", "settings":
 """Settings that are files or folders a run reads, with their names on the command line."""
 
 _NONE = Path("none")
-_ONE_START = ("out", "resume")  # not passed on to the next start
-_COUNTS = ("checkpoint_every", "keep_checkpoints")
-_SWITCHES = ("warmup_shapes", "tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +29,8 @@ class RunSettings:
         data: a folder with train/ and val/, or a folder of class folders.
         val_dir: validation images, if they are not under `data`.
         cache: cache of resized copies of the training images; see `DataLoader`.
-        device: see `choose_device`; default "auto".
+        device: "auto" (default) for CUDA if available, otherwise the CPU; or a device of torch,
+            such as "cpu", "cuda", "mps" or "xpu".
         workers: number of worker processes or "auto"; default: as in `settings`, else "auto".
         settings: a file written by `feedline tune --save`; see `DataLoader`.
         out: folder of the run; default `runs/MODEL-N`.
@@ -40,8 +38,7 @@ class RunSettings:
         checkpoint_every: steps between checkpoints within an epoch; default 0: after epochs only.
         keep_checkpoints: number of checkpoints of finished epochs to keep besides the last one;
             default 0.
-        warmup_shapes: run each image size before training, see `run.warm_up`; default: on a GPU
-            or with torch.compile.
+        warmup_shapes: run each image size before training; default: on a GPU or with torch.compile.
         tensorboard: write metrics for TensorBoard to the folder of the run; default False.
 
     Raises:
@@ -52,32 +49,22 @@ class RunSettings:
     val_dir: Path | None = None
     cache: Path | None = None
     device: str | None = None
-    workers: int | Literal["auto"] | None = None
+    workers: Count | Literal["auto"] | None = None
     settings: Path | None = None
     out: Path | None = None
     resume: str | None = None
-    checkpoint_every: int | None = None
-    keep_checkpoints: int | None = None
+    checkpoint_every: Count | None = None
+    keep_checkpoints: Count | None = None
     warmup_shapes: bool | None = None
     tensorboard: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (*PLACES, "out"):
-            place = getattr(self, name)
-            _need(name, place, isinstance(place, str | Path), "a path")
-            object.__setattr__(self, name, None if place is None else Path(place))
-        _need("resume", self.resume, isinstance(self.resume, str | Path), "a path or 'auto'")
-        if self.resume is not None:
+            if isinstance(place := getattr(self, name), str):
+                object.__setattr__(self, name, Path(place))
+        if isinstance(self.resume, Path):
             object.__setattr__(self, "resume", str(self.resume))
-        _need("device", self.device, isinstance(self.device, str), "text")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            _need(name, value, _whole(value), "a whole number from 0")
-        for name in _SWITCHES:
-            value = getattr(self, name)
-            _need(name, value, isinstance(value, bool), "true or false")
-        valid = self.workers == "auto" or _whole(self.workers)
-        _need("workers", self.workers, valid, "'auto' or a whole number from 0")
+        check_values(self, setting_names(self))
 
     def over(self, under: RunSettings) -> RunSettings:
         """These settings, completed by those of `under`."""
@@ -92,12 +79,12 @@ class RunSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Settings for the next start of the run, JSON-able, with absolute paths."""
-        given = {name: value for name, value in self._given().items() if name not in _ONE_START}
+        given = self._given()
         places = {name: str(given[name].absolute()) for name in PLACES if name in given}
-        return given | places
+        return {name: given[name] for name in given if name not in ("out", "resume")} | places
 
     def _given(self) -> dict[str, Any]:
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        named = ((name, getattr(self, name)) for name in setting_names(self))
         return {name: value for name, value in named if value is not None}
 
     @classmethod
@@ -107,17 +94,6 @@ class RunSettings:
         Raises:
             UsageError: a setting is unknown, or a value is out of range or of another type.
         """
-        recipe = dict.fromkeys(
-            (each.name for each in fields(Recipe) if each.init), "above [run], to the recipe"
-        )
-        check_names(table, [each.name for each in fields(cls)], "[run]", elsewhere=recipe)
+        recipe = dict.fromkeys(setting_names(Recipe), "above [run], to the recipe")
+        check_names(table, setting_names(cls), "[run]", elsewhere=recipe)
         return cls(**table)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _need(name: str, value: object, valid: bool, expected: str) -> None:
-    if value is not None and not valid:
-        raise UsageError(f"{name} must be {expected}, got {value!r}")

@@ -1,36 +1,43 @@
-"""Process-wide state of a training: device, precision, random states, out-of-memory errors.
+"""Process-wide state of a training: device, precision, random states, compilation, warm-up.
 
 The one place of feedline that changes global state, called by the training process only:
 `prepare_process` seeds torch (initial weights, dropout) and lets cuDNN choose the fastest kernels
-for each shape.
+for each shape; `compile_model` raises torch.compile's limit of recompilations.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from feedline.device.usable import usable_device
+from feedline.device.usable import synchronize, usable_device
 from feedline.errors import UsageError
 from feedline.plan.seeds import mix
 from feedline.system import affinity_cores
+from feedline.train.recipe import Recipe
+from feedline.train.train_state import TrainState, autocast
 from feedline.tuning.device_memory import is_out_of_memory
 
 __all__ = [
     "choose_device",
     "choose_precision",
+    "compile_model",
     "machine",
     "memory_error",
     "prepare_process",
     "random_state",
     "reseed",
     "restore_random_state",
+    "warm_up",
 ]
+
+_WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles in the second
 
 
 def choose_device(name: str) -> torch.device:
@@ -118,10 +125,6 @@ def machine(device: torch.device) -> dict[str, Any]:
 def memory_error(what: str, hint: str) -> Iterator[None]:
     """Turn torch's out-of-memory errors into one that names the batch.
 
-    Args:
-        what: the batch, with its number of images and their size.
-        hint: what to do about it.
-
     Raises:
         UsageError: the device's memory is out.
     """
@@ -132,3 +135,69 @@ def memory_error(what: str, hint: str) -> Iterator[None]:
             raise
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise UsageError(f"{what} does not fit the device's memory: {first}", hint=hint) from error
+
+
+def compile_model(state: TrainState, recipe: Recipe, note: Callable[[str], object]) -> None:
+    """Compile the model's forward pass, if the recipe asks for it, for every batch shape."""
+    if not recipe.compile:
+        return
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    shapes = len(recipe.shapes)
+    if getattr(config, name) < shapes:
+        note(f"torch._dynamo.config.{name} raised to {shapes}, one for each batch shape")
+        setattr(config, name, shapes)
+    state.forward = torch.compile(state.forward)
+
+
+def warm_up(
+    state: TrainState,
+    shapes: Iterable[tuple[int, int]],
+    *,
+    classes: int,
+    note: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Run a few steps on zeros at each batch shape, before training.
+
+    A first step at a shape takes longer: cuDNN times its kernels, torch.compile compiles, the
+    allocator requests memory. Weights, running statistics, optimizer, gradients and random states
+    are unchanged afterwards, to the bit.
+
+    Args:
+        state: model to run forward and backward.
+        shapes: (images, side in pixels) of batches, the largest first.
+        classes: number of classes.
+        note: called with the time of each shape.
+
+    Raises:
+        UsageError: a batch does not fit the device's memory.
+    """
+    model, device = state.forward, state.device
+    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
+    states, training = random_state(device), state.model.training
+    state.model.train()
+    try:
+        for rows, size in shapes:
+            began_s = time.perf_counter()
+            what = f"a batch of {rows} images at {size} px"
+            with memory_error(what, "use a smaller --batch-size, or --grad-accum-steps"):
+                images = torch.zeros(rows, 3, size, size, device=device)
+                images = images.contiguous(memory_format=torch.channels_last)
+                targets = torch.zeros(rows, classes, device=device)
+                for _ in range(_WARMUP_STEPS):
+                    with autocast(device, state.precision):
+                        logits = model(images)
+                        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+                    loss.backward()
+                    state.model.zero_grad(set_to_none=True)
+                synchronize(device)
+            note(f"warmed up {rows} images at {size} px in {time.perf_counter() - began_s:.1f} s")
+    finally:
+        state.model.train(training)
+        state.model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        restore_random_state(states, device)

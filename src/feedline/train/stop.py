@@ -10,18 +10,11 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from feedline.train.ranks import Ranks
-
-__all__ = ["AgreedStop", "StopRequest"]
-
-CHECK_S = 1.0
-"""How often ranks agree on a stop."""
-_MOST_CALLS = 1000
+__all__ = ["StopRequest"]
 
 # Batch systems send SIGUSR1 some time before they end a job.
 _SIGNALS = [
@@ -103,41 +96,3 @@ class StopRequest:
                 if signums and not reported:
                     reported = True
                     self._report(signums[0])
-
-
-class AgreedStop:
-    """A stop request of any rank, seen by all ranks at the same step.
-
-    A single process looks at each call. Several ranks exchange their requests about once a second,
-    so that no rank waits for the others at every step; the number of calls until the next exchange
-    is agreed on as well.
-
-    Args:
-        request: of this process.
-        ranks: the processes that train.
-    """
-
-    def __init__(self, request: StopRequest, ranks: Ranks) -> None:
-        self._request = request
-        self._ranks = ranks
-        self._signum: int | None = None
-        self._calls, self._next = 0, 1
-        self._checked_s = time.monotonic()
-
-    def requested(self, *, at_end: bool = False) -> int | None:
-        """The signal that asks for a stop; None without any. A collective call.
-
-        Args:
-            at_end: exchange requests now, as at the end of an epoch.
-        """
-        own = self._request.requested()
-        if self._ranks.world == 1:
-            return own
-        self._calls += 1
-        if self._signum is None and (at_end or self._calls >= self._next):
-            now_s = time.monotonic()
-            fit = int(CHECK_S * self._calls / max(now_s - self._checked_s, 1e-9))
-            signum, longest = self._ranks.largest(own or 0, -max(1, min(fit, _MOST_CALLS)))
-            self._signum = signum or None
-            self._calls, self._next, self._checked_s = 0, -longest, now_s
-        return self._signum

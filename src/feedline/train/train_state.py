@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feedline.errors import UsageError
-from feedline.train.recipe import Recipe, TrainPhase
+from feedline.train.phases import TrainPhase
+from feedline.train.recipe import Recipe
 
 __all__ = ["StepCounter", "TrainState", "autocast", "create_optimizer", "lr_factor", "train_step"]
 
@@ -42,20 +43,13 @@ def lr_factor(seen: float, *, sched: str, warmup: float) -> float:
     """
     seen = min(1.0, max(0.0, seen))
     if seen < warmup:
-        part = seen / warmup
-        return _cosine(_FIRST, 1.0, part) if sched == "onecycle" else _line(_FIRST, 1.0, part)
-    part = (seen - warmup) / (1.0 - warmup)
-    if sched == "constant":
-        return 1.0
-    return _line(1.0, _LAST, part) if sched == "linear" else _cosine(1.0, _LAST, part)
-
-
-def _line(begin: float, end: float, part: float) -> float:
+        part, begin, end, curved = seen / warmup, _FIRST, 1.0, sched == "onecycle"
+    else:
+        part, begin = (seen - warmup) / (1.0 - warmup), 1.0
+        end, curved = 1.0 if sched == "constant" else _LAST, sched != "linear"
+    if curved:
+        return end + (begin - end) * (1 + math.cos(math.pi * part)) / 2
     return begin + (end - begin) * part
-
-
-def _cosine(begin: float, end: float, part: float) -> float:
-    return end + (begin - end) * (1 + math.cos(math.pi * part)) / 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +92,10 @@ class StepCounter:
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make the optimizer for a model on its device.
+    """Make timm's optimizer for a model on its device.
 
     Weight decay applies to weights of two or more dimensions only (He et al., "Bag of tricks",
-    2018, section 3.1), except those that the model excludes; this is timm's rule.
+    2018, section 3.1), except those that the model excludes.
 
     Raises:
         UsageError: the optimizer is unknown or cannot be used, or nothing is trained.
@@ -116,13 +110,12 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"freeze={list(recipe.freeze)!r} leaves no parameter to train")
     try:
-        made = optim.create_optimizer_v2(
+        optimizer: torch.optim.Optimizer = optim.create_optimizer_v2(
             model, opt=recipe.opt, lr=recipe.peak_lr, weight_decay=recipe.weight_decay or 0.0
         )
     except (ImportError, RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise UsageError(f"timm's optimizer {recipe.opt!r} cannot be used here: {error}") from error
-    assert isinstance(made, torch.optim.Optimizer)
-    return made
+    return optimizer
 
 
 class TrainState:

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from feedline.device.usable import synchronize
 from feedline.errors import UsageError
-from feedline.plan.schedule import Schedule
 from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
@@ -26,30 +25,20 @@ __all__ = ["largest_batches", "make_step"]
 def make_step(
     model: str, *, classes: int, schedule: str, rows: int, device: str
 ) -> tuple[Callable[[Any], None], str]:
-    """Make a training step of a model with random weights that waits for the device.
-
-    Args:
-        model: name of a timm model.
-        classes: number of classes.
-        schedule: see `Schedule.parse`.
-        rows: images in a batch.
-        device: see `choose_device`.
+    """Make a training step of a timm model with random weights that waits for the device.
 
     Returns:
         The step, called with a batch of images and labels on the device; and the device's type.
 
     Raises:
-        UsageError: the model is unknown, or does not accept these sizes.
+        UsageError: the model is unknown, or does not accept the sizes of the schedule.
     """
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
     prepare_process(seed=0, device=where)
-    state = TrainState(
-        create_model(model, classes=classes, sizes=Schedule.parse(schedule).sizes),
-        recipe,
-        device=where,
-        precision=choose_precision(recipe.amp, where),
-    )
+    made = create_model(model, classes=classes, sizes=recipe.sizes)
+    precision = choose_precision(recipe.amp, where)
+    state = TrainState(made, recipe, device=where, precision=precision)
     state.model.train()
 
     def step(batch: Any) -> None:
@@ -92,7 +81,7 @@ def largest_batches(
         )
     recipe = Recipe(model=model, schedule=schedule)
     prepare_process(seed=0, device=where)
-    made = create_model(model, classes=classes, sizes=Schedule.parse(schedule).sizes)
+    made = create_model(model, classes=classes, sizes=recipe.sizes)
     if tried:
         made.to(device=where)
     return find_batch_size(
