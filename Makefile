@@ -4,7 +4,6 @@
 #   make test   sets everything up, lints, type-checks and runs the tests
 # and   make test-all   runs those that are marked as slow, too
 #       make docs       builds the documentation as a site
-#       make notebook   executes examples/story.ipynb
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +15,7 @@ DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_SIZES := 64,96,160
 DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
-.PHONY: demo test test-all lint docs notebook bench-peers clean
+.PHONY: demo test test-all lint docs bench-peers clean
 
 # Each demo is a run of its own; one that Ctrl-C has stopped says how it goes on. A report's status
 # is 1 where it has something to mend, which is no failure here.
@@ -48,10 +47,6 @@ lint: $(READY)
 # The documentation as a site, in build/site; a test builds it, too.
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
-
-# What the cells of examples/story.ipynb say, anew.
-notebook: $(READY)
-	$(BIN)/python docs/notebook.py
 
 # An environment with what feedline is compared with, apart from feedline's own.
 bench-peers:

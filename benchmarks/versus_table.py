@@ -1,7 +1,12 @@
 """What `versus.py` found, as tables and a picture.
 
 python benchmarks/versus_table.py result.json --only "originals @224,originals @112"   Markdown
-python benchmarks/versus_table.py result.json --plot result.png
+python benchmarks/versus_table.py result.json --plot docs/versus.png
+
+The picture of the README has three tasks, and no bare processes:
+
+    python benchmarks/versus_table.py benchmarks/results/versus.json --plot docs/peers.png \\
+        --only "originals @224,256 px copies @224,128 px copies @112" --loaders
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import report
 __all__ = ["picture", "summary", "table"]
 
 OURS = "feedline_exact"
+NO_LOADERS = ("limit", "limit_own", "feedline_scaled", "torch_uint8")
 HEADERS = [
     "loader",
     "img/s",
@@ -94,19 +100,28 @@ def summary(found: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str
     return report.table(rows, ["images per second (feedline / it)", *tasks], markdown=True)
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
-    """Bars of images per second, a panel a task; whiskers from the slowest to the fastest turn."""
+def picture(found: dict[str, Any], path: Path, only: Sequence[str], *, loaders: bool) -> None:
+    """Bars of images per second, a panel a task; whiskers from the slowest to the fastest turn.
+
+    Args:
+        found: of `versus.py`.
+        path: of the PNG.
+        only: names of tasks; all if empty.
+        loaders: leave out bare processes, settings of feedline's and what is done by hand.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    tasks = found["tasks"]
+    tasks = [task for task in found["tasks"] if not only or task["name"] in only]
     columns = min(3, len(tasks))
     down = -(-len(tasks) // columns)
     figure, axes = plt.subplots(down, columns, figsize=(5.2 * columns, 3.4 * down), squeeze=False)
     for axis, task in zip(axes.flat, tasks, strict=False):
         part = by_rate(task["peers"])[::-1]
+        if loaders:
+            part = [peer for peer in part if peer["peer"] not in NO_LOADERS]
         rates = [median(peer["rates"]) for peer in part]
         low = [rate - min(peer["rates"]) for rate, peer in zip(rates, part, strict=True)]
         high = [max(peer["rates"]) - rate for rate, peer in zip(rates, part, strict=True)]
@@ -145,16 +160,18 @@ def main() -> None:
     parser.add_argument("result", type=Path, help="what versus.py --json wrote")
     parser.add_argument("--only", default="", help="names of tasks, comma separated")
     parser.add_argument("--plot", type=Path, help="where a picture goes")
+    parser.add_argument("--loaders", action="store_true", help="the picture has loaders alone")
     parser.add_argument("--all", action="store_true", help="all figures, a table a task")
     options = parser.parse_args()
     found = json.loads(options.result.read_text())
+    only = [name for name in options.only.split(",") if name]
     if options.all:
         for task in found["tasks"]:
             print(table(task, found["settings"]["workers"], markdown=True))
     else:
-        print(summary(found, [name for name in options.only.split(",") if name]))
+        print(summary(found, only))
     if options.plot:
-        picture(found, options.plot)
+        picture(found, options.plot, only, loaders=options.loaders)
 
 
 if __name__ == "__main__":
