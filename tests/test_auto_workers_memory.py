@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.doctor import batch
-from feedline.doctor.starting_settings import starting_settings
+from feedline.doctor.examine import suggest_settings
+from feedline.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
 from feedline.engine import defaults
 from feedline.engine.defaults import auto_workers
 from feedline.system import CoreLimits
@@ -41,11 +41,11 @@ def test_images_that_are_larger_leave_less_to_workers() -> None:
 
 def test_doctor_says_the_same() -> None:
     limits = CoreLimits(machine=16, affinity=16, quota=float("inf"), allotted=None, processes=1)
-    slots = batch.SLOTS * batch.slot_bytes()
+    slots = BATCH_SLOTS * slot_bytes()
     workers = auto_workers(16, available_bytes=1024 * MB, batches_bytes=slots)
-    assert workers == workers_at(image_size=batch.SIZE_PX)
-    (said, *_) = starting_settings(limits, 1024 * MB, workers, gpu=False)
+    assert workers == workers_at(image_size=IMAGE_PX)
+    (said, *_) = suggest_settings(limits, 1024 * MB, workers, gpu=False)
     assert said.value == workers
-    assert "half of the 1.1 GB that are available" in said.reason
-    (plenty, *_) = starting_settings(limits, 1 << 40, auto_workers(16), gpu=False)
+    assert "half of the 1.1 GB" in said.reason
+    (plenty, *_) = suggest_settings(limits, 1 << 40, auto_workers(16), gpu=False)
     assert "available" not in plenty.reason

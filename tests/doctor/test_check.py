@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.doctor.check import Check, Status, found_fault
+from feedline.doctor.check import CheckResult, Status, found_fault
 
 
 @pytest.mark.parametrize("name", ["", "Cores", "usable_cores", "-cores", "cores-", "cores 2"])
 def test_a_check_is_called_by_words_with_hyphens(name: str) -> None:
     with pytest.raises(ValueError, match="kebab-case"):
-        Check(id=name, status="ok", summary="fine")
+        CheckResult(id=name, status="ok", summary="fine")
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
 def test_a_fault_has_a_remedy(status: Status) -> None:
-    with pytest.raises(ValueError, match="no remedy"):
-        Check(id="cores", status=status, summary="few")
-    assert found_fault([Check(id="cores", status=status, summary="few", fix="get more")])
+    with pytest.raises(ValueError, match="fix"):
+        CheckResult(id="cores", status=status, summary="few")
+    assert found_fault([CheckResult(id="cores", status=status, summary="few", fix="get more")])
 
 
 def test_notes_and_what_was_not_measured_are_no_faults() -> None:
     statuses: tuple[Status, ...] = ("ok", "note", "unknown")
-    assert not found_fault(Check(id="x", status=each, summary="") for each in statuses)
+    assert not found_fault(CheckResult(id="x", status=each, summary="") for each in statuses)
 
 
 def test_what_others_have_written_stays_one_line_of_text() -> None:
-    check = Check(
+    check = CheckResult(
         id="x",
         status="warn",
         summary="two\nlines\r\nand \x1b[31mred\x07, \udcff, \u202eback",
@@ -34,5 +34,5 @@ def test_what_others_have_written_stays_one_line_of_text() -> None:
     )
     assert check.summary == "two lines and \\x1b[31mred\\x07, \\udcff, \\u202eback"
     assert check.fix == "a\\tb c"
-    long = Check(id="x", status="ok", summary="m" * 5000)
+    long = CheckResult(id="x", status="ok", summary="m" * 5000)
     assert len(long.summary) == 1003

@@ -10,7 +10,7 @@ from math import inf
 
 import pytest
 
-from feedline.doctor.cores import cores_line, look_at_cores
+from feedline.doctor.cores import check_cores, describe_cores
 from feedline.system import CoreLimits
 
 EIGHT = {"machine": 8, "affinity": 8, "quota": inf, "allotted": None, "processes": 1}
@@ -33,7 +33,7 @@ def limits(**changes: object) -> CoreLimits:
     ],
 )
 def test_the_line_says_what_leaves_how_many(changes: dict[str, object], line: str) -> None:
-    assert cores_line(limits(**changes)) == line
+    assert describe_cores(limits(**changes)) == line
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_line_says_what_leaves_how_many(changes: dict[str, object], line: st
 def test_few_cores_and_shares_that_do_not_add_up_are_faults(
     changes: dict[str, object], usable: str, share: str
 ) -> None:
-    checks = list(look_at_cores(limits(**changes)))
+    checks = list(check_cores(limits(**changes)))
     assert [(check.id, check.status) for check in checks] == [
         ("usable-cores", usable),
         ("core-share", share),
@@ -60,7 +60,7 @@ def test_few_cores_and_shares_that_do_not_add_up_are_faults(
 
 
 def test_programs_get_numbers_and_none_for_no_limit() -> None:
-    details = next(iter(look_at_cores(limits(affinity=4)))).details
+    details = next(iter(check_cores(limits(affinity=4)))).details
     assert json.loads(json.dumps(details)) == details
     assert (details["affinity_cores"], details["quota_cores"]) == (4, None)
 
@@ -68,9 +68,9 @@ def test_programs_get_numbers_and_none_for_no_limit() -> None:
 LOOK = """
 import json, os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from feedline.doctor.cores import look_at_cores
+from feedline.doctor.cores import check_cores
 from feedline.system import core_limits
-checks = look_at_cores(core_limits())
+checks = check_cores(core_limits())
 print(json.dumps([dict(check.details, status=check.status) for check in checks]))
 """
 

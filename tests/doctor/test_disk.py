@@ -12,10 +12,10 @@ from machine_files import write_files
 from feedline import build_cache
 from feedline.doctor import data as data_file
 from feedline.doctor import disk as disk_file
-from feedline.doctor.check import Check
-from feedline.doctor.data import Data, check_folder, data_in
-from feedline.doctor.disk import DECODED_BYTES_PER_S, look_at_disk
-from feedline.doctor.folder import File
+from feedline.doctor.check import CheckResult
+from feedline.doctor.data import DataFolder, inspect_data, require_folder
+from feedline.doctor.disk import DECODED_BYTES_PER_S, check_disk
+from feedline.doctor.folder import FoundFile
 from feedline.doctor.read_rate import ReadFrom, ReadRate
 from feedline.errors import UsageError
 
@@ -25,7 +25,7 @@ GB = 10**9
 
 
 def test_a_folder_of_images_is_counted(jpeg_folder: Path) -> None:
-    data = data_in(str(jpeg_folder))
+    data = inspect_data(str(jpeg_folder))
     assert data.check.status == "ok"
     assert data.check.summary.startswith("12 images, ")
     assert data.check.summary.endswith(", in 2 folders")
@@ -35,7 +35,7 @@ def test_a_folder_of_images_is_counted(jpeg_folder: Path) -> None:
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
 def test_a_cache_is_told_from_images(jpeg_folder: Path, tmp_path: Path, format: str) -> None:
     build_cache(jpeg_folder, tmp_path / "cache", sizes=[16, 32], format=format, workers=0)
-    data = data_in(str(tmp_path / "cache"))
+    data = inspect_data(str(tmp_path / "cache"))
     assert (data.check.status, data.check.details["images"]) == ("ok", 12)
     assert [level["size_px"] for level in data.check.details["levels"]] == [16, 32]
     assert data.bytes == max(level["bytes"] for level in data.check.details["levels"])
@@ -48,9 +48,9 @@ def test_an_lmdb_without_the_package_that_reads_it_fails(
 ) -> None:
     pytest.importorskip("lmdb")
     build_cache(jpeg_folder, tmp_path / "cache", sizes=[16], format="lmdb", workers=0)
-    assert data_in(str(tmp_path / "cache")).check.status == "ok"
+    assert inspect_data(str(tmp_path / "cache")).check.status == "ok"
     monkeypatch.setattr(data_file.importlib.util, "find_spec", lambda name: None)
-    check = data_in(str(tmp_path / "cache")).check
+    check = inspect_data(str(tmp_path / "cache")).check
     assert (check.status, check.fix) == ("fail", "pip install lmdb")
 
 
@@ -59,13 +59,13 @@ def test_a_cache_that_is_not_whole_is_a_fault(jpeg_folder: Path, tmp_path: Path)
     build_cache(jpeg_folder, root, sizes=[16], workers=0)
     for path in (root / "16").iterdir():
         path.unlink()
-    check = data_in(str(root)).check
+    check = inspect_data(str(root)).check
     assert (check.status, "feedline cache verify" in check.fix) == ("fail", True)
     (root / "feedline-cache.json").write_text("{")
-    assert data_in(str(root)).check.status == "warn"
+    assert inspect_data(str(root)).check.status == "warn"
     (root / "feedline-cache.json").unlink()
     (root / "unfinished").mkdir()
-    check = data_in(str(root)).check
+    check = inspect_data(str(root)).check
     assert check.status == "warn"
     assert "not finished" in check.summary
 
@@ -73,17 +73,17 @@ def test_a_cache_that_is_not_whole_is_a_fault(jpeg_folder: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("files", "status", "words"),
     [
-        ({}, "warn", "it is empty"),
+        ({}, "warn", "empty"),
         ({"a/0.tar": "x", "a/1.tar": "x"}, "note", "no images; 2 files, 2 bytes (2 .tar)"),
         ({"part.parquet": "xxx"}, "note", "no images; 1 files"),
-        ({"LICENSE": "x", "a.py": "x", "b.py": "x"}, "warn", "(2 .py, 1 without an ending)"),
+        ({"LICENSE": "x", "a.py": "x", "b.py": "x"}, "warn", "2 .py, 1 without"),
         ({"one.jpg": "x"}, "ok", "1 image, 1 byte"),
     ],
 )
 def test_anything_else_is_said_to_be_what_it_is(
     files: dict[str, str], status: str, words: str, tmp_path: Path
 ) -> None:
-    check = data_in(str(write_files(tmp_path, files))).check
+    check = inspect_data(str(write_files(tmp_path, files))).check
     assert check.status == status
     assert words in check.summary
 
@@ -91,18 +91,18 @@ def test_anything_else_is_said_to_be_what_it_is(
 @pytest.mark.parametrize("url", ["s3://bucket/train", "https://host/cache"])
 def test_a_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="feedline cache info"):
-        check_folder(url)
+        require_folder(url)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name, words in (("file", "is a file"), ("gone", "does not exist"), ("\0", "cannot be")):
         with pytest.raises(UsageError, match=words):
-            check_folder(str(tmp_path / name))
+            require_folder(str(tmp_path / name))
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageError, match="cannot be listed"):
-        check_folder(str(tmp_path / "loop"))
-    check_folder(str(tmp_path))
+        require_folder(str(tmp_path / "loop"))
+    require_folder(str(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
@@ -111,7 +111,7 @@ def test_a_folder_that_may_not_be_listed_is_refused(tmp_path: Path) -> None:
     closed.mkdir(mode=0)
     try:
         with pytest.raises(UsageError, match="permissions"):
-            check_folder(str(closed))
+            require_folder(str(closed))
     finally:
         closed.chmod(0o700)
 
@@ -134,13 +134,15 @@ def looked(
     data_bytes: int | None = 100 * GB,
     cacheable: int | None = 50 * GB,
     at_least: bool = False,
-) -> Sequence[Check]:
+) -> Sequence[CheckResult]:
     """The checks of a folder that is read at a rate, by two workers."""
-    monkeypatch.setattr(disk_file, "read_rate", lambda *_, **__: rate)
-    check = Check(id="data-folder", status="ok", summary="")
-    sample = (File(path="x", bytes=1),)
-    data = Data(check=check, sample=sample, bytes=data_bytes, at_least=at_least, things="images")
-    return list(look_at_disk(str(root), data, cacheable_bytes=cacheable, workers=2, root=root))
+    monkeypatch.setattr(disk_file, "measure_read_rate", lambda *_, **__: rate)
+    check = CheckResult(id="data-folder", status="ok", summary="")
+    sample = (FoundFile(path="x", bytes=1),)
+    data = DataFolder(
+        check=check, sample=sample, bytes=data_bytes, at_least=at_least, things="images"
+    )
+    return list(check_disk(str(root), data, cacheable_bytes=cacheable, workers=2, root=root))
 
 
 WANTED = 2 * DECODED_BYTES_PER_S
@@ -211,8 +213,8 @@ def test_data_in_memory_are_not_taken_for_a_disk(
 
 
 def test_a_folder_of_this_machine_is_looked_at_whole(jpeg_folder: Path) -> None:
-    data = data_in(str(jpeg_folder))
-    disk, read, held = look_at_disk(str(jpeg_folder), data, cacheable_bytes=GB, workers=2)
+    data = inspect_data(str(jpeg_folder))
+    disk, read, held = check_disk(str(jpeg_folder), data, cacheable_bytes=GB, workers=2)
     assert disk.details["file_system"]
     assert read.details["bytes"] > 0
     assert held.status == "ok"

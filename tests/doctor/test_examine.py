@@ -17,7 +17,7 @@ from machine_files import write_files
 
 import feedline.doctor
 from feedline.doctor import examine as examining
-from feedline.doctor.check import Check
+from feedline.doctor.check import CheckResult
 from feedline.doctor.examine import CHECK_IDS, examine
 from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
 from feedline.errors import UsageError
@@ -27,7 +27,7 @@ OF_DATA = {"disk", "read-rate", "page-cache"}
 
 
 def test_each_check_comes_once_and_is_told_as_it_comes(jpeg_folder: Path) -> None:
-    told: list[Check] = []
+    told: list[CheckResult] = []
     found = examine(str(jpeg_folder), tell=told.append)
     assert [check.id for check in found.checks] == list(CHECK_IDS)
     assert tuple(told) == found.checks
@@ -56,7 +56,7 @@ def test_every_check_in_the_code_is_in_the_list() -> None:
     named = set()
     for path in Path(feedline.doctor.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CheckResult":
                 (given,) = (word.value for word in node.keywords if word.arg == "id")
                 named |= {given.value} if isinstance(given, ast.Constant) else set()
     assert named == set(CHECK_IDS)
@@ -70,7 +70,7 @@ def test_every_check_is_in_the_page_of_checks() -> None:
 
 
 def test_a_folder_that_is_none_is_refused_before_anything_is_told(tmp_path: Path) -> None:
-    told: list[Check] = []
+    told: list[CheckResult] = []
     with pytest.raises(UsageError, match="does not exist"):
         examine(str(tmp_path / "nowhere"), tell=told.append)
     assert not told
@@ -122,7 +122,7 @@ def test_one_look_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monke
     def breaks(*_: object) -> None:
         raise RuntimeError("a strange machine")
 
-    for name in ("look_at_decoder", "gpus_here", "memory_limits"):
+    for name in ("check_decoder", "find_gpus", "memory_limits"):
         monkeypatch.setattr(examining, name, breaks)
     monkeypatch.setattr(examining, "_memory", lambda root: None)
     found = {check.id: check for check in examine().checks}

@@ -13,12 +13,10 @@ import torch
 from machine_files import write_files
 
 from feedline.device import pinning
-from feedline.doctor.copies import look_at_copies
-from feedline.doctor.copy_rate import CopyRate, copy_rate
-from feedline.doctor.copy_rate import measured as measured_on
-from feedline.doctor.gpu import look_at_gpu
-from feedline.doctor.gpus import Gpu, Gpus, Link, gpus_here, link_of
-from feedline.doctor.torch_build import TorchBuild
+from feedline.doctor.copies import CopyRate, check_copies, measure_copy_rate
+from feedline.doctor.copies import measure_copies as measured_on
+from feedline.doctor.gpu_checks import TorchBuild, check_gpu
+from feedline.doctor.gpus import Gpu, Gpus, PcieLink, find_gpus, read_link
 
 ADDRESS = "0000:65:00.0"
 CARD = {
@@ -104,31 +102,31 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 
 def statuses(found: Gpus, build: TorchBuild | None, root: Path, **environ: str) -> list[str]:
-    return [check.status for check in look_at_gpu(found, build, environ, root)]
+    return [check.status for check in check_gpu(found, build, environ, root)]
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_without_any_gpu_nothing_is_claimed(tmp_path: Path) -> None:
-    found = gpus_here(tmp_path)
+    found = find_gpus(tmp_path)
     assert found == Gpus()
     assert statuses(found, CUDA_12, tmp_path) == ["note", "unknown", "unknown"]
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_a_card_without_a_driver_is_warned_of(tmp_path: Path) -> None:
-    found = gpus_here(write_files(tmp_path, CARD))
+    found = find_gpus(write_files(tmp_path, CARD))
     assert found == Gpus(nvidia_cards=1)
-    checks = list(look_at_gpu(found, CUDA_12, {}, tmp_path))
+    checks = list(check_gpu(found, CUDA_12, {}, tmp_path))
     assert (checks[0].status, checks[1].status) == ("warn", "unknown")
     assert "--gpus all" in checks[0].fix
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_the_kernels_files_give_name_driver_and_link(tmp_path: Path) -> None:
-    found = gpus_here(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
     card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS)
     assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
-    gpu, driver, link = look_at_gpu(found, CUDA_12, {}, tmp_path)
+    gpu, driver, link = check_gpu(found, CUDA_12, {}, tmp_path)
     assert (gpu.status, driver.status, link.status) == ("ok", "ok", "ok")
     assert "memory not measured" in gpu.summary
     assert link.summary == "16 of 16 lanes at 2.5 GT/s (an idle GPU lowers that)"
@@ -136,7 +134,7 @@ def test_the_kernels_files_give_name_driver_and_link(tmp_path: Path) -> None:
 
 def test_an_amd_gpu_is_told(tmp_path: Path, no_nvml: None) -> None:
     card = {path: text.replace("0x10de", "0x1002") for path, text in CARD.items()}
-    found = gpus_here(write_files(tmp_path, {**card, "/sys/module/amdgpu/version": "6.2\n"}))
+    found = find_gpus(write_files(tmp_path, {**card, "/sys/module/amdgpu/version": "6.2\n"}))
     assert found == Gpus(amd_cards=1, amd_driver=True)
     assert statuses(found, None, tmp_path)[0] == "note"
 
@@ -146,7 +144,7 @@ def test_nvml_gives_memory_and_the_cuda_version(
     tmp_path: Path, nvml: Callable[..., None], texts: type
 ) -> None:
     nvml(texts=texts)
-    found = gpus_here(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
     (gpu,) = found.nvidia
     assert gpu == Gpu(
         name="NVIDIA A100-SXM4-40GB",
@@ -155,7 +153,7 @@ def test_nvml_gives_memory_and_the_cuda_version(
         free_bytes=39 * 10**9,
     )
     assert (found.driver, found.cuda, found.nvml) == ("570.86.15", (12, 8), True)
-    checks = list(look_at_gpu(found, CUDA_12, {}, tmp_path))
+    checks = list(check_gpu(found, CUDA_12, {}, tmp_path))
     assert [check.status for check in checks] == ["ok", "ok", "ok"]
     assert checks[0].summary == "NVIDIA A100-SXM4-40GB, 39.0 GB of 40.0 GB free"
 
@@ -164,7 +162,7 @@ def test_a_gpu_that_shares_the_hosts_memory_has_none_of_its_own(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
     nvml(memory=False)
-    (gpu,) = gpus_here(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
+    (gpu,) = find_gpus(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
     assert (gpu.memory_bytes, gpu.free_bytes) == (None, None)
 
 
@@ -173,8 +171,8 @@ def test_a_driver_that_does_not_answer_fails(
     tmp_path: Path, nvml: Callable[..., None], call: str
 ) -> None:
     nvml(call)
-    found = gpus_here(write_files(tmp_path, {**CARD, **DRIVER}))
-    gpu = next(look_at_gpu(found, CUDA_12, {}, tmp_path))
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
+    gpu = next(check_gpu(found, CUDA_12, {}, tmp_path))
     assert gpu.status == "fail"
     assert "Driver/library version mismatch" in gpu.summary
 
@@ -184,14 +182,14 @@ def test_nvml_without_a_driver_is_no_fault(
     tmp_path: Path, nvml: Callable[..., None], code: int
 ) -> None:
     nvml("nvmlInit", code)
-    assert gpus_here(tmp_path) == Gpus()
+    assert find_gpus(tmp_path) == Gpus()
 
 
 def test_a_container_without_nvmls_library_has_its_gpus(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
     nvml("nvmlInit", 12)
-    found = gpus_here(write_files(tmp_path, {**CARD, **DRIVER}))
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
     assert (found.nvml, found.problem) == (False, "")
 
@@ -200,7 +198,7 @@ def test_a_driver_that_answers_wrongly_fails_without_the_kernels_files(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
     nvml("nvmlInit")
-    assert gpus_here(tmp_path).problem == "NVML: Driver/library version mismatch"
+    assert find_gpus(tmp_path).problem == "NVML: Driver/library version mismatch"
 
 
 @pytest.mark.parametrize(
@@ -250,14 +248,14 @@ def test_a_link_of_which_the_machine_says_nothing_is_not_measured(
     text: str, tmp_path: Path
 ) -> None:
     path = f"/sys/bus/pci/devices/{ADDRESS}/current_link_width"
-    assert link_of(ADDRESS, write_files(tmp_path, {**LINK, path: text})) is None
-    assert link_of("", tmp_path) is None
+    assert read_link(ADDRESS, write_files(tmp_path, {**LINK, path: text})) is None
+    assert read_link("", tmp_path) is None
 
 
 def test_a_rate_of_lanes_that_is_unknown_is_none(tmp_path: Path) -> None:
     path = f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed"
-    link = link_of(ADDRESS, write_files(tmp_path, {**LINK, path: "Unknown"}))
-    assert link == Link(lanes=16, most_lanes=16, rate_gt_per_s=None, most_rate_gt_per_s=16.0)
+    link = read_link(ADDRESS, write_files(tmp_path, {**LINK, path: "Unknown"}))
+    assert link == PcieLink(lanes=16, most_lanes=16, rate_gt_per_s=None, most_rate_gt_per_s=16.0)
 
 
 # Copies
@@ -289,14 +287,14 @@ AWAKE = {**LINK, f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed": "16.0 GT/
 def test_copies_are_judged_by_what_their_link_carries(
     changes: dict[str, object], files: dict[str, str], expected: list[str], tmp_path: Path
 ) -> None:
-    pinned, rate = look_at_copies(measured(**changes), write_files(tmp_path, files))
+    pinned, rate = check_copies(measured(**changes), write_files(tmp_path, files))
     assert [pinned.status, rate.status] == expected
     assert rate.details["link_bytes_per_s"] == (31507692308 if files else None)
     assert rate.details["pinned_bytes_per_s"] == measured(**changes).pinned_bytes_per_s
 
 
 def test_a_gpu_that_torch_cannot_use_fails() -> None:
-    pinned, rate = look_at_copies("CUDA driver initialization failed")
+    pinned, rate = check_copies("CUDA driver initialization failed")
     assert (pinned.status, rate.status) == ("unknown", "fail")
     assert "CUDA driver initialization failed" in rate.summary
 
@@ -352,12 +350,12 @@ def test_a_copy_that_is_another_than_its_original_is_an_error(
     host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self.fill_(1))
-    with pytest.raises(RuntimeError, match="not what arrived"):
+    with pytest.raises(RuntimeError, match="did not receive"):
         measured_on(host_as_gpu)
 
 
 def test_copies_are_timed_where_there_is_a_gpu() -> None:
-    found = copy_rate()
+    found = measure_copy_rate()
     if not torch.cuda.is_available():
         assert isinstance(found, str)
         assert found

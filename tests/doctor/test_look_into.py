@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline.doctor import folder
-from feedline.doctor.folder import look_into
+from feedline.doctor.folder import scan_folder
 
 LONG_S = 60.0
 
@@ -25,7 +25,7 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
     fill(tmp_path, {"train/cat": 3, "train/dog": 5, "val/cat": 1, "val/dog": 0})
     (tmp_path / "train" / "notes.TXT").write_text("hello")
     (tmp_path / "loose.PNG").write_bytes(b"abcd")
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert (found.images, found.files, found.folders) == (10, 11, 6)
     assert (found.loose_images, found.class_folders) == (1, 2)
     assert found.complete
@@ -37,12 +37,12 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
 
 def test_of_other_files_the_sample_is_of_those(tmp_path: Path) -> None:
     fill(tmp_path, {"shards": 4}, ending=".tar", size=100)
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert (found.images, found.estimated_files, found.mean_bytes) == (0, 4, 100)
 
 
 def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert (found.files, found.sample, found.mean_bytes, found.complete) == (0, (), None, True)
 
 
@@ -51,8 +51,8 @@ def test_a_tree_that_is_not_listed_to_the_end_is_estimated(
 ) -> None:
     layout = {f"{split}/class{n}": 4 + n % 3 for split in ("train", "val") for n in range(150)}
     fill(tmp_path, layout)
-    monkeypatch.setattr(folder, "_MOST_ENTRIES", 600)
-    found = look_into(str(tmp_path), LONG_S)
+    monkeypatch.setattr(folder, "_MAX_ENTRIES", 600)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert not found.complete
     assert found.files < 1500
     assert found.estimated_files == pytest.approx(1500, rel=0.05)
@@ -62,8 +62,8 @@ def test_a_flat_folder_of_too_many_has_no_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, {".": 2000})
-    monkeypatch.setattr(folder, "_MOST_ENTRIES", 500)
-    found = look_into(str(tmp_path), LONG_S)
+    monkeypatch.setattr(folder, "_MAX_ENTRIES", 500)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert not found.complete
     assert 500 <= found.files < 2000
     assert found.estimated_files is None
@@ -72,7 +72,7 @@ def test_a_flat_folder_of_too_many_has_no_estimate(
 
 def test_no_time_at_all_still_gives_an_answer(tmp_path: Path) -> None:
     fill(tmp_path, {f"class{n}": 30 for n in range(30)})
-    found = look_into(str(tmp_path), 0.0)
+    found = scan_folder(str(tmp_path), 0.0)
     assert not found.complete
     assert found.estimated_files is None
 
@@ -84,7 +84,7 @@ def test_links_in_circles_end(tmp_path: Path) -> None:
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     elsewhere = tmp_path / "linked"
     elsewhere.symlink_to(tmp_path / "a")
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert found.complete
     assert found.images == 4  # linked folders count, as they do for ImageFolder
 
@@ -93,7 +93,7 @@ def test_a_tree_of_any_depth_ends(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["d"] * 40)
     deep.mkdir(parents=True)
     (deep / "x.jpg").write_bytes(b"x")
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert not found.complete
     assert found.images == 0
 
@@ -101,7 +101,7 @@ def test_a_tree_of_any_depth_ends(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_read_from(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "real.jpg").write_bytes(b"abc")
-    assert [Path(file.path).name for file in look_into(str(tmp_path), LONG_S).sample] == [
+    assert [Path(file.path).name for file in scan_folder(str(tmp_path), LONG_S).sample] == [
         "real.jpg"
     ]
 
@@ -110,7 +110,7 @@ def test_names_of_any_bytes_are_listed(tmp_path: Path) -> None:
     os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe")
     with open(os.fsencode(tmp_path) + b"/\xff\xfe/\x80.jpg", "wb") as file:
         file.write(b"x")
-    found = look_into(str(tmp_path), LONG_S)
+    found = scan_folder(str(tmp_path), LONG_S)
     assert (found.images, found.mean_bytes) == (1, 1)
 
 
@@ -119,7 +119,7 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
     fill(tmp_path, {"open": 2, "closed": 2})
     (tmp_path / "closed").chmod(0)
     try:
-        found = look_into(str(tmp_path), LONG_S)
+        found = scan_folder(str(tmp_path), LONG_S)
     finally:
         (tmp_path / "closed").chmod(0o700)
     assert (found.images, found.unreadable, found.complete) == (2, 1, False)
@@ -127,4 +127,4 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        look_into(str(tmp_path / "nowhere"), LONG_S)
+        scan_folder(str(tmp_path / "nowhere"), LONG_S)

@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader
-from feedline.doctor import batch
-from feedline.doctor.memory import look_at_memory
-from feedline.doctor.shared_memory import look_at_shared_memory
+from feedline.doctor.memory import (
+    BATCH_ROWS,
+    BATCH_SLOTS,
+    IMAGE_PX,
+    check_memory,
+    check_shared_memory,
+    slot_bytes,
+)
 from feedline.engine.start_method import crew_bytes
 from feedline.images.array import ImageArray
 from feedline.system import MemoryLimits
@@ -23,38 +28,38 @@ GIB = 1 << 30
 
 
 def test_memory_without_a_limit_is_fine() -> None:
-    check = look_at_memory(MemoryLimits(machine=64 * GIB, limit=None, available=60 * GIB), 8)
+    check = check_memory(MemoryLimits(machine=64 * GIB, limit=None, available=60 * GIB), 8)
     assert check.status == "ok"
     assert check.details["cgroup_limit_bytes"] is None
     assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 60 * GIB)
 
 
 def test_a_limit_of_the_group_is_said() -> None:
-    check = look_at_memory(MemoryLimits(machine=64 * GIB, limit=8 * GIB, available=7 * GIB), 8)
+    check = check_memory(MemoryLimits(machine=64 * GIB, limit=8 * GIB, available=7 * GIB), 8)
     assert check.status == "note"
     assert "limit of the cgroup 8.6 GB" in check.summary
 
 
 def test_it_fails_exactly_where_the_loader_would_be_refused() -> None:
-    needed = crew_bytes(8, batch.SLOTS * batch.slot_bytes())
+    needed = crew_bytes(8, BATCH_SLOTS * slot_bytes())
     for available, status in ((needed, "ok"), (needed - 1, "fail")):
         limits = MemoryLimits(machine=64 * GIB, limit=None, available=available)
-        assert look_at_memory(limits, 8).status == status
+        assert check_memory(limits, 8).status == status
 
 
 def test_the_memory_of_batches_is_what_a_loader_allocates() -> None:
     images = ImageArray(np.zeros((8, 4, 4, 3), np.uint8), np.zeros(8, np.int64))
-    loader = DataLoader(images, batch_size=batch.ROWS, image_size=batch.SIZE_PX)
+    loader = DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX)
     try:
         iterator = iter(loader)
-        assert f"{batch.SLOTS * batch.slot_bytes() / 2**20:.0f} MiB" in loader.explain()
+        assert f"{BATCH_SLOTS * slot_bytes() / 2**20:.0f} MiB" in loader.explain()
         del iterator
     finally:
         loader.close()
 
 
 def test_shared_memory_of_this_machine_is_looked_at() -> None:
-    check = look_at_shared_memory(1)
+    check = check_shared_memory(1)
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm here")
     room = os.statvfs("/dev/shm")
@@ -63,21 +68,21 @@ def test_shared_memory_of_this_machine_is_looked_at() -> None:
 
 
 def test_more_workers_than_shared_memory_has_room_for_are_warned_of() -> None:
-    check = look_at_shared_memory(1_000_000)
+    check = check_shared_memory(1_000_000)
     assert check.status == "warn"
     assert "--shm-size=" in check.fix
     assert "feedline's workers need none" in check.summary
 
 
 def test_no_shared_memory_at_all_is_warned_of(tmp_path: Path) -> None:
-    check = look_at_shared_memory(1, tmp_path / "shm")
+    check = check_shared_memory(1, tmp_path / "shm")
     assert (check.status, check.details["size_bytes"]) == ("warn", None)
 
 
 SMALL = """
 import sys
-from feedline.doctor.shared_memory import look_at_shared_memory
-check = look_at_shared_memory(2)
+from feedline.doctor.memory import check_shared_memory
+check = check_shared_memory(2)
 print(check.status, check.details["size_bytes"])
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machine_files import write_files
 
-from feedline.doctor.mounts import Disk, disk_of
+from feedline.doctor.mounts import Disk, find_disk
 
 ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw\n"
 
@@ -19,7 +19,7 @@ ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw\n"
 def lies_on(tmp_path: Path, mountinfo: str, folder: str, files: dict[str, str]) -> Disk:
     """The disk of a folder that need not exist, of a machine with these files."""
     root = write_files(tmp_path, {"/proc/self/mountinfo": mountinfo, **files})
-    return disk_of(folder, root)
+    return find_disk(folder, root)
 
 
 def disk_files(name: str, number: str, *, turns: str, model: str = "", part: str = "") -> dict:
@@ -89,9 +89,9 @@ def test_the_innermost_mount_counts_and_of_two_the_later(tmp_path: Path) -> None
         "32 22 0:52 / /data rw - overlay c rw\n33 22 0:53 / /datafar rw - 9p d rw\n"
     )
     root = write_files(tmp_path, {"/proc/self/mountinfo": table})
-    sources = {path: disk_of(path, root).source for path in ("/data/x", "/data/far/x", "/data")}
+    sources = {path: find_disk(path, root).source for path in ("/data/x", "/data/far/x", "/data")}
     assert sources == {"/data/x": "c", "/data/far/x": "b:/", "/data": "c"}
-    assert disk_of("/elsewhere", root).source == "/dev/sda2"
+    assert find_disk("/elsewhere", root).source == "/dev/sda2"
 
 
 def test_a_mount_point_with_blanks_is_found(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_several_disks_together_are_as_the_slowest(tmp_path: Path) -> None:
     slaves.mkdir()
     (slaves / "nvme0n1").symlink_to(root / "sys/block/nvme0n1")
     link(root, "8:2", "/sys/block/dm-0")
-    assert disk_of("/data", root).kind == "nvme"
+    assert find_disk("/data", root).kind == "nvme"
     (slaves / "sda1").symlink_to(root / "sys/block/sda/sda1")
-    assert disk_of("/data", root).kind == "hdd"
+    assert find_disk("/data", root).kind == "hdd"
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_a_table_that_is_broken_is_of_no_known_disk(table: str, tmp_path: Path) 
 
 
 def test_without_proc_no_disk_is_known(tmp_path: Path) -> None:
-    assert disk_of("/data", tmp_path) == Disk(kind="unknown")
+    assert find_disk("/data", tmp_path) == Disk(kind="unknown")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts of Linux")
 def test_this_machines_own_mounts_are_read(tmp_path: Path) -> None:
-    assert disk_of("/proc").file_system == "proc"
-    found = disk_of(tmp_path)
+    assert find_disk("/proc").file_system == "proc"
+    found = find_disk(tmp_path)
     assert os.path.realpath(tmp_path).startswith(found.mount_point)
     if os.path.ismount("/dev/shm"):
-        assert disk_of("/dev/shm").kind == "memory"
+        assert find_disk("/dev/shm").kind == "memory"
     if shutil.which("findmnt") is None:
         return
     told = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.doctor.open_files import look_at_open_files
+from feedline.doctor.memory import check_open_files
 
 resource = pytest.importorskip("resource")
 
@@ -18,8 +18,8 @@ import json, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 soft = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft if sys.argv[2:] else hard))
-from feedline.doctor.open_files import look_at_open_files
-check = look_at_open_files()
+from feedline.doctor.memory import check_open_files
+check = check_open_files()
 print(json.dumps({"status": check.status, "fix": check.fix, **check.details}))
 """
 
@@ -48,12 +48,12 @@ def test_a_limit_that_cannot_be_raised_has_another_remedy() -> None:
 
 
 def test_the_files_of_this_process_are_counted() -> None:
-    before = look_at_open_files().details["open"]
+    before = check_open_files().details["open"]
     if before is None:
         pytest.skip("no list of open files here")
     with open(__file__):
-        assert look_at_open_files().details["open"] == before + 1
+        assert check_open_files().details["open"] == before + 1
 
 
 def test_where_no_list_is_their_number_is_not_known(tmp_path: Path) -> None:
-    assert look_at_open_files(tmp_path / "fd").details["open"] is None
+    assert check_open_files(tmp_path / "fd").details["open"] is None

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from feedline.doctor.folder import File
-from feedline.doctor.read_rate import read_rate
+from feedline.doctor.folder import FoundFile
+from feedline.doctor.read_rate import measure_read_rate
 from feedline.stores import page_cache
 
 LONG_S = 60.0
 
 
-def written(folder: Path, sizes: list[int]) -> list[File]:
+def written(folder: Path, sizes: list[int]) -> list[FoundFile]:
     """Files of these sizes, which are on the disk."""
     files = []
     for number, size in enumerate(sizes):
@@ -25,13 +25,13 @@ def written(folder: Path, sizes: list[int]) -> list[File]:
             file.write(os.urandom(size))
             file.flush()
             os.fsync(file.fileno())
-        files.append(File(path=str(path), bytes=size))
+        files.append(FoundFile(path=str(path), bytes=size))
     return files
 
 
 def test_all_but_the_probes_are_read_once(tmp_path: Path) -> None:
     files = written(tmp_path, [5000] * 20)
-    found = read_rate(files, readers=3, seconds=LONG_S)
+    found = measure_read_rate(files, readers=3, seconds=LONG_S)
     assert found is not None
     assert (found.files, found.bytes, found.readers) == (16, 16 * 5000, 3)
     assert found.bytes_per_s == found.bytes / found.seconds
@@ -39,32 +39,32 @@ def test_all_but_the_probes_are_read_once(tmp_path: Path) -> None:
 
 
 def test_of_long_files_a_part_is_read(tmp_path: Path) -> None:
-    found = read_rate(written(tmp_path, [(16 << 20) + 5000] * 4), readers=1, seconds=LONG_S)
+    found = measure_read_rate(written(tmp_path, [(16 << 20) + 5000] * 4), readers=1, seconds=LONG_S)
     assert found is not None
     assert (found.files, found.bytes, found.files_per_s) == (2, 32 << 20, None)
 
 
 def test_the_time_ends_it(tmp_path: Path) -> None:
-    assert read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=-1.0) is None
+    assert measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=-1.0) is None
 
 
 def test_nothing_to_read_is_no_rate(tmp_path: Path) -> None:
-    assert read_rate([], readers=2, seconds=LONG_S) is None
-    assert read_rate(written(tmp_path, [0, 0]), readers=2, seconds=LONG_S) is None
-    gone = [File(path=str(tmp_path / "gone"), bytes=100)] * 3
-    assert read_rate(gone, readers=2, seconds=LONG_S) is None
+    assert measure_read_rate([], readers=2, seconds=LONG_S) is None
+    assert measure_read_rate(written(tmp_path, [0, 0]), readers=2, seconds=LONG_S) is None
+    gone = [FoundFile(path=str(tmp_path / "gone"), bytes=100)] * 3
+    assert measure_read_rate(gone, readers=2, seconds=LONG_S) is None
 
 
 def test_one_file_is_read_and_not_known_from_where(tmp_path: Path) -> None:
-    found = read_rate(written(tmp_path, [100]), readers=8, seconds=LONG_S)
+    found = measure_read_rate(written(tmp_path, [100]), readers=8, seconds=LONG_S)
     assert found is not None
     assert (found.files, found.readers, found.read_from) == (1, 1, "unknown")
 
 
 def test_files_that_are_shorter_than_they_were_end_where_they_end(tmp_path: Path) -> None:
     files = written(tmp_path, [100] * 4)
-    lying = [File(path=file.path, bytes=10_000) for file in files]
-    found = read_rate(lying, readers=1, seconds=LONG_S)
+    lying = [FoundFile(path=file.path, bytes=10_000) for file in files]
+    found = measure_read_rate(lying, readers=1, seconds=LONG_S)
     assert found is not None
     assert (found.bytes, found.files, found.files_per_s) == (200, 0, None)
 
@@ -78,7 +78,7 @@ def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
     with open(other.path, "rb") as file:
         if page_cache.stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
-    found = read_rate(files, readers=2, seconds=LONG_S)
+    found = measure_read_rate(files, readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from == "disk"
 
@@ -93,14 +93,14 @@ def in_memory() -> Iterator[Path]:
 
 @needs_calls
 def test_files_in_memory_are_not_taken_for_a_disk(in_memory: Path) -> None:
-    found = read_rate(written(in_memory, [100_000] * 12), readers=2, seconds=LONG_S)
+    found = measure_read_rate(written(in_memory, [100_000] * 12), readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from in ("memory", "unknown")  # as the kernel says of a tmpfs
 
 
 def test_where_no_call_is_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_cache, "can_drop", lambda: False)
-    found = read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
+    found = measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from == "unknown"
 
@@ -108,6 +108,6 @@ def test_where_no_call_is_it_is_not_known(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_was_read_stays_as_it_was(tmp_path: Path) -> None:
     files = written(tmp_path, [5000] * 8)
     before = [(os.stat(file.path).st_mtime_ns, Path(file.path).read_bytes()) for file in files]
-    read_rate(files, readers=2, seconds=LONG_S)
+    measure_read_rate(files, readers=2, seconds=LONG_S)
     after = [(os.stat(file.path).st_mtime_ns, Path(file.path).read_bytes()) for file in files]
     assert before == after

@@ -12,19 +12,18 @@ import pytest
 import torch
 
 import feedline.images
-from feedline.doctor import start_method
-from feedline.doctor.decoder import look_at_decoder
+from feedline.doctor import cores
+from feedline.doctor.cores import check_start_method
+from feedline.doctor.gpu_checks import TorchBuild, check_torch, read_torch_build
 from feedline.doctor.gpus import Gpu, Gpus
-from feedline.doctor.libraries import look_at_libraries
-from feedline.doctor.start_method import look_at_start_method
-from feedline.doctor.torch_build import TorchBuild, look_at_torch, torch_build
+from feedline.doctor.software import check_decoder, check_libraries
 from feedline.images import jpeg, lut, resize
 
 # The decoder
 
 
 def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
-    decoder, parts = look_at_decoder()
+    decoder, parts = check_decoder()
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
     assert parts.details["resample"] == bool(resize._quick)
@@ -38,7 +37,7 @@ def test_a_part_that_was_not_compiled_is_warned_of(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
-    decoder, parts = look_at_decoder()
+    decoder, parts = check_decoder()
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
     assert f"{name} was not compiled" in parts.summary
     assert (decoder.status == "note") == (name == "_jpeg")
@@ -50,7 +49,7 @@ def test_a_part_that_was_compiled_for_another_python_is_told_from_one_that_was_n
     (tmp_path / "_lut.py").write_text("raise ImportError('undefined symbol: PyAnother')\n")
     monkeypatch.setattr(feedline.images, "__path__", [str(tmp_path), *feedline.images.__path__])
     monkeypatch.delitem(sys.modules, "feedline.images._lut", raising=False)
-    _, parts = look_at_decoder()
+    _, parts = check_decoder()
     assert "_lut cannot be loaded: undefined symbol: PyAnother" in parts.summary
 
 
@@ -63,7 +62,7 @@ def test_a_processor_or_a_pillow_that_a_part_cannot_use_is_named(
 
     monkeypatch.setattr(quick, "supported", False)
     monkeypatch.setattr(_imaging, "__file__", str(tmp_path / "nowhere.so"))
-    _, parts = look_at_decoder()
+    _, parts = check_decoder()
     assert parts.details["resample"] is False
     assert parts.details["jpeg"] is False
     assert "AVX2" in parts.summary
@@ -83,17 +82,17 @@ def test_a_libjpeg_that_is_made_otherwise_inside_is_told_of(
 
     part_decoder = part.Decoder
     monkeypatch.setattr(part, "Decoder", Unknown)
-    decoder, parts = look_at_decoder()
+    decoder, parts = check_decoder()
     assert (decoder.status, parts.status) == ("note", "ok")
     assert decoder.details["reads_codes"] is False
-    assert "reads Huffman codes itself" in decoder.summary
+    assert "Huffman codes" in decoder.summary
 
 
 # torch
 
 
 def test_the_build_that_is_read_is_the_one_that_is_imported() -> None:
-    build = torch_build()
+    build = read_torch_build()
     assert build is not None
     assert build.version == str(torch.__version__)
     assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
@@ -116,14 +115,14 @@ def test_the_build_that_is_read_is_the_one_that_is_imported() -> None:
 )
 def test_a_build_is_read_from_its_file(text: str, build: TorchBuild, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(text)
-    assert torch_build(tmp_path) == build
+    assert read_torch_build(tmp_path) == build
 
 
 @pytest.mark.parametrize("text", ["", "__version__ = 2\n", "def (", "import os\n", "\0", "\x80"])
 def test_a_build_that_does_not_say_what_it_is_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match="version"):
-        torch_build(tmp_path)
+        read_torch_build(tmp_path)
 
 
 def test_reading_a_build_runs_nothing_of_it(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_reading_a_build_runs_nothing_of_it(tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(
         f"open({str(left)!r}, 'w')\n__version__ = '2.5.0'\ncuda = open({str(left)!r}, 'w')\n"
     )
-    assert torch_build(tmp_path) == TorchBuild(version="2.5.0", cuda=None, hip=None)
+    assert read_torch_build(tmp_path) == TorchBuild(version="2.5.0", cuda=None, hip=None)
     assert not left.exists()
 
 
@@ -158,18 +157,18 @@ def test_a_build_that_cannot_use_what_is_here_fails(
     version: str, cuda: str | None, hip: str | None, gpus: Gpus, status: str
 ) -> None:
     build = TorchBuild(version=version, cuda=cuda, hip=hip)
-    assert look_at_torch(build, gpus).status == status
+    assert check_torch(build, gpus).status == status
 
 
 def test_no_torch_at_all_fails() -> None:
-    assert look_at_torch(None, Gpus()).status == "fail"
+    assert check_torch(None, Gpus()).status == "fail"
 
 
 # The rest
 
 
 def test_the_versions_are_those_that_are_installed() -> None:
-    check = look_at_libraries()
+    check = check_libraries()
     assert check.status == "ok"
     assert check.details["numpy"] == numpy.__version__
     assert check.details["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -177,12 +176,12 @@ def test_the_versions_are_those_that_are_installed() -> None:
 
 def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xxhash", None)
-    check = look_at_libraries()
+    check = check_libraries()
     assert (check.status, check.fix) == ("fail", "pip install xxhash")
 
 
 def test_the_start_methods_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = look_at_start_method()
+    check = check_start_method()
     assert check.details["python_default"] == multiprocessing.get_all_start_methods()[0]
-    monkeypatch.setattr(start_method, "default_start_method", lambda: "spawn")
-    assert look_at_start_method().status == "note"
+    monkeypatch.setattr(cores, "default_start_method", lambda: "spawn")
+    assert check_start_method().status == "note"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.doctor.threads import look_at_opencv, look_at_openmp
+from feedline.doctor.cores import check_opencv, check_openmp
 from feedline.system import CoreLimits
 
 FOUR_OF_8 = CoreLimits(machine=8, affinity=8, quota=4.0, allotted=None, processes=1)
@@ -38,7 +38,7 @@ ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
 def test_more_threads_than_cores_are_warned_of(
     limits: CoreLimits, given: str | None, status: str
 ) -> None:
-    check = look_at_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
+    check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
     assert check.status == status
     assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
 
@@ -72,7 +72,7 @@ def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_without_opencv_nothing_is_to_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    check = look_at_opencv(ALL_8, {}, measure=True)
+    check = check_opencv(ALL_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("ok", None)
     assert "not installed" in check.summary
 
@@ -85,7 +85,7 @@ def test_without_opencv_nothing_is_to_be_set(monkeypatch: pytest.MonkeyPatch) ->
 def test_opencv_is_judged_by_its_setting_and_not_imported(
     given: str, status: str, threads: int | None
 ) -> None:
-    check = look_at_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
     assert (check.status, check.details["threads"]) == (status, threads)
     assert "cv2" not in sys.modules
 
@@ -93,13 +93,13 @@ def test_opencv_is_judged_by_its_setting_and_not_imported(
 @pytest.mark.usefixtures("opencv")
 @pytest.mark.parametrize("given", ["many", "-2"])
 def test_a_setting_of_opencv_that_is_no_number_is_warned_of(given: str) -> None:
-    check = look_at_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
     assert check.status == "warn"
 
 
 @pytest.mark.usefixtures("opencv")
 def test_to_measure_asks_opencv_itself() -> None:
-    check = look_at_opencv(FOUR_OF_8, {}, measure=True)
+    check = check_opencv(FOUR_OF_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("warn", 16)
 
 
@@ -109,6 +109,6 @@ def test_an_opencv_that_cannot_be_imported_is_warned_of(
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    check = look_at_opencv(ALL_8, {}, measure=True)
+    check = check_opencv(ALL_8, {}, measure=True)
     assert check.status == "warn"
     assert "libGL.so.1" in check.summary

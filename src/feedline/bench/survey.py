@@ -128,7 +128,7 @@ _ROWS = 1 << 20  # long enough that the end of the epoch is never measured
 
 
 class ImageSample:
-    """Some images of a folder, repeated in a given order. A `Source`; can be pickled.
+    """Images of a folder, repeated in a given order. A `Source`; can be pickled.
 
     Args:
         folder: the images.

@@ -19,8 +19,8 @@ from feedline.cli.train_folder import train_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feedline.doctor.check import Check
-    from feedline.doctor.starting_settings import Setting
+    from feedline.doctor.check import CheckResult
+    from feedline.doctor.examine import StartingSetting
 
 __all__ = ["doctor"]
 
@@ -63,9 +63,8 @@ def doctor(
     from rich.console import Console
 
     from feedline import __version__
-    from feedline.doctor.check import found_fault
+    from feedline.doctor.check import found_fault, run_with_deadline
     from feedline.doctor.examine import CHECK_IDS, examine
-    from feedline.doctor.guarded import within
     from feedline.stores.splits import splits_below
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be in no encoding's reach
@@ -74,7 +73,7 @@ def doctor(
     width = max(map(len, CHECK_IDS))
     if folder is not None:
         named, splits = folder, list[str]()  # empty if the disk does not answer in time
-        within(lambda: splits.extend(splits_below(named)))
+        run_with_deadline(lambda: splits.extend(splits_below(named)))
         folder = train_folder(named, splits)
     found = examine(folder, measure=measure, tell=lambda check: _say(console, check, width))
     seconds = time.monotonic() - started
@@ -102,7 +101,7 @@ def doctor(
         raise typer.Exit(_FOUND_FAULT)
 
 
-def _say(console: Console, check: Check, width: int) -> None:
+def _say(console: Console, check: CheckResult, width: int) -> None:
     """One line for a check, and one for its remedy."""
     from rich.text import Text
 
@@ -113,7 +112,7 @@ def _say(console: Console, check: Check, width: int) -> None:
         console.print(Text(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {check.fix}"))
 
 
-def _say_settings(console: Console, settings: tuple[Setting, ...]) -> None:
+def _say_settings(console: Console, settings: tuple[StartingSetting, ...]) -> None:
     from rich.text import Text
 
     console.print("To begin with on this machine:")

@@ -1,5 +1,5 @@
-"""What this machine gives a training, and what is in the way: one file for each thing looked at.
+"""Checks of this machine for problems that slow training down.
 
-`examine` runs all checks, `check` says what one is. Facts come from files of the kernel and of
-installed packages; torch is imported only where something is measured on a GPU.
+`examine` runs all checks, `check` defines the result of one. Facts come from files of the kernel
+and of installed packages; torch is imported only to measure a GPU.
 """

@@ -1,49 +1,56 @@
-"""Copies to the GPU, as a loader with `device="cuda"` makes them: pinned, and how fast."""
+"""Copies to the GPU, pinned and timed as for a loader with `device="cuda"`. Imports torch."""
 
 from __future__ import annotations
 
+import mmap
+import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import numpy as np
 from rich.filesize import decimal
 
-from feedline.doctor import batch
-from feedline.doctor.check import Check
-from feedline.doctor.copy_rate import CopyRate
-from feedline.doctor.gpus import Link, link_of
+from feedline.doctor.check import CheckResult
+from feedline.doctor.gpus import PcieLink, read_link
+from feedline.doctor.memory import BATCH_ROWS, IMAGE_PX, slot_bytes
 
-__all__ = ["look_at_copies", "no_copies"]
+__all__ = ["CopyRate", "check_copies", "measure_copies", "measure_copy_rate", "skip_copies"]
+
 
 _SLOW = 0.5
-"""A pinned copy comes to 0.8 or more of what its link carries; below half of it something is in the
-way: a link that was trained slower, a card behind a shared switch, memory of the other socket."""
+"""A pinned copy usually reaches at least 0.8 of the link's rate. Below half of it there is a
+problem: a link that negotiated a lower rate, a shared switch, memory of the other socket."""
 
 
-def no_copies(why: str, fix: str = "") -> Iterator[Check]:
-    """The checks "pinned-memory" and "copy-rate" where nothing was copied."""
+def skip_copies(why: str, fix: str = "") -> Iterator[CheckResult]:
+    """Return the checks "pinned-memory" and "copy-rate" if nothing was copied."""
     for name in ("pinned-memory", "copy-rate"):
-        yield Check(id=name, status="unknown", summary=why, fix=fix)
+        yield CheckResult(id=name, status="unknown", summary=why, fix=fix)
 
 
-def look_at_copies(found: CopyRate | str, root: Path = Path("/")) -> Iterator[Check]:
-    """The checks "pinned-memory" and "copy-rate".
+def check_copies(found: CopyRate | str, root: Path = Path("/")) -> Iterator[CheckResult]:
+    """Run the checks "pinned-memory" and "copy-rate".
 
     Args:
-        found: what was measured, just now, so that the link is still awake; or why torch cannot
-            use the GPU.
-        root: the folder that holds /sys.
+        found: the measurement, just finished, so that the link is still awake; or the reason torch
+            cannot use the GPU.
+        root: folder that contains /sys.
     """
     if isinstance(found, str):
-        yield Check(id="pinned-memory", status="unknown", summary="torch cannot use the GPU")
-        yield Check(
+        yield CheckResult(id="pinned-memory", status="unknown", summary="torch cannot use the GPU")
+        yield CheckResult(
             id="copy-rate",
             status="fail",
-            summary=f"there is a GPU, and torch cannot use it: {found}",
-            fix="look at `nvidia-smi`, torch.version.cuda and CUDA_VISIBLE_DEVICES",
+            summary=f"there is a GPU, but torch cannot use it: {found}",
+            fix="check `nvidia-smi`, torch.version.cuda and CUDA_VISIBLE_DEVICES",
         )
         return
     if found.problem:
-        yield Check(
+        yield CheckResult(
             id="pinned-memory",
             status="warn",
             summary=found.problem,
@@ -52,48 +59,48 @@ def look_at_copies(found: CopyRate | str, root: Path = Path("/")) -> Iterator[Ch
             "memlock=-1",
         )
     else:
-        yield Check(
+        yield CheckResult(
             id="pinned-memory",
             status="ok",
-            summary="memory of batches can be pinned, so copies run beside the training step",
+            summary="batch memory can be pinned, so copies overlap with the training step",
             details={"pinned": True},
         )
-    yield _rate(found, link_of(found.address, root))
+    yield _rate(found, read_link(found.address, root))
 
 
-def _rate(found: CopyRate, link: Link | None) -> Check:
+def _rate(found: CopyRate, link: PcieLink | None) -> CheckResult:
     carries = None if link is None else _link_bytes_per_s(link)
     rate = found.pinned_bytes_per_s or found.pageable_bytes_per_s
-    image_bytes = batch.slot_bytes() / batch.ROWS
+    image_bytes = slot_bytes() / BATCH_ROWS
     details = {
         "gpu": found.device,
         "pinned_bytes_per_s": _whole(found.pinned_bytes_per_s),
         "pageable_bytes_per_s": _whole(found.pageable_bytes_per_s),
         "link_bytes_per_s": _whole(carries),
         "images_per_s": round(rate / image_bytes),
-        "image_px": batch.SIZE_PX,
+        "image_px": IMAGE_PX,
     }
     pinned = (
         "not pinned" if found.pinned_bytes_per_s is None else f"{_per_s(rate)} from pinned memory"
     )
     line = (
-        f"{found.device}: {pinned}, {_per_s(found.pageable_bytes_per_s)} from other: "
-        f"{rate / image_bytes:,.0f} images of {batch.SIZE_PX} px a second, as bytes"
+        f"{found.device}: {pinned}, {_per_s(found.pageable_bytes_per_s)} pageable: "
+        f"{rate / image_bytes:,.0f} images/s of {IMAGE_PX} px as uint8"
     )
     if carries is not None and rate < _SLOW * carries:
-        return Check(
+        return CheckResult(
             id="copy-rate",
             status="warn",
-            summary=f"{line}; its link carries {_per_s(carries)}",
+            summary=f"{line}; its link's maximum is {_per_s(carries)}",
             details=details,
-            fix="bind the training to the socket that the GPU hangs on (nvidia-smi topo -m, "
-            "numactl --cpunodebind), and end what else copies",
+            fix="bind the training to the CPU socket of the GPU (nvidia-smi topo -m, "
+            "numactl --cpunodebind), and stop other programs that copy",
         )
-    return Check(id="copy-rate", status="ok", summary=line, details=details)
+    return CheckResult(id="copy-rate", status="ok", summary=line, details=details)
 
 
-def _link_bytes_per_s(link: Link) -> float | None:
-    """What a link carries: of ten bits eight are data up to 5 GT/s, of 130 bits 128 above."""
+def _link_bytes_per_s(link: PcieLink) -> float | None:
+    """Data rate of a link: up to 5 GT/s 8 of 10 bits are data, above 128 of 130."""
     if link.rate_gt_per_s is None:
         return None
     data = 0.8 if link.rate_gt_per_s <= 5 else 128 / 130
@@ -106,3 +113,104 @@ def _per_s(rate: float) -> str:
 
 def _whole(rate: float | None) -> int | None:
     return None if rate is None else round(rate)
+
+
+_BLOCK_BYTES = 64 << 20
+_COPIES = 10
+_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRate:
+    """Rates of copying one block to the GPU, medians of a few copies.
+
+    Args:
+        device: name of the GPU.
+        address: on the PCI bus, as "0000:65:00.0"; "" if torch does not report it.
+        pinned_bytes_per_s: from registered memory; None if CUDA refused to pin it.
+        pageable_bytes_per_s: from memory that is not pinned.
+        problem: reason it was not pinned, or "".
+    """
+
+    device: str
+    address: str
+    pinned_bytes_per_s: float | None
+    pageable_bytes_per_s: float
+    problem: str
+
+
+def measure_copy_rate() -> CopyRate | str:
+    """Time copies to the current CUDA device. Returns the reason if torch cannot use one."""
+    import torch  # takes a second
+
+    try:
+        torch.cuda.init()
+        return measure_copies(torch.device("cuda", torch.cuda.current_device()))
+    except Exception as error:  # a build without CUDA, a full, broken or unsupported GPU, ...
+        return str(error) or type(error).__name__
+
+
+def measure_copies(device: Any) -> CopyRate:
+    """Time copies to a CUDA device.
+
+    Args:
+        device: a torch.device, with its index.
+
+    Raises:
+        RuntimeError: the device does not work, or is out of memory; with CUDA's message.
+    """
+    import torch
+
+    from feedline.device.pinning import registered
+
+    memory = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), np.uint8)
+    memory.reshape(-1, 4096)[:] = np.arange(4096) % 251
+    source = torch.from_numpy(memory)
+    target = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=device)
+    pageable = _timed(torch, source, target)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pinned = registered(memory, device)
+    problem = next((str(w.message) for w in caught if w.category is RuntimeWarning), "")
+    try:
+        rate = None if problem else _timed(torch, source, target)
+        # A kernel sums the result: a build without kernels for this GPU fails here, not in
+        # training.
+        if int(target.sum(dtype=torch.int64)) != int(memory.sum(dtype=np.int64)):
+            raise RuntimeError("the GPU did not receive the data that was copied to it")
+    finally:
+        torch.cuda.synchronize(device)
+        if pinned is not None:
+            pinned.release()
+    return CopyRate(
+        device=torch.cuda.get_device_name(device),
+        address=_address(torch.cuda.get_device_properties(device)),
+        pinned_bytes_per_s=rate,
+        pageable_bytes_per_s=pageable,
+        problem=problem,
+    )
+
+
+def _timed(torch: Any, source: Any, target: Any) -> float:
+    """Rate of copies of `source` into `target`, in bytes per second."""
+    target.copy_(source, non_blocking=True)  # the first copy initialises CUDA
+    torch.cuda.synchronize(target.device)
+    times_s: list[float] = []
+    end = time.monotonic() + _SECONDS
+    while len(times_s) < _COPIES and (not times_s or time.monotonic() < end):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source, non_blocking=True)
+        stop.record()
+        stop.synchronize()
+        times_s.append(start.elapsed_time(stop) / 1000)
+    return float(source.numel() / median(times_s))
+
+
+def _address(properties: Any) -> str:
+    """PCI address of the device; torch reports it since 2.7."""
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if not all(isinstance(part, int) for part in parts):
+        return ""
+    domain, bus, slot = parts
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"

@@ -1,4 +1,4 @@
-"""What the folder of the data is: a cache, a folder of images, or something else."""
+"""Data folder: a cache, a folder of images, or something else."""
 
 from __future__ import annotations
 
@@ -9,97 +9,97 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from feedline.doctor.check import Check
-from feedline.doctor.folder import Contents, File, look_into
+from feedline.doctor.check import CheckResult
+from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import Manifest, is_cache, read_manifest
 
-__all__ = ["Data", "check_folder", "data_in", "no_data"]
+__all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 
-_LOOK_S = 0.15  # up to three times: to list, to estimate, to ask for sizes
-_MOST_ENDINGS = 10
+_SCAN_S = 0.15  # up to three times: to list, to estimate, to read sizes
+_MAX_EXTENSIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """What a folder holds.
+class DataFolder:
+    """Contents of a data folder.
 
     Args:
-        check: that says it.
-        sample: of its files, some.
-        bytes: what an epoch reads at most; None where that is not known.
-        at_least: it may be more than `bytes`.
-        things: what a file of the sample is, in the plural.
+        check: the result of the check.
+        sample: some of its files.
+        bytes: upper limit of the bytes read per epoch; None if unknown.
+        at_least: there may be more than `bytes`.
+        things: name of the sample's files, plural.
     """
 
-    check: Check
-    sample: tuple[File, ...]
+    check: CheckResult
+    sample: tuple[FoundFile, ...]
     bytes: int | None
     at_least: bool
     things: str
 
 
-def check_folder(folder: str) -> None:
-    """See that a folder is there and can be listed.
+def require_folder(folder: str) -> None:
+    """Check that a folder exists and can be listed.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it does not, or cannot.
     """
     if is_url(folder):
         raise UsageError(
-            f"DIR {folder!r} is a URL, and only folders of this machine are looked at; "
-            "`feedline cache info URL` says what a cache there gives"
+            f"DIR {folder!r} is a URL; only folders of this machine can be checked. "
+            "`feedline cache info URL` describes a cache there"
         )
     try:
         with os.scandir(folder):
             pass
     except FileNotFoundError:
         raise UsageError(
-            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r}); check the "
-            "path, and whether the disk is mounted"
+            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r}). Check the "
+            "path, and if the disk is mounted"
         ) from None
     except NotADirectoryError:
-        raise UsageError(f"DIR {folder!r} is a file; name the folder that it lies in") from None
+        raise UsageError(f"DIR {folder!r} is a file. Name the folder that contains it") from None
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}; "
-            "check its permissions"
+            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}. "
+            "Check its permissions"
         ) from None
 
 
-def no_data() -> Check:
-    """The check "data-folder" where none was named."""
-    return Check(
+def skip_data() -> CheckResult:
+    """Return the check "data-folder" if no folder was given."""
+    return CheckResult(
         id="data-folder",
         status="unknown",
-        summary="no folder was named, so no disk was looked at",
+        summary="no folder was given, so no disk was checked",
         fix="feedline doctor DIR, with the folder of your images or of a cache",
     )
 
 
-def data_in(folder: str) -> Data:
-    """What a folder holds, with the check "data-folder" that says it.
+def inspect_data(folder: str) -> DataFolder:
+    """Inspect a folder, with the check "data-folder".
 
     Args:
-        folder: one that can be listed.
+        folder: a folder that can be listed.
     """
     return _cache(folder) if is_cache(folder) else _files(folder)
 
 
-def _cache(folder: str) -> Data:
-    """A cache of feedline's: an epoch reads at most its largest level."""
+def _cache(folder: str) -> DataFolder:
+    """Inspect a cache: an epoch reads at most its largest level."""
     try:
         manifest = read_manifest(folder)
     except DatasetError as error:
-        check = Check(
+        check = CheckResult(
             id="data-folder",
             status="warn",
             summary=str(error),
             details={"kind": "cache", "finished": False},
-            fix="build it to its end: the same `feedline cache build` goes on where it stopped",
+            fix="run the same `feedline cache build` again: it continues where it stopped",
         )
-        return Data(check=check, sample=(), bytes=None, at_least=False, things="files")
+        return DataFolder(check=check, sample=(), bytes=None, at_least=False, things="files")
     largest = max(manifest.levels, key=lambda level: level.bytes)
     levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
     details = {
@@ -109,32 +109,34 @@ def _cache(folder: str) -> Data:
         "images": manifest.samples,
         "levels": [{"size_px": each.side, "bytes": each.bytes} for each in manifest.levels],
     }
-    line = f"a cache of feedline's, {manifest.format}: {manifest.samples:,} images as {levels}"
+    line = f"feedline cache, {manifest.format}: {manifest.samples:,} images as {levels}"
     place = os.path.join(folder, largest.name)
-    sample = look_into(place, _LOOK_S).sample if os.path.isdir(place) else ()
+    sample = scan_folder(place, _SCAN_S).sample if os.path.isdir(place) else ()
     missing = _missing_library(manifest)
     if missing or not sample:
-        check = Check(
+        check = CheckResult(
             id="data-folder",
             status="fail",
-            summary=f"{line}; {missing or f'nothing can be read of {largest.name}/'}",
+            summary=f"{line}; {missing or f'no file of {largest.name}/ can be read'}",
             details=details,
             fix="pip install lmdb" if missing else f"feedline cache verify {shlex.quote(folder)}",
         )
     else:
-        check = Check(id="data-folder", status="ok", summary=line, details=details)
+        check = CheckResult(id="data-folder", status="ok", summary=line, details=details)
     things = "images" if manifest.format == "folder" else "files"
-    return Data(check=check, sample=sample, bytes=largest.bytes, at_least=False, things=things)
+    return DataFolder(
+        check=check, sample=sample, bytes=largest.bytes, at_least=False, things=things
+    )
 
 
 def _missing_library(manifest: Manifest) -> str:
     absent = manifest.format == "lmdb" and importlib.util.find_spec("lmdb") is None
-    return "the package lmdb, which reads it, is not installed" if absent else ""
+    return "the package lmdb, which is needed to read it, is not installed" if absent else ""
 
 
-def _files(folder: str) -> Data:
-    """A folder of images, or of anything else."""
-    found = look_into(folder, _LOOK_S)
+def _files(folder: str) -> DataFolder:
+    """Inspect a folder of images, or of anything else."""
+    found = scan_folder(folder, _SCAN_S)
     kind = "images" if found.images else "other" if found.files else "empty"
     seen = found.images or found.files
     count = seen if found.estimated_files is None else found.estimated_files
@@ -150,13 +152,13 @@ def _files(folder: str) -> Data:
         "images_estimated": count if found.images and not at_least else None,
         "mean_file_bytes": None if found.mean_bytes is None else round(found.mean_bytes),
         "bytes_estimated": None if at_least else total,
-        "endings": dict(list(found.endings.items())[:_MOST_ENDINGS]),
+        "endings": dict(list(found.endings.items())[:_MAX_EXTENSIONS]),
     }
-    line = _in_words(found, count, at_least, total)
+    line = _describe(found, count, at_least, total)
     if kind == "images" and not found.unreadable:
-        check = Check(id="data-folder", status="ok", summary=line, details=details)
+        check = CheckResult(id="data-folder", status="ok", summary=line, details=details)
     elif found.unreadable:
-        check = Check(
+        check = CheckResult(
             id="data-folder",
             status="warn",
             summary=f"{line}; {found.unreadable} of its folders cannot be listed",
@@ -164,22 +166,23 @@ def _files(folder: str) -> Data:
             fix=f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)",
         )
     elif {".tar", ".parquet"} & set(found.endings):
-        check = Check(
+        check = CheckResult(
             id="data-folder",
             status="note",
-            summary=f"{line}; `feedline cache build` makes a cache of tar shards or Parquet files",
+            summary=f"{line}; `feedline cache build` builds a cache from tar shards or Parquet "
+            "files",
             details=details,
         )
     else:
-        check = Check(
+        check = CheckResult(
             id="data-folder",
             status="warn",
             summary=line,
             details=details,
-            fix="name the folder of your images; check whether an archive was unpacked, and a disk "
-            "mounted",
+            fix="name the folder of your images; check if an archive needs unpacking or a disk "
+            "mounting",
         )
-    return Data(
+    return DataFolder(
         check=check,
         sample=found.sample,
         bytes=total,
@@ -188,18 +191,18 @@ def _files(folder: str) -> Data:
     )
 
 
-def _in_words(found: Contents, count: int, at_least: bool, total: int | None) -> str:
+def _describe(found: FolderContents, count: int, at_least: bool, total: int | None) -> str:
     if not found.files:
-        return "it is empty" if found.complete else "no file was found in it in time"
+        return "the folder is empty" if found.complete else "no file was found in time"
     about = "more than " if at_least else "" if found.complete else "about "
     size = "" if total is None else f", {about}{decimal(total)}"
     if found.images:
         line = f"{about}{count:,} image{'s' * (count != 1)}{size}"
         if found.class_folders:
             line += f", in {found.class_folders:,} folder{'s' * (found.class_folders != 1)}"
-        return line + (" (seen, not counted to the end)" if at_least else "")
+        return line + (" (the listing did not finish)" if at_least else "")
     common = ", ".join(
-        f"{number:,} {ending or 'without an ending'}"
+        f"{number:,} {ending or 'without an extension'}"
         for ending, number in list(found.endings.items())[:3]
     )
     return f"no images; {about}{count:,} files{size} ({common})"

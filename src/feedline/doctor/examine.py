@@ -1,7 +1,7 @@
-"""All checks, one after another.
+"""Run all checks, and suggest settings to start with.
 
-Guarantees: each check comes once, whatever happens (`guarded`). Torch is not imported unless it is
-told to measure and there is a GPU that torch can use; nothing is written.
+Guarantees: each check is reported once, even if it fails or hangs (`check`). Torch is imported only
+if measuring was requested and torch can use a GPU; nothing is written.
 """
 
 from __future__ import annotations
@@ -12,29 +12,43 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from feedline.doctor import batch
-from feedline.doctor.check import Check
-from feedline.doctor.copies import look_at_copies, no_copies
-from feedline.doctor.copy_rate import copy_rate
-from feedline.doctor.cores import look_at_cores
-from feedline.doctor.data import check_folder, data_in, no_data
-from feedline.doctor.decoder import look_at_decoder
-from feedline.doctor.disk import look_at_disk
-from feedline.doctor.gpu import look_at_gpu
-from feedline.doctor.gpus import Gpus, gpus_here
-from feedline.doctor.guarded import guarded, within
-from feedline.doctor.libraries import look_at_libraries
-from feedline.doctor.memory import look_at_memory
-from feedline.doctor.open_files import look_at_open_files
-from feedline.doctor.shared_memory import look_at_shared_memory
-from feedline.doctor.start_method import look_at_start_method
-from feedline.doctor.starting_settings import Setting, starting_settings
-from feedline.doctor.threads import look_at_opencv, look_at_openmp
-from feedline.doctor.torch_build import TorchBuild, look_at_torch, torch_build, uses
-from feedline.engine.defaults import auto_workers
-from feedline.system import MemoryLimits, core_limits, memory_limits
+from rich.filesize import decimal
 
-__all__ = ["CHECK_IDS", "Examined", "examine"]
+from feedline.doctor.check import CheckResult, run_checks, run_with_deadline
+from feedline.doctor.copies import check_copies, measure_copy_rate, skip_copies
+from feedline.doctor.cores import (
+    check_cores,
+    check_opencv,
+    check_openmp,
+    check_start_method,
+    describe_cores,
+)
+from feedline.doctor.data import inspect_data, require_folder, skip_data
+from feedline.doctor.disk import check_disk
+from feedline.doctor.gpu_checks import (
+    TorchBuild,
+    check_gpu,
+    check_torch,
+    read_torch_build,
+    supports_gpus,
+)
+from feedline.doctor.gpus import Gpus, find_gpus
+from feedline.doctor.memory import (
+    BATCH_ROWS,
+    BATCH_SLOTS,
+    IMAGE_PX,
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+    slot_bytes,
+)
+from feedline.doctor.software import check_decoder, check_libraries
+from feedline.engine.defaults import DEFAULT_PREFETCH, WORKER_BYTES, auto_workers
+from feedline.engine.start_method import default_start_method
+from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
+
+__all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]
+
 
 _OF_DATA = ("data-folder", "disk", "read-rate", "page-cache")
 _OF_GPU = ("gpu", "gpu-driver", "pcie-link")
@@ -45,114 +59,180 @@ CHECK_IDS = (
     *("omp-threads", "opencv-threads", "jpeg-decoder", "compiled-parts", "libraries"),
     *(*_OF_DATA, *_OF_GPU, "torch-build", *_OF_COPIES),
 )
-"""Every check there is, in the order in which they come."""
+"""Ids of all checks, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
-    """What all checks came to, and what to begin with."""
+class DoctorReport:
+    """Results of all checks, and settings to start with."""
 
-    checks: tuple[Check, ...]
-    settings: tuple[Setting, ...]
+    checks: tuple[CheckResult, ...]
+    settings: tuple[StartingSetting, ...]
 
 
 def examine(
     folder: str | None = None,
     *,
     measure: bool = False,
-    tell: Callable[[Check], object] = lambda check: None,
+    tell: Callable[[CheckResult], object] = lambda check: None,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
-) -> Examined:
+) -> DoctorReport:
     """Run all checks.
 
     Args:
-        folder: of the data; None looks at no disk.
-        measure: also do what takes seconds: import OpenCV, and torch, to copy to the GPU.
-        tell: is called with each check as it comes.
-        root: the folder that holds /proc and /sys.
+        folder: of the data; None checks no disk.
+        measure: also run checks that take seconds: import OpenCV, and torch to copy to the GPU.
+        tell: called with each result.
+        root: folder that contains /proc and /sys.
         environ: of the training.
 
     Raises:
-        UsageError: the folder is none, or cannot be listed.
+        UsageError: the folder does not exist, or cannot be listed.
     """
-    found: dict[str, Check] = {}
+    found: dict[str, CheckResult] = {}
 
-    def take(
-        ids: tuple[str, ...], look: Callable[[], Iterable[Check]], *, bounded: bool = True
+    def run(
+        ids: tuple[str, ...], look: Callable[[], Iterable[CheckResult]], *, bounded: bool = True
     ) -> None:
-        for check in guarded(ids, look, bounded=bounded):
+        for check in run_checks(ids, look, bounded=bounded):
             found[check.id] = check
             tell(check)
 
     if folder is not None:
-        within(partial(check_folder, folder))
+        run_with_deadline(partial(require_folder, folder))
     limits, memory, build = core_limits(root, environ), _memory(root), _build()
     available = None if memory is None else memory.available // limits.processes
-    slots_bytes = batch.SLOTS * batch.slot_bytes()
+    slots_bytes = BATCH_SLOTS * slot_bytes()
     workers = auto_workers(limits.usable, available_bytes=available, batches_bytes=slots_bytes)
-    take(("usable-cores", "core-share"), lambda: look_at_cores(limits))
-    take(("memory",), lambda: [look_at_memory(memory or memory_limits(root), workers)])
-    take(("shared-memory",), lambda: [look_at_shared_memory(workers)])
-    take(("open-files",), lambda: [look_at_open_files()])
-    take(("start-method",), lambda: [look_at_start_method()])
-    take(("omp-threads",), lambda: [look_at_openmp(limits, environ)])
-    take(("opencv-threads",), lambda: [look_at_opencv(limits, environ, measure)], bounded=False)
-    take(("jpeg-decoder", "compiled-parts"), look_at_decoder)
-    take(("libraries",), lambda: [look_at_libraries()])
+    run(("usable-cores", "core-share"), lambda: check_cores(limits))
+    run(("memory",), lambda: [check_memory(memory or memory_limits(root), workers)])
+    run(("shared-memory",), lambda: [check_shared_memory(workers)])
+    run(("open-files",), lambda: [check_open_files()])
+    run(("start-method",), lambda: [check_start_method()])
+    run(("omp-threads",), lambda: [check_openmp(limits, environ)])
+    run(("opencv-threads",), lambda: [check_opencv(limits, environ, measure)], bounded=False)
+    run(("jpeg-decoder", "compiled-parts"), check_decoder)
+    run(("libraries",), lambda: [check_libraries()])
     if folder is None:
-        take(("data-folder",), lambda: [no_data()])
+        run(("data-folder",), lambda: [skip_data()])
     else:
-        take(_OF_DATA, lambda: _look_at_data(folder, memory, workers, root))
-    seen: list[Gpus] = []  # the thread that looks may be left behind
-    take(_OF_GPU, lambda: look_at_gpu(_kept(seen, root), build, environ, root))
+        run(_OF_DATA, lambda: _check_data(folder, memory, workers, root))
+    seen: list[Gpus] = []  # the thread of this check may be abandoned
+    run(_OF_GPU, lambda: check_gpu(_record_gpus(seen, root), build, environ, root))
     gpus = seen[0] if seen else None
-    take(("torch-build",), lambda: [look_at_torch(torch_build(), gpus or Gpus())])
+    run(("torch-build",), lambda: [check_torch(read_torch_build(), gpus or Gpus())])
     usable = all(found[name].status in ("ok", "note", "unknown") for name in _NEEDED_TO_COPY)
-    usable = usable and build is not None and gpus is not None and uses(build, gpus)
-    take(_OF_COPIES, lambda: _look_at_copies(gpus, usable, measure, root), bounded=False)
-    settings = starting_settings(limits, available, workers, gpu=usable)
-    return Examined(checks=tuple(found.values()), settings=tuple(settings))
+    usable = usable and build is not None and gpus is not None and supports_gpus(build, gpus)
+    run(_OF_COPIES, lambda: _check_copies(gpus, usable, measure, root), bounded=False)
+    settings = suggest_settings(limits, available, workers, gpu=usable)
+    return DoctorReport(checks=tuple(found.values()), settings=tuple(settings))
 
 
 def _memory(root: Path) -> MemoryLimits | None:
     try:
         return memory_limits(root)
-    except OSError:  # the check of it says why
+    except OSError:  # the check "memory" reports it
         return None
 
 
 def _build() -> TorchBuild | None:
     try:
-        return torch_build()
-    except ValueError:  # likewise
+        return read_torch_build()
+    except ValueError:  # the check "torch-build" reports it
         return None
 
 
-def _look_at_data(
+def _check_data(
     folder: str, memory: MemoryLimits | None, workers: int, root: Path
-) -> Iterator[Check]:
-    data = data_in(folder)
+) -> Iterator[CheckResult]:
+    data = inspect_data(folder)
     yield data.check
     cacheable = None if memory is None else memory.cacheable
-    yield from look_at_disk(folder, data, cacheable_bytes=cacheable, workers=workers, root=root)
+    yield from check_disk(folder, data, cacheable_bytes=cacheable, workers=workers, root=root)
 
 
-def _kept(seen: list[Gpus], root: Path) -> Gpus:
-    seen.append(gpus_here(root))
+def _record_gpus(seen: list[Gpus], root: Path) -> Gpus:
+    seen.append(find_gpus(root))
     return seen[0]
 
 
-def _look_at_copies(gpus: Gpus | None, usable: bool, measure: bool, root: Path) -> Iterator[Check]:
+def _check_copies(
+    gpus: Gpus | None, usable: bool, measure: bool, root: Path
+) -> Iterator[CheckResult]:
     if gpus is None:
-        return no_copies("which GPUs are here is not known: see above")
+        return skip_copies("the GPUs are unknown: see above")
     if not gpus.any and not gpus.problem:
-        return no_copies("no GPU")
+        return skip_copies("no GPU")
     if not usable:
-        return no_copies("torch cannot use the GPU: see above")
+        return skip_copies("torch cannot use the GPU: see above")
     if not measure:
-        return no_copies(
-            "nothing was copied",
+        return skip_copies(
+            "no copy was timed",
             "feedline doctor --measure imports torch, pins memory and times copies",
         )
-    return look_at_copies(copy_rate(), root)
+    return check_copies(measure_copy_rate(), root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingSetting:
+    """Argument of feedline.DataLoader, or a fact about it, with the reason for its value."""
+
+    name: str
+    value: int | str | bool
+    reason: str
+
+
+def suggest_settings(
+    limits: CoreLimits, available_bytes: int | None, workers: int, *, gpu: bool
+) -> Iterator[StartingSetting]:
+    """Suggest settings to start with.
+
+    Args:
+        limits: of the cores.
+        available_bytes: available memory; None if unknown.
+        workers: value of `num_workers="auto"` here, for the batch that memory is estimated for.
+        gpu: torch can use a GPU.
+    """
+    slots_bytes = BATCH_SLOTS * slot_bytes()
+    spare = {0: "one per core", 1: "one core is left to the training loop"}.get(
+        limits.usable - workers, "some cores are left to the training loop and its threads"
+    )
+    reason = f'initial value of num_workers="auto": {spare}: {describe_cores(limits)}'
+    if workers < auto_workers(limits.usable):
+        reason = (
+            'initial value of num_workers="auto" for such batches: each worker uses up to '
+            f"{decimal(WORKER_BYTES)}; workers and batches together use at most half of the "
+            f"{decimal(available_bytes or 0)} available; at least one worker"
+        )
+    yield StartingSetting(name="num_workers", value=workers, reason=reason)
+    yield StartingSetting(
+        name="prefetch",
+        value=DEFAULT_PREFETCH,
+        reason="the default: the training step uses one batch, and two keep any number of workers "
+        "busy, as all of them share each batch",
+    )
+    yield StartingSetting(
+        name="batch memory",
+        value=decimal(slots_bytes),
+        reason=f"{BATCH_SLOTS} batches of {BATCH_ROWS} images at {IMAGE_PX} px, uint8 "
+        f"({decimal(slot_bytes())} each): prefetched ones, and the one in use",
+    )
+    yield StartingSetting(
+        name="start_method",
+        value=default_start_method(),
+        reason="the default for feedline's own sources; for any other Dataset Python's default",
+    )
+    if gpu:
+        yield StartingSetting(
+            name="device",
+            value="cuda",
+            reason="batches of feedline's own sources are pinned and copied one step ahead; for "
+            "any other Dataset set pin_memory=True",
+        )
+    else:
+        yield StartingSetting(
+            name="pin_memory",
+            value=False,
+            reason="pinned memory speeds up copies to a GPU, but torch cannot use a GPU",
+        )

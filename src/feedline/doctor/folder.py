@@ -1,7 +1,7 @@
-"""What a folder holds, by a look that is bounded: in entries, in time and in depth.
+"""Contents of a folder, from a scan with limits on entries, time and depth.
 
-Guarantees: a folder of any size, with links in circles, takes about `seconds`; what was not
-listed to the end says so. No file is opened.
+Guarantees: the scan takes about `seconds` for any folder, even with circular links; an incomplete
+listing is reported as such. No file is opened.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from statistics import mean
 
 from feedline.stores.index import IMAGE_EXTENSIONS
 
-__all__ = ["Contents", "File", "look_into"]
+__all__ = ["FolderContents", "FoundFile", "scan_folder"]
 
-_MOST_ENTRIES = 200_000
-_MOST_DEPTH = 12
+_MAX_ENTRIES = 200_000
+_MAX_DEPTH = 12
 _SAMPLE = 256
-_LEAST_WALKS, _MOST_WALKS = 8, 2000  # fewer give no estimate, more hardly a better one
-_CLOCK = 256  # entries between two looks at the clock
+_MIN_WALKS, _MAX_WALKS = 8, 2000  # fewer give no estimate, more hardly improve it
+_CLOCK = 256  # entries between two checks of the time
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
-    """A file that was found, and its size in bytes."""
+class FoundFile:
+    """File with its size in bytes."""
 
     path: str
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What was found in a folder.
+class FolderContents:
+    """Contents of a folder.
 
     Args:
-        files, images, folders: how many were seen below it.
-        loose_images: images that lie directly in it.
-        class_folders: the folders directly in it.
-        complete: all was seen.
-        estimated_files: what there may be in all, of the kind that `sample` is of; None where no
-            estimate could be made.
-        endings: how many files have which ending, the most frequent first.
-        sample: some files, drawn at random from those seen: images if there are any.
-        mean_bytes: the mean size of the sample; None without one.
-        unreadable: folders that could not be listed.
+        files, images, folders: numbers seen below it.
+        loose_images: number of images directly in it.
+        class_folders: number of folders directly in it.
+        complete: everything was seen.
+        estimated_files: estimated total number of files of the sample's kind; None if there is no
+            estimate.
+        endings: number of files by extension, the most frequent first.
+        sample: random files of those seen: images if there are any.
+        mean_bytes: mean size of the sample; None without one.
+        unreadable: number of folders that could not be listed.
     """
 
     files: int
@@ -59,14 +59,14 @@ class Contents:
     complete: bool
     estimated_files: int | None
     endings: dict[str, int]
-    sample: tuple[File, ...]
+    sample: tuple[FoundFile, ...]
     mean_bytes: float | None
     unreadable: int
 
 
 @dataclass
 class _Listing:
-    """A folder's own entries."""
+    """Entries of one folder."""
 
     folders: list[str] = field(default_factory=list)
     images: int = 0
@@ -74,46 +74,46 @@ class _Listing:
     complete: bool = True
 
 
-class _Sample:
-    """Some of all paths that are given to it, each as likely as any other (reservoir sampling)."""
+class _Reservoir:
+    """Random sample of all added paths, uniform (reservoir sampling)."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance, self._seen = chance, 0
+    def __init__(self, rng: random.Random) -> None:
+        self._rng, self._seen = rng, 0
         self.paths: list[str] = []
 
     def add(self, path: str) -> None:
         self._seen += 1
         if len(self.paths) < _SAMPLE:
             self.paths.append(path)
-        elif (place := self._chance.randrange(self._seen)) < _SAMPLE:
+        elif (place := self._rng.randrange(self._seen)) < _SAMPLE:
             self.paths[place] = path
 
 
-class _Look:
-    """One look into a folder: what was listed so far, and when it ends."""
+class _Scan:
+    """State of a scan: folders listed so far, and the deadline."""
 
     def __init__(self, root: str, seconds: float) -> None:
         self.root = root
-        self.chance = random.Random(0)
+        self.rng = random.Random(0)
         self.end = time.monotonic() + seconds
         self.entries = self.unreadable = 0
         self.endings: Counter[str] = Counter()
-        self.images, self.others = _Sample(self.chance), _Sample(self.chance)
+        self.images, self.others = _Reservoir(self.rng), _Reservoir(self.rng)
         self.listed: dict[str, _Listing] = {}
 
     @property
     def over(self) -> bool:
-        return self.entries >= _MOST_ENTRIES or time.monotonic() > self.end
+        return self.entries >= _MAX_ENTRIES or time.monotonic() > self.end
 
     def list(self, folder: str) -> _Listing:
-        """A folder's own entries, listed once."""
+        """Return the entries of a folder, listed once."""
         found = self.listed.get(folder)
         if found is None:
             found = self.listed[folder] = _Listing()
             try:
                 with os.scandir(folder) as entries:
                     for entry in entries:
-                        self._note(entry, found)
+                        self._add(entry, found)
                         if self.entries % _CLOCK == 0 and self.over:
                             found.complete = False
                             break
@@ -123,14 +123,14 @@ class _Look:
                 self.unreadable += 1
         return found
 
-    def _note(self, entry: os.DirEntry[str], found: _Listing) -> None:
+    def _add(self, entry: os.DirEntry[str], found: _Listing) -> None:
         self.entries += 1
         try:
             if entry.is_dir():
                 if not (entry.is_symlink() and _leads_back(entry.path)):
                     found.folders.append(entry.path)
                 return
-        except OSError:  # what cannot be told is no folder
+        except OSError:  # an unreadable entry is not a folder
             return
         found.files += 1
         ending = os.path.splitext(entry.name)[1].lower()
@@ -142,89 +142,89 @@ class _Look:
             self.others.add(entry.path)
 
 
-def look_into(root: str, seconds: float) -> Contents:
-    """Say what a folder holds.
+def scan_folder(root: str, seconds: float) -> FolderContents:
+    """Scan a folder.
 
     Args:
         root: an existing folder.
-        seconds: how long it may take, about; as long again goes to an estimate of what is left.
+        seconds: approximate time limit; an estimate of the rest takes as long again.
 
     Raises:
         OSError: it cannot be listed.
     """
-    look = _Look(root, seconds)
-    complete = _walk(look)
-    seen = list(look.listed.values())
+    scan = _Scan(root, seconds)
+    complete = _walk(scan)
+    seen = list(scan.listed.values())
     images, files = sum(each.images for each in seen), sum(each.files for each in seen)
-    top = look.listed[root]
+    top = scan.listed[root]
     total: int | None = images or files
     if not complete:
-        look.end, look.entries = time.monotonic() + seconds, 0
-        total = _estimate(look, images=images > 0)
+        scan.end, scan.entries = time.monotonic() + seconds, 0
+        total = _estimate(scan, images=images > 0)
     end = time.monotonic() + seconds
-    sample = tuple(_sized((look.images if images else look.others).paths, end))
-    return Contents(
+    sample = tuple(_sized((scan.images if images else scan.others).paths, end))
+    return FolderContents(
         files=files,
         images=images,
         folders=len(seen) - 1,
         loose_images=top.images,
         class_folders=len(top.folders),
-        complete=complete and not look.unreadable,
+        complete=complete and not scan.unreadable,
         estimated_files=total,
-        endings=dict(look.endings.most_common()),
+        endings=dict(scan.endings.most_common()),
         sample=sample,
         mean_bytes=mean(file.bytes for file in sample) if sample else None,
-        unreadable=look.unreadable,
+        unreadable=scan.unreadable,
     )
 
 
-def _walk(look: _Look) -> bool:
-    """List folder after folder, those of one depth in any order; True if nothing was left."""
-    queue, complete = deque([(look.root, 0)]), True
+def _walk(scan: _Scan) -> bool:
+    """List folders breadth-first, in random order; True if the listing is complete."""
+    queue, complete = deque([(scan.root, 0)]), True
     while queue:
         folder, depth = queue.popleft()
-        found = look.list(folder)
+        found = scan.list(folder)
         complete = complete and found.complete
-        if depth < _MOST_DEPTH:
-            look.chance.shuffle(found.folders)
+        if depth < _MAX_DEPTH:
+            scan.rng.shuffle(found.folders)
             queue.extend((inner, depth + 1) for inner in found.folders)
         elif found.folders:
             complete = False
-        if look.over:
+        if scan.over:
             return complete and not queue
     return complete
 
 
-def _estimate(look: _Look, *, images: bool) -> int | None:
-    """How many files there may be in all, from random walks down; None where that cannot be told.
+def _estimate(scan: _Scan, *, images: bool) -> int | None:
+    """Estimate the total number of files from random walks down; None if there is no estimate.
 
-    Each walk takes one of the folders at each depth, and counts what it meets times the number of
-    folders it might have taken: on average that is what there is (Knuth, Estimating the
-    efficiency of backtrack programs, 1975).
+    Each walk enters a random folder at each depth, and counts the files it meets times the number
+    of folders it chose from: its mean is the total (Knuth, Estimating the efficiency of backtrack
+    programs, 1975).
     """
-    if not look.listed[look.root].complete:
+    if not scan.listed[scan.root].complete:
         return None
-    look.listed = {path: found for path, found in look.listed.items() if found.complete}
+    scan.listed = {path: found for path, found in scan.listed.items() if found.complete}
     totals: list[float] = []
-    while len(totals) < _MOST_WALKS and not look.over:
-        folder, weight, total = look.root, 1, 0.0
-        for _ in range(_MOST_DEPTH):
-            found = look.list(folder)
+    while len(totals) < _MAX_WALKS and not scan.over:
+        folder, weight, total = scan.root, 1, 0.0
+        for _ in range(_MAX_DEPTH):
+            found = scan.list(folder)
             if not found.complete:
                 return None
             total += weight * (found.images if images else found.files)
             if not found.folders:
                 break
             weight *= len(found.folders)
-            folder = look.chance.choice(found.folders)
+            folder = scan.rng.choice(found.folders)
         else:
-            return None  # it goes deeper than anyone looks
+            return None  # deeper than the limit
         totals.append(total)
-    return round(mean(totals)) if len(totals) >= _LEAST_WALKS else None
+    return round(mean(totals)) if len(totals) >= _MIN_WALKS else None
 
 
-def _sized(paths: list[str], end: float) -> Iterator[File]:
-    """The files among paths, with their sizes, as many as are told in time."""
+def _sized(paths: list[str], end: float) -> Iterator[FoundFile]:
+    """Yield the regular files among paths with their sizes, until the deadline."""
     for path in paths:
         if time.monotonic() > end:
             return
@@ -232,11 +232,11 @@ def _sized(paths: list[str], end: float) -> Iterator[File]:
             status = os.stat(path)
         except OSError:
             continue
-        if stat.S_ISREG(status.st_mode):  # no pipe and no device, which would not end
-            yield File(path=path, bytes=status.st_size)
+        if stat.S_ISREG(status.st_mode):  # reading a pipe or device may not end
+            yield FoundFile(path=path, bytes=status.st_size)
 
 
 def _leads_back(path: str) -> bool:
-    """Whether a link leads to a folder that it lies in."""
+    """Return True if a link leads to a folder that contains it."""
     real, above = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
     return above == real or above.startswith(real.rstrip(os.sep) + os.sep)

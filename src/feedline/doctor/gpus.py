@@ -1,4 +1,4 @@
-"""Which GPUs are here, without torch: by files of the kernel, and by NVML where it is installed.
+"""GPUs of this machine, found without torch: by files of the kernel, and by NVML if installed.
 
 Relies on: /sys/bus/pci and /proc/driver/nvidia of Linux; nvidia-ml-py, which is optional.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Gpu", "Gpus", "Link", "gpus_here", "link_of"]
+from feedline.doctor.check import read_text
+
+__all__ = ["Gpu", "Gpus", "PcieLink", "find_gpus", "read_link"]
 
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAYS = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and accelerators
@@ -24,12 +26,12 @@ _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU of NVIDIA's that its driver shows.
+    """NVIDIA GPU that its driver reports.
 
     Args:
         name: of the model.
-        address: on the PCI bus, as "0000:65:00.0"; "" where that is not known.
-        memory_bytes, free_bytes: None where NVML does not say.
+        address: on the PCI bus, as "0000:65:00.0"; "" if unknown.
+        memory_bytes, free_bytes: None if NVML does not report them.
     """
 
     name: str
@@ -40,18 +42,18 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs of this machine.
+    """GPUs of this machine.
 
     Args:
-        nvidia: those that the driver shows.
-        driver: the version of NVIDIA's driver; None for none.
-        cuda: the newest CUDA version that the driver takes, as NVML says; None if not known.
-        nvidia_cards, amd_cards: how many are on the PCI bus, with a driver or without.
-        amd_driver: the driver of AMD's is loaded.
+        nvidia: GPUs that the driver reports.
+        driver: version of NVIDIA's driver; None if there is none.
+        cuda: newest CUDA version that the driver supports, from NVML; None if unknown.
+        nvidia_cards, amd_cards: number of cards on the PCI bus, with a driver or without.
+        amd_driver: AMD's driver is loaded.
         nvml: NVML answered.
-        problem: why it did not, where there is a driver; "" where it did or was not asked.
+        problem: NVML's error, if there is a driver; otherwise "".
 
-    `amd` says that there is a GPU of AMD's with its driver, `any` that there is one at all.
+    `amd` is True if there is an AMD GPU with its driver, `any` if there is a usable GPU.
     """
 
     nvidia: tuple[Gpu, ...] = ()
@@ -73,8 +75,8 @@ class Gpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """A device's connection to the PCI bus: lanes, and the rate of each, now and at most."""
+class PcieLink:
+    """PCI connection of a device: lanes, and the rate of each, current and maximum."""
 
     lanes: int
     most_lanes: int
@@ -82,15 +84,15 @@ class Link:
     most_rate_gt_per_s: float | None
 
 
-def gpus_here(root: Path = Path("/")) -> Gpus:
-    """The GPUs of this machine. NVML may take its time, or not come back, where a GPU is sick.
+def find_gpus(root: Path = Path("/")) -> Gpus:
+    """Find the GPUs of this machine. NVML may be slow or hang if a GPU is broken.
 
     Args:
-        root: the folder that holds /proc and /sys.
+        root: folder that contains /proc and /sys.
     """
     vendors = list(_vendors_of_displays(root / "sys/bus/pci/devices"))
     module = root / "proc/driver/nvidia"
-    version = _VERSION.search(_said(module / "version"))
+    version = _VERSION.search(read_text(module / "version"))
     found = Gpus(
         nvidia=tuple(_by_kernel(module / "gpus")),
         driver=version[1] if version else None,
@@ -105,7 +107,7 @@ def gpus_here(root: Path = Path("/")) -> Gpus:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         code = getattr(error, "value", None)
-        # A container may lack the library of a driver that works; without a driver none answers.
+        # A container may lack the library of a working driver; without a driver NVML never answers.
         if code == _NO_LIBRARY or (code == _NO_DRIVER and not found.driver):
             return found
         return replace(found, problem=f"NVML: {error}")
@@ -124,44 +126,46 @@ def gpus_here(root: Path = Path("/")) -> Gpus:
             nvml.nvmlShutdown()
 
 
-def link_of(address: str, root: Path = Path("/")) -> Link | None:
-    """A device's connection to the PCI bus; None where the machine does not say, as virtual ones.
+def read_link(address: str, root: Path = Path("/")) -> PcieLink | None:
+    """Read a device's PCI connection; None if unknown, as in virtual machines.
 
     Args:
         address: of the device.
-        root: the folder that holds /sys.
+        root: folder that contains /sys.
     """
     folder = root / "sys/bus/pci/devices" / address
-    lanes, most = (_said(folder / f"{which}_link_width") for which in ("current", "max"))
+    lanes, most = (read_text(folder / f"{which}_link_width") for which in ("current", "max"))
     if not (address and lanes.isdecimal() and most.isdecimal() and 0 < int(lanes) <= 32):
         return None
-    return Link(
+    return PcieLink(
         lanes=int(lanes),
         most_lanes=int(most),
-        rate_gt_per_s=_rate(_said(folder / "current_link_speed")),
-        most_rate_gt_per_s=_rate(_said(folder / "max_link_speed")),
+        rate_gt_per_s=_rate(read_text(folder / "current_link_speed")),
+        most_rate_gt_per_s=_rate(read_text(folder / "max_link_speed")),
     )
 
 
 def _vendors_of_displays(devices: Path) -> Iterator[str]:
     for folder in _folders(devices):
-        if _said(folder / "class")[:6] in _DISPLAYS:
-            yield _said(folder / "vendor")
+        if read_text(folder / "class")[:6] in _DISPLAYS:
+            yield read_text(folder / "vendor")
 
 
 def _by_kernel(gpus: Path) -> Iterator[Gpu]:
-    """The GPUs as the driver's files have them: names and addresses."""
+    """Yield the GPUs listed in the driver's files, with names and addresses."""
     for folder in _folders(gpus):
-        lines = _said(folder / "information").splitlines()
-        said = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-        yield Gpu(name=said.get("Model", "a GPU"), address=folder.name.lower())
+        lines = read_text(folder / "information").splitlines()
+        items = {
+            name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)
+        }
+        yield Gpu(name=items.get("Model", "a GPU"), address=folder.name.lower())
 
 
 def _by_nvml(nvml: Any) -> Iterator[Gpu]:
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         memory = None
-        with contextlib.suppress(nvml.NVMLError):  # one that shares the host's memory has none
+        with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory has none
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         yield Gpu(
             name=_text(nvml.nvmlDeviceGetName(handle)),
@@ -172,7 +176,7 @@ def _by_nvml(nvml: Any) -> Iterator[Gpu]:
 
 
 def _address(bus_id: str) -> str:
-    """NVML's address of a device as the kernel writes it: a domain of four digits, lower case."""
+    """Convert NVML's address to the kernel's form: a domain of four digits, lower case."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 
@@ -182,7 +186,7 @@ def _cuda(version: int) -> tuple[int, int]:
 
 
 def _rate(text: str) -> float | None:
-    """Of "16.0 GT/s PCIe" the number."""
+    """Parse the number in "16.0 GT/s PCIe"."""
     try:
         return float(text.split()[0])
     except (ValueError, IndexError):
@@ -198,10 +202,3 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-def _said(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""On what a folder lies: its file system, and the kind of disk below that.
+"""File system of a folder, and the kind of its disk.
 
 Relies on: /proc/self/mountinfo (proc(5)) and /sys/dev/block of Linux.
 """
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-__all__ = ["Disk", "DiskKind", "disk_of"]
+from feedline.doctor.check import read_text
+
+__all__ = ["Disk", "DiskKind", "find_disk"]
 
 DiskKind: TypeAlias = Literal[
     "nvme", "ssd", "hdd", "virtual", "network", "host", "memory", "layers", "unknown"
 ]
-"""virtual: a disk of a virtual machine, behind which may be anything. host: a folder that the host
-of a virtual machine shares. layers: of a container, on a disk that it does not see."""
+"""virtual: a virtual machine's disk, the physical disk is unknown. host: a folder shared by
+the host of a virtual machine. layers: of a container, whose disk it does not see."""
 
 _NETWORK = re.compile(
     r"nfs4?|cifs|smb3|smbfs|lustre|gpfs|mmfs|beegfs|ceph|glusterfs|afs|wekafs|pvfs2|orangefs|panfs"
@@ -34,14 +36,14 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """On what a folder lies.
+    """File system and disk of a folder.
 
     Args:
         kind: see `DiskKind`.
-        file_system: its type, e.g. "ext4" or "fuse.sshfs"; "" where that is not known.
-        mount_point: where it is mounted.
-        source: what is mounted there: a device, "server:/folder", or a name.
-        device: the kernel's name of the disk, e.g. "nvme0n1"; "" where it has none.
+        file_system: its type, e.g. "ext4" or "fuse.sshfs"; "" if unknown.
+        mount_point: path of the mount.
+        source: mounted source: a device, "server:/folder", or a name.
+        device: kernel name of the disk, e.g. "nvme0n1"; "" if it has none.
     """
 
     kind: DiskKind
@@ -51,18 +53,18 @@ class Disk:
     device: str = ""
 
 
-def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
-    """On what a folder lies; of kind "unknown" where the machine does not say.
+def find_disk(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
+    """Find the disk of a folder; of kind "unknown" if the machine does not report it.
 
     Args:
-        folder: an existing one.
-        root: the folder that holds /proc and /sys.
+        folder: an existing folder.
+        root: folder that contains /proc and /sys.
     """
     try:
         table = (root / "proc/self/mountinfo").read_bytes()
     except OSError:
         return Disk(kind="unknown")
-    where = os.fsencode(os.path.realpath(folder))
+    path = os.fsencode(os.path.realpath(folder))
     best: tuple[int, list[bytes], list[bytes]] | None = None
     for line in table.splitlines():
         before, found, after = line.partition(b" - ")
@@ -70,8 +72,8 @@ def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
         if not found or len(fields) < 5 or not others:
             continue
         point = _unescaped(fields[4])
-        within = where == point or where.startswith(point.rstrip(b"/") + b"/")
-        # Of two mounts on one point the later hides the earlier.
+        within = path == point or path.startswith(point.rstrip(b"/") + b"/")
+        # The later of two mounts on one point hides the earlier.
         if within and (best is None or len(point) >= best[0]):
             best = len(point), fields, others
     if best is None:
@@ -92,7 +94,7 @@ def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
 
 
 def _by_type(file_system: str) -> DiskKind:
-    # "fuseblk" is a local disk of a foreign format; of the other FUSE ones most fetch their files.
+    # "fuseblk" is a local disk with a foreign format; most other FUSE file systems are remote.
     if _NETWORK.fullmatch(file_system):
         return "network"
     if file_system in _HOST:
@@ -103,9 +105,9 @@ def _by_type(file_system: str) -> DiskKind:
 
 
 def _by_device(number: str, source: str, root: Path) -> tuple[DiskKind, str]:
-    """The kind of a block device "MAJOR:MINOR", and its name."""
+    """Return kind and name of a block device "MAJOR:MINOR"."""
     devices = root / "sys/dev/block"
-    if number.startswith("0:"):  # btrfs and others have numbers of their own: look at what is named
+    if number.startswith("0:"):  # btrfs and others use their own numbers: use the source
         try:
             status = os.stat(source)
             number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
@@ -121,8 +123,8 @@ def _by_device(number: str, source: str, root: Path) -> tuple[DiskKind, str]:
 
 
 def _kind_of(folder: Path, depth: int = 0) -> DiskKind:
-    """The kind of a disk by its folder in /sys; of several disks together the slowest."""
-    below = folder / "slaves"  # of a volume manager, a RAID or an encryption
+    """Return the kind of a disk from its folder in /sys; the slowest of several combined disks."""
+    below = folder / "slaves"  # disks of a volume manager, a RAID or an encryption
     try:
         parts = [part.resolve() for part in below.iterdir()] if depth < 8 else []
     except OSError:
@@ -132,24 +134,17 @@ def _kind_of(folder: Path, depth: int = 0) -> DiskKind:
         kinds = {_kind_of(part, depth + 1) for part in whole}
         order: tuple[DiskKind, ...] = ("hdd", "unknown", "virtual", "ssd", "nvme")
         return next((kind for kind in order if kind in kinds), "unknown")
-    model = _said(folder / "device/model")
+    model = read_text(folder / "device/model")
     if folder.name.startswith(("vd", "xvd")) or _VIRTUAL_MODEL.search(model):
-        return "virtual"  # what it says about turning is the hypervisor's guess
+        return "virtual"  # its "rotational" flag is the hypervisor's guess
     if folder.name.startswith("nvme"):
         return "nvme"
-    turns = _said(folder / "queue/rotational")
+    turns = read_text(folder / "queue/rotational")
     if folder.name.startswith(("sd", "hd", "mmcblk", "dm-", "md", "loop")) and turns in "01":
         return {"0": "ssd", "1": "hdd"}.get(turns, "unknown")  # type: ignore[return-value]
     return "unknown"
 
 
-def _said(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _unescaped(field: bytes) -> bytes:
-    """A field of mountinfo, in which blanks are written as octal numbers."""
+    """Decode a field of mountinfo, in which blanks are octal escapes."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 255]), field)

@@ -1,8 +1,7 @@
-"""How fast files are read: some of them, for a moment, by as many readers as there are workers.
+"""Read rate of files: some of them are read for a short time, with as many readers as workers.
 
-Guarantees: ends after `seconds` and one read of a block more. Files are only read; what memory
-holds of those few is dropped first, so that the disk is measured, and where that cannot be done
-the result says so.
+Guarantees: ends after `seconds` plus one read of a block. Files are only read; the few files are
+dropped from memory first, so that the disk is measured; if that is impossible, the result says so.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from feedline.doctor.folder import File
+from feedline.doctor.folder import FoundFile
 from feedline.stores import page_cache
 
-__all__ = ["ReadFrom", "ReadRate", "read_rate"]
+__all__ = ["ReadFrom", "ReadRate", "measure_read_rate"]
 
 ReadFrom: TypeAlias = Literal["disk", "memory", "unknown"]
 
-_PART_BYTES = 16 << 20  # of a file that is longer: a shard of many images
+_PART_BYTES = 16 << 20  # read from a longer file, such as a shard of many images
 _BLOCK_BYTES = 256 << 10
 _PROBES = 4
-_MOST_READERS = 16
+_MAX_READERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRate:
-    """What was read in a moment.
+    """Files read in a short time.
 
     Args:
-        bytes, seconds: how much, in what time.
-        files: how many of them were read to their ends.
-        readers: how many threads read at a time.
-        whole_files: no file was longer than what is read of one.
-        read_from: the disk; memory, from which the files could not be dropped; or one of them, and
-            the file system does not say which.
+        bytes, seconds: bytes read, and the time.
+        files: number of files read to their ends.
+        readers: number of parallel threads.
+        whole_files: no file was longer than the part that is read of one.
+        read_from: "disk"; "memory" if the files could not be dropped from it; "unknown" if the file
+            system does not report it.
     """
 
     bytes: int
@@ -50,61 +49,63 @@ class ReadRate:
 
     @property
     def bytes_per_s(self) -> float:
-        """By all readers together."""
+        """Total rate of all readers."""
         return self.bytes / self.seconds
 
     @property
     def files_per_s(self) -> float | None:
-        """Likewise; None where none, or only parts of files, were read."""
+        """Total rate of all readers; None if no file, or only parts of files, were read."""
         return self.files / self.seconds if self.files and self.whole_files else None
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FilePart:
     path: str
     offset: int
     bytes: int
 
 
-def read_rate(files: Sequence[File], *, readers: int, seconds: float) -> ReadRate | None:
-    """Read some files; None where none could be read.
+def measure_read_rate(
+    files: Sequence[FoundFile], *, readers: int, seconds: float
+) -> ReadRate | None:
+    """Read some files; None if none could be read.
 
     Args:
-        files: some, in random order.
-        readers: how many threads read at a time, at most 16.
-        seconds: how long it takes at most, about.
+        files: files in random order.
+        readers: number of parallel threads, at most 16.
+        seconds: approximate time limit.
     """
     chance = random.Random(0)
     parts = [_part_of(file, chance) for file in files if file.bytes]
-    # Looking whether a file is in memory starts to fetch it: those looked at are not timed.
+    # Checking if a file is in memory starts to fetch it: the checked files are not timed.
     probes = min(_PROBES, len(parts) // 2)
     _drop(parts)
-    read_from = _where(parts[:probes])
-    readers = min(readers, _MOST_READERS, max(1, len(parts) - probes))
-    todo = _Todo(iter(parts[probes:]), time.monotonic() + seconds)
+    read_from = _read_source(parts[:probes])
+    readers = min(readers, _MAX_READERS, max(1, len(parts) - probes))
+    todo = _ReadQueue(iter(parts[probes:]), time.monotonic() + seconds)
     threads = [threading.Thread(target=todo.work, daemon=True) for _ in range(readers)]
     start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.perf_counter() - start
+    elapsed_s = time.perf_counter() - start
     if not todo.bytes:
         return None
     return ReadRate(
         bytes=todo.bytes,
         files=todo.files,
-        seconds=took,
+        seconds=elapsed_s,
         readers=readers,
         whole_files=all(file.bytes <= _PART_BYTES for file in files),
         read_from=read_from,
     )
 
 
-class _Todo:
-    """What is still to be read, shared by the readers."""
+class _ReadQueue:
+    """Parts to read, shared by the readers."""
 
-    def __init__(self, parts: Iterator[_Part], end: float) -> None:
+    def __init__(self, parts: Iterator[_FilePart], end: float) -> None:
         self._parts, self._end = parts, end
         self._lock = threading.Lock()
         self.bytes = self.files = 0
@@ -117,42 +118,42 @@ class _Todo:
                 self.bytes += count
                 self.files += count == part.bytes
 
-    def _next(self) -> _Part | None:
+    def _next(self) -> _FilePart | None:
         with self._lock:
             return None if time.monotonic() > self._end else next(self._parts, None)
 
 
-def _part_of(file: File, chance: random.Random) -> _Part:
-    """What is read of a file: all of it, or a part anywhere in it."""
+def _part_of(file: FoundFile, chance: random.Random) -> _FilePart:
+    """Part of a file to read: all of it, or a random part."""
     beyond = file.bytes - _PART_BYTES
     if beyond <= 0:
-        return _Part(file.path, 0, file.bytes)
-    return _Part(
+        return _FilePart(file.path, 0, file.bytes)
+    return _FilePart(
         file.path, chance.randrange(beyond // _BLOCK_BYTES + 1) * _BLOCK_BYTES, _PART_BYTES
     )
 
 
-def _read(part: _Part, buffer: bytearray, end: float) -> int:
-    """Read a part until it ends or the time does; the bytes that were read."""
+def _read(part: _FilePart, buffer: bytearray, end: float) -> int:
+    """Read a part until its end or the deadline. Returns the number of bytes."""
     count = 0
     with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
         file.seek(part.offset)
         while count < part.bytes and time.monotonic() <= end:
-            got = file.readinto(buffer)
-            if not got:
+            received = file.readinto(buffer)
+            if not received:
                 break
-            count += got
+            count += received
     return min(count, part.bytes)
 
 
-def _drop(parts: Sequence[_Part]) -> None:
+def _drop(parts: Sequence[_FilePart]) -> None:
     for part in parts if page_cache.can_drop() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
             page_cache.drop(file.fileno(), part.offset, part.bytes)
 
 
-def _where(probes: Sequence[_Part]) -> ReadFrom:
-    """Where parts are read from once they are dropped."""
+def _read_source(probes: Sequence[_FilePart]) -> ReadFrom:
+    """Source of reads after files were dropped from memory."""
     found: set[bool | None] = set()
     for part in probes if page_cache.can_drop() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:

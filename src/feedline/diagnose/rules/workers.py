@@ -88,7 +88,7 @@ def _no_workers(facts: RunFacts) -> Finding | None:
 
 
 def uneven_workers(facts: RunFacts) -> Finding | None:
-    """Some workers make all batches, and the others have no data."""
+    """Batches come from a few workers, and the others have no data."""
     lanes = facts.lanes
     if lanes is None or not facts.waits or not lanes.uneven or lanes.makers is None:
         return None

@@ -1,0 +1,145 @@
+"""Versions of libraries. Nothing is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Iterator
+
+from feedline import __version__
+from feedline.doctor.check import CheckResult
+
+__all__ = ["check_decoder", "check_libraries", "package_version"]
+
+
+# Package names, with the module's name.
+_NEEDED = {
+    "numpy": "numpy",
+    "pillow": "PIL",
+    "simplejpeg": "simplejpeg",
+    "psutil": "psutil",
+    "rich": "rich",
+    "typer": "typer",
+    "xxhash": "xxhash",
+}
+_OPTIONAL = ("torchvision", "timm", "lmdb", "pyarrow", "fsspec", "s3fs", "ray", "nvidia-ml-py")
+
+
+def package_version(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_libraries() -> CheckResult:
+    """Run the check "libraries"."""
+    found: dict[str, str | None] = {"feedline": __version__, "python": platform.python_version()}
+    found |= {name: package_version(name) for name in (*_NEEDED, *_OPTIONAL)}
+    line = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    missing = [name for name, module in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        return CheckResult(
+            id="libraries",
+            status="fail",
+            summary=f"not installed, but required: {', '.join(missing)}; {line}",
+            details=found,
+            fix=f"pip install {' '.join(missing)}",
+        )
+    return CheckResult(id="libraries", status="ok", summary=line, details=found)
+
+
+_PARTS = {
+    "_jpeg": "simplejpeg decodes whole images instead of crops",
+    "_resample": "torch crops and resizes, in about twice the time",
+    "_lut": "numpy converts pixels to floats",
+    "_photometric": "torchvision changes colours, blurs and maps",
+}
+"""Compiled parts, and the slower code that replaces them; the pixels are the same."""
+
+
+def check_decoder() -> Iterator[CheckResult]:
+    """Run the checks "jpeg-decoder" and "compiled-parts"."""
+    missing = {name: why for name in _PARTS if (why := _why_not(name))}
+    crop_only = "_jpeg" not in missing
+    yield _jpeg_decoder(crop_only=crop_only, reads_codes=crop_only and _reads_codes())
+    details: dict[str, object] = {name.removeprefix("_"): name not in missing for name in _PARTS}
+    if not missing:
+        yield CheckResult(
+            id="compiled-parts",
+            status="ok",
+            summary=f"all {len(_PARTS)} are in use: {', '.join(details)}",
+            details=details,
+        )
+        return
+    reasons = "; ".join(f"{_PARTS[name]} ({why})" for name, why in missing.items())
+    yield CheckResult(
+        id="compiled-parts",
+        status="warn",
+        summary=f"{len(missing)} of {len(_PARTS)} are not in use, so the same pixels take longer: "
+        f"{reasons}",
+        details={**details, "why_not": missing},
+        fix="install a C compiler (gcc or clang), then reinstall feedline; if Pillow is the cause, "
+        "use its own wheels (pip install --force-reinstall pillow)",
+    )
+
+
+def _why_not(name: str) -> str:
+    """Reason a compiled part is not in use, or ""."""
+    try:
+        part = importlib.import_module(f"feedline.images.{name}")
+    except ModuleNotFoundError:
+        return f"{name} was not compiled"
+    except ImportError as error:
+        return f"{name} cannot be loaded: {error}"
+    if name == "_jpeg":
+        from PIL import _imaging
+
+        try:
+            part.Decoder(_imaging.__file__)
+        except OSError as error:
+            return f"{name} cannot use Pillow's libjpeg: {error}"
+    # The same condition as in `images.resize`.
+    return "" if getattr(part, "supported", True) else f"this CPU lacks AVX2 for {name}"
+
+
+def _reads_codes() -> bool:
+    """Return True if feedline can read the Huffman codes for `_jpeg`'s libjpeg."""
+    from PIL import _imaging
+
+    part = importlib.import_module("feedline.images._jpeg")
+    return bool(part.Decoder(_imaging.__file__).reads_codes)
+
+
+def _jpeg_decoder(*, crop_only: bool, reads_codes: bool) -> CheckResult:
+    """Describe the JPEG decoder: `_jpeg` with Pillow's library, or simplejpeg with its own."""
+    import PIL
+    from PIL import features
+
+    turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
+    simplejpeg = package_version("simplejpeg")
+    details = {
+        "crop_only": crop_only,
+        "reads_codes": reads_codes,
+        "pillow": PIL.__version__,
+        "libjpeg_turbo": turbo,
+        "simplejpeg": simplejpeg,
+    }
+    library = f"Pillow {PIL.__version__} with "
+    library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
+    if crop_only:
+        line = f"decodes only the crop of an image, with {library}"
+        if not reads_codes:
+            line += (
+                ", which reads the Huffman codes itself, more slowly than feedline would: feedline "
+                "does not know the internal structures of this version"
+            )
+    else:
+        line = f"simplejpeg {simplejpeg} decodes whole images, and {library} the formats it lacks"
+    # The missing part and its fix are reported by "compiled-parts".
+    return CheckResult(
+        id="jpeg-decoder", status="ok" if reads_codes else "note", summary=line, details=details
+    )
