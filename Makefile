@@ -1,14 +1,15 @@
 # Two commands on a fresh machine with Python, pip and make:
-#   make demo   sets everything up and shows all of it on images it makes itself: a cache of smaller
-#               copies, a training while the images grow, what bound it, and the report as a page
-#   make test   sets everything up, lints, type-checks and runs the tests
-# and   make test-all   runs those that are marked as slow, too
+#   make demo   installs feedline and shows it on generated images: a resized cache, progressive
+#               training, the bottleneck, the report as an HTML page
+#   make test   installs the test packages too, lints, type-checks and runs the tests
+# and   make test-all   also runs the tests marked slow
 #       make docs       builds the documentation as a site
 
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -17,9 +18,9 @@ DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
 .PHONY: demo test test-all lint docs bench-peers clean
 
-# Each demo is a run of its own; one that Ctrl-C has stopped says how it goes on. A report's status
-# is 1 where it has something to mend, which is no failure here.
-demo: $(READY)
+# Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is no
+# failure here.
+demo: $(DEMO)
 	@echo; echo "1 of 4: photographs"
 	@$(BIN)/feedline demo-data demo-data
 	@echo; echo "2 of 4: a cache of smaller copies"
@@ -32,7 +33,7 @@ demo: $(READY)
 	@sed '/^Phases$$/,$$d' $(DEMO_RUN)/report.txt
 	@echo "the report as a page: $(DEMO_RUN)/report.html"
 
-# Many tests wait for processes, so there are more at a time than cores.
+# More test processes than cores: many tests wait for worker processes.
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
@@ -44,25 +45,27 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks conformance docs examples laboratory
 	$(BIN)/mypy
 
-# The documentation as a site, in build/site; a test builds it, too.
+# Build the documentation as a site, in build/site.
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
 
-# An environment with what feedline is compared with, apart from feedline's own.
+# A second environment, with the loaders that feedline is compared with.
 bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	benchmarks/install_peers.sh $(PEERS)/bin/python
 
-# In two steps: pip unpacks nothing before it has downloaded all, and so the archives of torch, 3 GB,
-# are gone before the rest takes room. The rest takes torch as it is: where pip's first choice of
-# versions does not fit together, it may go back to other versions of torch, too, and an installation
-# has taken 38 GB for that. pip would compile on one core; some packages have templates that do not
-# compile, which is no failure.
-$(READY): pyproject.toml
+# torch comes first: pip unpacks nothing before it has downloaded everything, and so the archives of
+# torch, 3 GB, are deleted before the rest is installed. The rest keeps that version of torch. pip
+# would compile on one core; some packages contain templates that do not compile, which is harmless.
+$(DEMO): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[frameworks,train]" torchvision
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[train]" torchvision
 	$(BIN)/python -m pip freeze | grep ^torch > $(VENV)/torch.txt
+	$(BIN)/python -m compileall -qq -j 0 $(VENV) || true
+	touch $(DEMO)
+
+$(READY): $(DEMO)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint $(VENV)/torch.txt --editable ".[dev]"
 	$(BIN)/python -m compileall -qq -j 0 $(VENV) || true
 	touch $(READY)
