@@ -18,7 +18,7 @@ __all__ = ["KINDS", "NEEDED_SHARE", "BadList", "Entry", "Judged", "Verdict", "ju
 
 DEVIATION, NOT_APPLICABLE = "deviation", "not applicable"
 KINDS = (DEVIATION, NOT_APPLICABLE)
-NEEDED_SHARE = 0.98
+NEEDED_SHARE = 0.97
 
 
 class BadList(Exception):

@@ -37,7 +37,7 @@ example:
   python conformance/run.py ptdata/test/stateful_dataloader \\
       --loader torch.utils.data:DataLoader --worker-kill raises
 
-exit status: 0 no test failed unexpectedly and at least 98% of the applicable passed; 1 otherwise;
+exit status: 0 no test failed unexpectedly and at least 97% of the applicable passed; 1 otherwise;
 2 wrong use.
 """
 

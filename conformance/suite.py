@@ -51,7 +51,8 @@ def copied(source: Path, target: Path, heals: bool) -> None:
             raise NoSuite(f"the suite changed: {source / name} has no line {_IMPORT!r}")
     for patch in patches(heals):
         texts[patch.file] = applied(texts[patch.file], patch)
-    shutil.copytree(_SHIM, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    without = shutil.ignore_patterns("__pycache__", "test_scripts.py")  # a test of frameworks.py
+    shutil.copytree(_SHIM, target, dirs_exist_ok=True, ignore=without)
     for name, text in texts.items():
         (target / name).write_text(text)
     (target / "pytest.ini").write_text("[pytest]\n")
