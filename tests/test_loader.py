@@ -518,7 +518,7 @@ def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
     )
     iteration = iter(loader)
     next(iteration)
-    with pytest.raises(SampleError, match=r"not one of a batch's 2 samples.*row-2"):
+    with pytest.raises(SampleError, match=r"2 samples of a batch.*row-2"):
         next(iteration)
 
 

@@ -54,7 +54,7 @@ class Unpicklable(Rows):
         ({"max_image_size": 16385}, "max_image_size must be .* got 16385"),
         ({"device": "banana"}, "device 'banana'"),
         ({"device": 1.5}, r"device 1\.5"),
-        ({"device": "meta"}, 'device="meta" was asked for'),
+        ({"device": "meta"}, "device meta "),
         (
             {"dtype": torch.int32, "device": "cpu"},
             r"dtype must be a floating-point type, got torch\.int32",

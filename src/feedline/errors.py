@@ -21,6 +21,7 @@ A message says what was asked, what was found, the likely cause and the next ste
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 
 __all__ = [
     "ClosedError",
@@ -37,6 +38,7 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "note",
+    "python_argument",
 ]
 
 
@@ -44,17 +46,43 @@ class FeedlineError(Exception):
     """Base class of all exceptions of feedline.
 
     Args:
-        args: the message: what failed, the value and the limit, the cause if known.
+        args: the message: what failed, the value and the limit, the cause if known. It continues
+            the name of the argument, if there is one.
+        argument: name of the argument at fault.
         hint: what to do about it; shown on a line of its own.
+        fix: arguments that would help, with their values; they end the hint.
     """
 
-    def __init__(self, *args: object, hint: str = "") -> None:
+    argument = hint = ""
+    fix: Mapping[str, object] = {}
+
+    def __init__(
+        self,
+        *args: object,
+        argument: str = "",
+        hint: str = "",
+        fix: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(*args)
-        self.hint = hint
+        self.argument, self.hint, self.fix = argument, hint, dict(fix or {})
 
     def __str__(self) -> str:
+        return self.text(python_argument)
+
+    def text(self, spell: Callable[..., str]) -> str:
+        """Message and hint, with arguments as `spell(name)` or `spell(name, value)` writes them."""
         message = super().__str__()
-        return f"{message}\nhint: {self.hint}" if getattr(self, "hint", "") else message
+        if self.argument:
+            message = f"{spell(self.argument)} {message}"
+        fixes = ", ".join(spell(name, value) for name, value in self.fix.items())
+        hint = ": ".join(part for part in (self.hint, fixes) if part)
+        return f"{message}\nhint: {hint}" if hint else message
+
+
+def python_argument(name: str, value: object = None) -> str:
+    """Write an argument as in Python: `name` or `name="value"`."""
+    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    return name if value is None else f"{name}={shown}"
 
 
 class UsageError(FeedlineError, ValueError):

@@ -148,7 +148,7 @@ def test_images_are_turned_upright_where_that_was_asked_for(tmp_path: Path, exif
 def test_a_broken_image_is_named_or_left_out_and_listed(odd_photos: Path, tmp_path: Path) -> None:
     broken = odd_photos / "ants" / "12.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
-    with pytest.raises(ImageError, match=r"ants/12\.jpg, cannot be put into a cache: .*skip"):
+    with pytest.raises(ImageError, match=r"ants/12\.jpg, cannot be put into a cache: "):
         build_cache(odd_photos, tmp_path / "cache", (16,), workers=2)
     with pytest.raises(DatasetError):
         ImageFolder(tmp_path / "cache")
@@ -225,7 +225,7 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sizes": ()}, "at least one size"),
+        ({"sizes": ()}, "sizes must be"),
         ({"sizes": (4,)}, "from 8 to 8192 pixels, got 4"),
         ({"sizes": ("16",)}, "got '16'"),
         ({"quality": 0}, "quality must be from 1 to 100"),
@@ -239,7 +239,7 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
         ({"root": "full"}, "is not empty"),
         ({"root": "full/letter.txt"}, "would be a folder, and there is a file"),
         ({"root": "full/letter.txt/cache"}, "cannot be built there: .*Not a directory"),
-        ({"quality": 90, "raw": True}, "quality=90 is of JPEGs"),
+        ({"quality": 90, "raw": True}, "quality 90 "),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(

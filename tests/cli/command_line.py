@@ -1,4 +1,4 @@
-"""How a command is run in a test, and how it ended."""
+"""Running a command in a test."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
     err: str
+
+    @property
+    def output(self) -> str:
+        return self.out + self.err
 
 
 Command = Callable[..., Ended]

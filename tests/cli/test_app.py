@@ -1,18 +1,22 @@
-"""The command line as such: help, version, exit statuses, and one message for each error."""
+"""The command line: help, version, exit statuses, error messages and signals."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from command_line import Command
 
-from feedline import __version__
+from feedline import __version__, build_cache
 from feedline.cli.app import app
 from feedline.cli.output import write_json
 from feedline.errors import (
@@ -24,31 +28,83 @@ from feedline.errors import (
     WorkerError,
 )
 
+SHARED = {
+    *("--image-size", "--batch-size", "--workers", "--on-error", "--device", "--amp-dtype"),
+    *("--json", "--svg", "--cache"),
+}
+PANELS = ("Start", "Data", "Understand", "Use a model")
+
 
 def test_the_version_is_printed(feedline: Command) -> None:
     ended = feedline("--version")
     assert (ended.status, ended.out) == (0, f"feedline {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("train",),
-        ("bench",),
-        ("report",),
-        ("check",),
-        ("explain-overlap",),
-        ("demo-data",),
-        ("doctor",),
-        ("cache",),
-        *(("cache", name) for name in ("build", "verify", "repair", "info", "add-size")),
-    ],
-)
-def test_every_help_text_has_an_example(feedline: Command, command: tuple[str, ...]) -> None:
+def commands(command: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    """All commands and groups, by the names that lead to them."""
+    yield names
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, *names, name)
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
+def test_help_has_an_example_and_no_type_of_flags(
+    feedline: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     ended = feedline(*command, "--help")
     assert ended.status == 0
     assert "Example: feedline" in ended.out
+    assert "<bool>" not in ended.out
+
+
+def test_an_option_has_one_help_text_in_all_commands() -> None:
+    texts: dict[str, set[str]] = {}
+    root = typer.main.get_command(app)
+    for names in commands(root):
+        command: Any = root
+        for name in names:
+            command = command.commands[name]
+        for each in command.params:
+            if each.opts[0] in SHARED:
+                texts.setdefault(each.opts[0], set()).add(each.help.partition(" [")[0])
+    assert texts.keys() == SHARED
+    assert {name for name, found in texts.items() if len(found) > 1} <= {"--batch-size"}
+
+
+def test_commands_are_grouped(feedline: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = feedline("--help").out
+    places = [out.index(f"─ {title} ─") for title in PANELS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("bench", ".", "--image-size", 0), "--image-size"),
+        (("explain-overlap", "--batch-size", 0), "--batch-size"),
+        (("tune", ".", "--step-ms", 1, "--budget", 0), "--budget"),
+        (("cache", "build", ".", "x", "--sizes", 16, "--quality", 0), "--quality"),
+        (("doctor", ".", "--verify", "--workers", 100_000), "--workers"),
+    ],
+)
+def test_an_error_names_the_option_that_the_user_wrote(
+    feedline: Command, tiny_set: Path, arguments: tuple[object, ...], option: str
+) -> None:
+    ended = feedline(*(tiny_set if each == "." else each for each in arguments))
+    assert ended.status == 2
+    assert f"error: {option} " in ended.err
+
+
+def test_an_error_names_the_argument_in_python(tiny_set: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        build_cache(tiny_set / "train", tmp_path / "cache", [16], quality=0)
+    assert caught.value.argument == "quality"
+    assert str(caught.value).startswith("quality ")
+    error = ImageError("a.jpg is empty", hint="skip it", fix={"on_error": "skip"})
+    assert str(error).endswith('\nhint: skip it: on_error="skip"')
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_help_imports_neither_torch_nor_numpy() -> None:
@@ -90,14 +146,15 @@ def test_a_command_line_that_does_not_parse_is_wrong_use(
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_an_error_ends_in_one_line_and_its_exit_status(
+def test_an_error_is_printed_without_a_traceback_and_has_its_exit_status(
     feedline: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
 ) -> None:
     monkeypatch.setattr("feedline.train.demo_set.write_demo_set", _raising(error))
     ended = feedline("demo-data", "somewhere")
     assert ended.status == status
-    assert ended.err.startswith("feedline: ")
-    assert ended.err.count("\n") == 1
+    label, *hints = ended.err.splitlines()
+    assert label == "interrupted" if status == 130 else label.startswith("error: ")
+    assert all(line.startswith("hint: ") for line in hints)
 
 
 def _raising(error: BaseException) -> object:
@@ -111,12 +168,12 @@ def test_debug_shows_the_traceback(
     feedline: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError):
-        feedline("--debug", "demo-data", tmp_path, "--classes", 1)
+        feedline("--debug", "demo-data", tmp_path, "--num-classes", 1)
     with monkeypatch.context() as patch:
         patch.setenv("FEEDLINE_DEBUG", "1")
         with pytest.raises(UsageError):
-            app(["demo-data", str(tmp_path), "--classes", "1"])
-    assert feedline("demo-data", tmp_path, "--classes", 1).status == 2
+            feedline("demo-data", tmp_path, "--num-classes", 1)
+    assert feedline("demo-data", tmp_path, "--num-classes", 1).status == 2
 
 
 def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
@@ -169,7 +226,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_said_in_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, b"")
-    assert done.stderr == b"feedline: interrupted\n"
+    assert done.stderr == b"interrupted\n"
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

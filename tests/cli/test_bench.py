@@ -61,7 +61,7 @@ def test_a_run_prints_a_table_and_writes_its_results(
     feedline: Command, photos: Path, temporary: Path, tmp_path: Path
 ) -> None:
     before, target = own_family(), tmp_path / "result.json"
-    ended = feedline("bench", photos, *QUICK, "--size", 80, "--workers", 1, "--json", target)
+    ended = feedline("bench", photos, *QUICK, "--image-size", 80, "--workers", 1, "--json", target)
     assert ended.status == 0, ended.err
     assert ended.err.count("\n") == ended.err.count("note: using ") == 1
     assert list(temporary.iterdir()) == []
@@ -116,8 +116,8 @@ def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
     pytest.importorskip("torchvision")
     before, target = own_family(), tmp_path / "result.json"
     ended = feedline(
-        "bench", tiny_set, "--seconds", 0.05, "--size", 32, "--workers", 0, "--batch-size", 30,
-        "--against", "torch", "--json", target,
+        "bench", tiny_set, "--seconds", 0.05, "--image-size", 32, "--workers", 0,
+        "--batch-size", 30, "--against", "torch", "--json", target,
     )  # fmt: skip
     assert ended.status == 0, ended.err
     assert not newcomers(before)
@@ -141,18 +141,18 @@ def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--size", 0), ("size must be a whole number from 1 to 16384, got 0",)),
-        (("--size", -224), ("got -224",)),
-        (("--size", 10**6), ("got 1000000",)),
-        (("--size", 16384, "--batch-size", 10**6), ("MiB of memory", "smaller --batch-size")),
-        (("--batch-size", 0), ("batch_size must be a whole number from 1", "got 0")),
-        (("--workers", "many"), ("--workers must be 'auto' or a whole number", "'many'")),
-        (("--workers", -1), ("--workers must be", "'-1'")),
-        (("--workers", 100_000), ("num_workers must be", "got 100000")),
-        (("--seconds", 0), ("seconds must be above 0", "got 0.0")),
-        (("--seconds", "nan"), ("seconds must be above 0", "got nan")),
+        (("--image-size", 0), ("--image-size", "1 to 16384", "0")),
+        (("--image-size", -224), ("got -224",)),
+        (("--image-size", 10**6), ("got 1000000",)),
+        (("--image-size", 16384, "--batch-size", 10**6), ("MiB of memory", "--batch-size")),
+        (("--batch-size", 0), ("--batch-size", "0")),
+        (("--workers", "many"), ("--workers", "'many'")),
+        (("--workers", -1), ("--workers", "'-1'")),
+        (("--workers", 100_000), ("--workers", "100000")),
+        (("--seconds", 0), ("--seconds", "0.0")),
+        (("--seconds", "nan"), ("--seconds", "nan")),
         (("--against", "jax"), ("jax", "torch")),
-        (("--json", "/nowhere/at/all.json"), ("--json /nowhere/at/all.json: cannot write",)),
+        (("--json", "/nowhere/at/all.json"), ("--json /nowhere/at/all.json",)),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused(
@@ -203,7 +203,7 @@ def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
         folder = tmp_path / signum.name
         folder.mkdir()
         script = "from feedline.cli.app import main; main()"
-        command = [sys.executable, "-c", script, "bench", str(photos), "--size", "80"]
+        command = [sys.executable, "-c", script, "bench", str(photos), "--image-size", "80"]
         run = subprocess.Popen(
             [*command, "--workers", "1", "--seconds", "60"],
             stdout=subprocess.PIPE,
@@ -224,7 +224,7 @@ def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
         out, err = run.communicate(timeout=60)
         assert run.returncode == statuses[signum], err
         assert out == ""
-        assert err.endswith("feedline: interrupted\n") == (signum == signal.SIGINT)
+        assert err.endswith("interrupted\n") == (signum == signal.SIGINT)
         _, alive = psutil.wait_procs(family, timeout=30)
         assert alive == []
         assert list(folder.iterdir()) == []

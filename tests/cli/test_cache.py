@@ -1,4 +1,4 @@
-"""`feedline cache`: what is made and said, what is damaged, and what Ctrl-C leaves."""
+"""`feedline cache`: building, verifying, repairing, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assert_refused(ended: Ended, *words: str) -> None:
         assert word in " ".join(ended.err.split()), ended.err
 
 
-def test_build_says_what_it_will_make_and_what_it_has_made(
+def test_build_prints_its_estimate_and_its_result(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:
     root, target = tmp_path / "cache", tmp_path / "result.json"
@@ -48,7 +48,7 @@ def test_build_says_what_it_will_make_and_what_it_has_made(
     assert lines[2].startswith("16 images: about ")
     level = f"16 px JPEG q95 {decimal(read_manifest(str(root)).levels[0].bytes)}"
     assert lines[3].startswith(f"{root}: 16 images, webdataset: {level}, ")
-    assert lines[4].startswith("made 16 images in ")
+    assert "16 images" in lines[4]
     assert len(ImageFolder(root)) == 16
 
     manifest, result = read_manifest(str(root)), json.loads(target.read_text())
@@ -63,9 +63,7 @@ def test_build_says_what_it_will_make_and_what_it_has_made(
 
     again = feedline(*command)
     assert again.status == 0
-    (said,) = again.out.splitlines()[1:]
-    assert said.startswith("all of it was there already")
-    assert f"feedline cache verify {root}" in said
+    assert f"hint: feedline cache verify {root}" in again.err
     assert json.loads(target.read_text())["made"] == 0
 
 
@@ -96,7 +94,8 @@ def test_the_options_of_build_arrive(feedline: Command, photos: Path, tmp_path: 
         "--raw", "--exif", "--on-error", "skip", "--workers", 0,
     )  # fmt: skip
     assert ended.status == 0, ended.err
-    assert "broken images left out: 1; the first, torn/a.jpg: " in ended.out
+    assert "skipped 1 broken" in ended.out
+    assert "torn/a.jpg: " in ended.out
     manifest = read_manifest(str(root))
     assert (manifest.format, manifest.exif, manifest.levels[0].quality) == ("folder", True, None)
     ended = feedline("cache", "build", tmp_path / "photos", tmp_path / "other", "--sizes", 16)
@@ -127,14 +126,13 @@ def test_add_size_info_and_verify_of_a_whole_cache(
 
     ended = feedline("cache", "verify", root, "--decode", "--json", target)
     assert (ended.status, ended.err) == (0, "")
-    assert f"{root}: checked 48 copies in " in ended.out
-    assert "all as they were written" in ended.out
+    assert ended.out.startswith(f"{root}: verified 48 copies in ")
     result = json.loads(target.read_text())
     assert (result["sound"], result["images"], result["damaged"]) == (True, 48, [])
 
     ended = feedline("cache", "info", root, "--no-measure", "--json", target)
     assert (ended.status, ended.err) == (0, "")
-    assert ended.out.startswith(f"{root}: 16 images of 2 classes, webdataset\nmade by feedline ")
+    assert ended.out.startswith(f"{root}: 16 images of 2 classes, webdataset\n")
     assert re.search(r"^20 px JPEG q50: [1-9][\d.]* kB, ", ended.out, re.MULTILINE)
     levels = json.loads(target.read_text())["levels"]
     assert [(level["size_px"], level["images_per_s"]) for level in levels] == [
@@ -153,7 +151,7 @@ def test_info_measures(
     assert feedline("cache", "build", photos, root, "--sizes", "24").status == 0
     ended = feedline("cache", "info", root, "--json", target)
     assert ended.status == 0, ended.err
-    assert "random crops of 16 px a second" in ended.out
+    assert "images/s" in ended.out
     (level,) = json.loads(target.read_text())["levels"]
     assert level["crop_px"] == 16
     assert level["images_per_s"] > 0
@@ -169,9 +167,9 @@ def test_verify_lists_what_is_damaged_and_fails(
     torn.write_bytes(torn.read_bytes()[:-1])
     ended = feedline("cache", "verify", root, "--json", target)
     assert ended.status == 1
-    assert ended.out.startswith(f"{torn}: sample 9, light/1.jpg: ")
-    assert f"{root}: checked 32 copies in " in ended.out
-    assert ": 1 are damaged" in ended.out
+    result, detail = ended.out.splitlines()
+    assert result.startswith(f"{root}: verified 32 copies in ")
+    assert detail.startswith(f"{torn}: sample 9, light/1.jpg: ")
     result = json.loads(target.read_text())
     assert not result["sound"]
     (damage,) = result["damaged"]
@@ -183,31 +181,31 @@ def test_verify_lists_what_is_damaged_and_fails(
     ended = feedline("cache", "verify", root, "--json", target)
     assert ended.status == 1
     assert sum(": sample " in line for line in ended.out.splitlines()) == 20
-    assert "... and 4 more; --json FILE lists all" in ended.out
+    assert "4 more" in ended.out
     assert len(json.loads(target.read_text())["damaged"]) == 24
-    hint = ended.out.splitlines()[-1]
+    hint = ended.err.splitlines()[-1]
     assert hint.startswith("hint: feedline cache repair ")
 
     ended = feedline(*shlex.split(hint)[2:], "--workers", 0, "--json", target)
     assert ended.status == 0, ended
-    assert "repaired 24 damaged copies" in ended.out
     assert len(json.loads(target.read_text())["damaged"]) == 24
     assert feedline("cache", "verify", root).status == 0
-    assert "nothing is damaged" in feedline("cache", "repair", root, "--workers", 0).out
+    assert feedline("cache", "repair", root, "--workers", 0, "--json", target).status == 0
+    assert json.loads(target.read_text())["damaged"] == []
 
 
-def test_verify_counts_a_damaged_index_and_a_build_mends_it(
+def test_verify_finds_a_damaged_index_and_a_build_repairs_it(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"
     build = ("cache", "build", photos, root, "--sizes", "16")
     assert feedline(*build).status == 0
     stamps = root / "index" / "stamps.npy"
-    stamps.write_bytes(stamps.read_bytes()[:-1] + b"x")
+    content = stamps.read_bytes()
+    stamps.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     ended = feedline("cache", "verify", root)
     assert ended.status == 1
-    assert ended.out.startswith(f"{stamps}: it is not what was written")
-    assert "0 are damaged, and files of the cache: 1" in ended.out
+    assert ended.out.splitlines()[1].startswith(f"{stamps}: ")
     assert feedline(*build).status == 0
     assert feedline("cache", "verify", root).status == 0
 
@@ -219,13 +217,13 @@ def test_verify_counts_a_damaged_index_and_a_build_mends_it(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--sizes", "16,x"), ("--sizes must be whole numbers of pixels", "'16,x'")),
+        (("--sizes", "16,x"), ("--sizes", "'16,x'")),
         (("--sizes", ""), ("--sizes must be",)),
-        (("--sizes", "4"), ("must be from 8 to 8192 pixels, got 4",)),
-        (("--sizes", "16", "--quality", 0), ("quality must be from 1 to 100, got 0",)),
-        (("--sizes", "16", "--workers", "many"), ("--workers must be 'auto'", "'many'")),
+        (("--sizes", "4"), ("from 8 to 8192", "4")),
+        (("--sizes", "16", "--quality", 0), ("--quality", "1 to 100", "0")),
+        (("--sizes", "16", "--workers", "many"), ("--workers", "'many'")),
         (("--sizes", "16", "--format", "zip"), ("zip", "webdataset")),
-        (("--sizes", "16", "--json", "/nowhere/at/all.json"), ("--json", "cannot write")),
+        (("--sizes", "16", "--json", "/nowhere/at/all.json"), ("--json", "/nowhere/at")),
         ((), ("--sizes",)),
     ],
 )
@@ -246,18 +244,18 @@ def test_verify_and_info_take_a_url(
     url = (tmp_path / "cache").as_uri()
     ended = feedline("cache", "verify", url, "--workers", 1)
     assert ended.status == 0, ended
-    assert f"{url}: checked " in ended.out
+    assert ended.out.startswith(f"{url}: ")
     ended = feedline("cache", "info", url, "--json", tmp_path / "said.json")
     assert ended.status == 0, ended
     assert f"{url}: " in ended.out
-    assert "random crops" in ended.out
+    assert "images/s" in ended.out
     assert json.loads((tmp_path / "said.json").read_text())["folder"] == url
     shard = tmp_path / "cache" / "16" / "000000.tar"
     shard.write_bytes(bytes(shard.stat().st_size))
     ended = feedline("cache", "verify", url, "--workers", 1)
     assert ended.status == 1
     assert f"{url}/16/000000.tar: sample 0" in ended.out
-    assert f"feedline cache repair {url}" in ended.out
+    assert f"hint: feedline cache repair {url}" in ended.err
 
 
 @pytest.mark.parametrize("command", ["verify", "repair", "info", "add-size"])
@@ -326,10 +324,8 @@ def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
         run.send_signal(signum)
     _, err = run.communicate(timeout=60)
     assert run.returncode == status, err
-    if signum == signal.SIGINT:
-        assert err == "feedline: interrupted; the same command goes on where it stopped\n"
-    else:
-        assert err == ""
+    assert err.startswith("interrupted\nhint: " if signum == signal.SIGINT else "")
+    assert "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     assert not list(root.rglob("*.partial"))
@@ -337,7 +333,7 @@ def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
 
     ended = feedline(*arguments, "--workers", 1, "--json", target)
     assert ended.status == 0, ended.err
-    assert "80 images, 32 are done already: about " in ended.out
+    assert "80 images, 32 already done: about " in ended.out
     assert json.loads(target.read_text())["made"] == 48
     assert feedline("cache", "verify", root).status == 0
     assert not list(root.glob("unfinished*"))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command_line import Command, Ended
 
-from feedline.cli.sizes import byte_size
+from feedline.cli.options import byte_size
 from feedline.errors import UsageError
 from processes import eventually
 from slow import slow
@@ -99,16 +99,16 @@ def test_the_options_of_plan_arrive(
         ((), ("--schedule",)),
         (("--schedule", "16"), ("cannot read '16'", "SIZExEPOCHS")),
         (("--schedule", "ownx3@4"), ("has no image sizes",)),
-        (("--schedule", "16x1", "--disk", "lots"), ("--disk must be a size above 0", "'lots'")),
-        (("--schedule", "16x1", "--disk", "0GB"), ("--disk must be a size above 0",)),
-        (("--schedule", "16x1", "--disk-speed", "-1"), ("--disk-speed must be a size",)),
-        (("--schedule", "16x1", "--sizes", "a"), ("--sizes must be whole numbers", "'a'")),
+        (("--schedule", "16x1", "--disk", "lots"), ("--disk", "'lots'")),
+        (("--schedule", "16x1", "--disk", "0GB"), ("--disk", "'0GB'")),
+        (("--schedule", "16x1", "--disk-speed", "-1"), ("--disk-speed", "'-1'")),
+        (("--schedule", "16x1", "--sizes", "a"), ("--sizes", "'a'")),
         (("--schedule", "64x1", "--sizes", "32"), ("image size 64 px",)),
-        (("--schedule", "16x1", "--images", 0), ("images must be a whole number from 1",)),
-        (("--schedule", "16x1", "--seconds", "nan"), ("seconds must be a number above 0",)),
+        (("--schedule", "16x1", "--images", 0), ("images", "0")),
+        (("--schedule", "16x1", "--seconds", "nan"), ("seconds", "nan")),
         (("--schedule", "16x1", "--transform", "both"), ("both", "train")),
-        (("--schedule", "16x1", "--workers", "many"), ("--workers must be 'auto'",)),
-        (("--schedule", "16x1", "--json", "/nowhere/at/all.json"), ("cannot write",)),
+        (("--schedule", "16x1", "--workers", "many"), ("--workers", "many")),
+        (("--schedule", "16x1", "--json", "/nowhere/at/all.json"), ("--json", "/nowhere/at")),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused(
@@ -151,7 +151,7 @@ def test_bytes_are_written_as_is_usual(text: str, size: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "x", "-1GB", "1,5GB", "1e9", "0", "1XB", "५GB", "50iB"])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--disk must be a size above 0"):
+    with pytest.raises(UsageError, match="--disk"):
         byte_size(text, "--disk")
 
 
@@ -182,7 +182,7 @@ def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
     out, err = run.communicate(timeout=60)
     assert run.returncode == status, err
     assert out == ""
-    assert err == ("feedline: interrupted\n" if signum == signal.SIGINT else "")
+    assert err == ("interrupted\n" if signum == signal.SIGINT else "")
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     assert list(folder.iterdir()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from command_line import Command
 
-SMALL = ("--classes", 2, "--train-per-class", 2, "--val-per-class", 1)
+SMALL = ("--num-classes", 2, "--train-per-class", 2, "--val-per-class", 1)
 
 
 def test_a_set_is_written_once_and_then_found(feedline: Command, tmp_path: Path) -> None:
@@ -33,6 +33,6 @@ def test_a_folder_of_somebody_elses_is_refused(feedline: Command, tmp_path: Path
 
 
 def test_too_many_classes_are_refused(feedline: Command, tmp_path: Path) -> None:
-    ended = feedline("demo-data", tmp_path / "demo", "--classes", 99)
+    ended = feedline("demo-data", tmp_path / "demo", "--num-classes", 99)
     assert ended.status == 2
     assert "classes must be from 2 to 12, got 99" in ended.err

@@ -6,14 +6,18 @@ import json
 import os
 import pty
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import Command, Ended
 
 from feedline.doctor.examine import CHECK_IDS
+from processes import eventually, newcomers, own_family
 
 COMMAND = [sys.executable, "-m", "feedline.cli.app", "doctor"]
 WORDS = "ok|note|warn|fail|not measured"
@@ -97,7 +101,7 @@ def test_a_folder_that_is_none_is_wrong_use(feedline: Command, tmp_path: Path, n
     (tmp_path / "file").write_text("x")
     ended = feedline("doctor", tmp_path / name)
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err.startswith("feedline: error: DIR ")
+    assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
 
 
@@ -199,3 +203,87 @@ def test_to_measure_tells_what_could_not_be(feedline: Command) -> None:
         assert "0.0" not in next(line for line in ended.out.splitlines() if "copy-rate" in line)
     else:
         assert words["copy-rate"] in ("ok", "warn")
+
+
+@pytest.fixture
+def broken_set(tiny_set: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """20 images in train/ and val/, of which some are broken, and the paths of these."""
+    root = tmp_path / "photos"
+    shutil.copytree(tiny_set, root)
+    whole = (root / "train" / "dark" / "0.jpg").read_bytes()
+    contents = {
+        "train/dark/1.jpg": whole[: len(whole) // 2],
+        "train/light/2.jpg": b"",
+        "val/dark/0.jpg": b"<!DOCTYPE html><html></html>",
+        "val/light/1.jpg": b"\x89PNG\r\n\x1a\n",
+    }
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+    (root / "train" / "notes.txt").write_text("not an image")
+    return root, [root / name for name in contents]
+
+
+def test_verify_lists_every_broken_file(
+    feedline: Command, broken_set: tuple[Path, list[Path]], tmp_path: Path
+) -> None:
+    root, broken = broken_set
+    target = tmp_path / "verify.json"
+    before = own_family()
+    ended = feedline("doctor", root, "--verify", "--workers", 2, "--json", target)
+    assert ended.status == 1
+    assert not newcomers(before)
+    result, *lines = ended.out.splitlines()
+    assert "4 of 20" in result
+    assert sorted(line.partition(": ")[0] for line in lines) == sorted(map(str, broken))
+    found = json.loads(target.read_text())
+    assert found["images"] == 20
+    assert sorted(each["file"] for each in found["broken"]) == sorted(map(str, broken))
+    assert all(each["reason"] for each in found["broken"])
+
+
+def test_verify_of_a_sound_set_is_status_0(feedline: Command, tiny_set: Path) -> None:
+    ended = feedline("doctor", tiny_set, "--verify", "--workers", 1)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.count("\n") == 1
+
+
+def test_verify_of_nothing_and_of_a_cache_is_wrong_use(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    assert feedline("cache", "build", tiny_set / "train", cache, "--sizes", 16).status == 0
+    for arguments in ((), (tmp_path / "gone",), (cache,), (tiny_set, "--measure")):
+        ended = feedline("doctor", *arguments, "--verify")
+        assert ended.status == 2, ended
+        assert ended.out == ""
+    assert f"feedline cache verify {cache} --decode" in feedline("doctor", cache, "--verify").err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_ctrl_c_ends_verify_and_its_workers(tiny_set: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from feedline.images.decode import Decoder\n"
+        "from feedline.cli.app import main\n"
+        "def read(*_):\n"
+        "    Path(sys.argv.pop(1)).touch()\n"
+        "    time.sleep(600)\n"
+        "Decoder.read = read\n"
+        "main(sys.argv[2:])\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", script, started, "doctor", tiny_set, "--verify", "--workers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=environment(),
+    )
+    assert eventually(started.exists, 60)
+    family = psutil.Process(run.pid).children(recursive=True)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal sends it: to all processes
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out, err) == (130, "", "interrupted\n")
+    assert psutil.wait_procs(family, timeout=30)[1] == []

@@ -76,7 +76,7 @@ def test_precision_may_change_on_resume_and_other_settings_may_not(
     out = tmp_path / "run"
     quick = (*QUICK, "--lr", 0.01, "--schedule", "32x1")
     assert feedline("train", tiny_set, *quick, "--out", out).status == 0
-    ended = feedline("train", "--resume", out, "--amp", "bf16", "--schedule", "32x2")
+    ended = feedline("train", "--resume", out, "--amp-dtype", "bfloat16", "--schedule", "32x2")
     assert ended.status == 0, ended.err
     assert "amp was 'auto', is 'bf16'" in ended.out
     with (out / "metrics.csv").open() as file:
@@ -133,7 +133,7 @@ def test_without_a_readable_checkpoint_weights_are_advised(feedline: Command, ow
     ended = feedline("train", "--resume", own)
     assert ended.status == 2
     advised = hinted(ended)
-    assert advised[-2:] == ["--pretrained", str(own / "best.pt")]
+    assert advised[-2:] == ["--initial-checkpoint", str(own / "best.pt")]
     assert feedline(*advised, "--schedule", "32x1").status == 0
     (own / "best.pt").unlink()
     advised = hinted(feedline("train", "--resume", own))

@@ -1,21 +1,20 @@
-"""What `feedline train` shows of a run, in a bar and without one."""
+"""Progress of `feedline train`, in a bar and without one."""
 
 from __future__ import annotations
 
-import io
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn
 
-from feedline.cli.train_progress import TrainProgress, epoch_line, seconds_left, stopping_line
+from feedline.cli.progress import ProgressBar, TrainProgress, epoch_line, seconds_left
 from feedline.trace.split import Totals
 from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
@@ -47,19 +46,35 @@ RECORD = EpochRecord(
     val_top1=0.5,
     val_seconds=1.0,
 )
+COMMAND = [sys.executable, "-m", "feedline.cli.app", "train"]
+QUICK = ["--device", "cpu", "--model", "test_resnet.r160_in1k", "--batch-size", "8"]
+QUICK += ["--workers", "0"]
+
+
+class Shown(ProgressBar):
+    """A bar that stores what it is told to show."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.text = self.end = ""
+        self.done = self.total = 0
+
+    def update(
+        self, done: int | None = None, total: int | None = None, what: str = "", **fields: Any
+    ) -> None:
+        self.done, self.total = done or self.done, total or self.total
+        self.text, self.end = what or self.text, fields.get("end", self.end)
 
 
 def test_the_bar_shows_position_rates_and_waiting() -> None:
-    with Bar(TextColumn("{task.description}"), disable=True) as bar:
-        times = iter([0.0, 2.0])
-        shown = TrainProgress(bar, clock=lambda: next(times))
-        shown.planned(Recipe(schedule="160x6"), images=1000, val_images=0, records=[])
-        shown.stepped(replace(NOW, images=0, loss=None))
-        shown.stepped(replace(NOW, images=200, split=Totals(2, 100.0, 0.0, 1900.0)))
-        (task,) = bar.tasks
-        where, how = task.description.split("\n")
-    assert where == "phase 2/3, 160 px, epoch 3/6"
-    assert how == "lr 0.0012  loss 0.693  100 images/s  wait 5%"
+    bar, times = Shown(), iter([0.0, 2.0])
+    shown = TrainProgress(bar, clock=lambda: next(times))
+    shown.planned(Recipe(schedule="160x6"), images=1000, val_images=0, records=[])
+    shown.stepped(replace(NOW, images=0, loss=None))
+    shown.stepped(replace(NOW, images=200, split=Totals(2, 100.0, 0.0, 1900.0)))
+    assert "phase 2/3, 160 px, epoch 3/6" in bar.text
+    for part in ("lr 0.0012", "loss 0.693", "100 images/s", "wait 5%"):
+        assert part in bar.text
 
 
 def test_time_left_scales_unknown_sizes_by_their_pixels() -> None:
@@ -84,48 +99,60 @@ def test_a_line_of_an_epoch_ends_with_the_time_left() -> None:
 
 
 def test_the_bar_shows_the_time_left_over_all_phases() -> None:
-    seen = io.StringIO()
-    console = Console(file=seen, force_terminal=True, width=80)
-    times = iter([0.0, 1.0, 2.0])
-    with Bar(TextColumn("{task.description}"), console=console) as bar:
-        shown = TrainProgress(bar, clock=lambda: next(times))
-        recipe = Recipe(schedule="100x1,200x1")
-        shown.planned(recipe, images=100, val_images=0, records=[])
-        now = replace(NOW, epoch=1, epochs=2, phase=1, phases=2, size_px=100, step=0, images=0)
-        shown.begin(now)
-        (task,) = bar.tasks
-        assert task.fields["left"] == ""  # nothing was measured
-        for k in (1, 2, 3):
-            shown.stepped(replace(now, step=k, images=10 * k))
-        assert (task.completed, task.total) == (3, 60)
-        assert "phase 1/2, 100 px, epoch 1/2" in task.description
-        assert "10 images/s" in task.description
-        assert task.fields["left"] == "47 s left"  # 70 images of 0.1 s, 100 of 0.4 s
-        shown.validating(rows=40)
-        assert task.description.endswith("validated 40")
-        shown.stopping(signal.SIGTERM)
-    assert stopping_line(signal.SIGTERM) in seen.getvalue()
+    bar, times = Shown(), iter([0.0, 1.0, 2.0])
+    shown = TrainProgress(bar, clock=lambda: next(times))
+    shown.planned(Recipe(schedule="100x1,200x1"), images=100, val_images=0, records=[])
+    now = replace(NOW, epoch=1, epochs=2, phase=1, phases=2, size_px=100, step=0, images=0)
+    shown.begin(now)
+    assert bar.end == ""  # nothing was measured
+    for k in (1, 2, 3):
+        shown.stepped(replace(now, step=k, images=10 * k))
+    assert (bar.done, bar.total) == (3, 60)
+    assert bar.end == "47 s left"  # 70 images of 0.1 s, 100 of 0.4 s
+    shown.validating(rows=40)
+    assert bar.text.endswith("validated 40")
 
 
-def test_a_stop_is_named_for_its_signal() -> None:
-    assert stopping_line(signal.SIGINT).startswith("Ctrl-C: finishing this step")
-    assert "a second Ctrl-C leaves at once" in stopping_line(signal.SIGINT)
-    said = stopping_line(signal.SIGTERM)
-    assert said.startswith("SIGTERM: ")
-    assert "a second SIGTERM leaves at once" in said
-    assert "Ctrl-C" not in said
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_confirmed_by_the_name_of_its_signal(
+    signum: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    TrainProgress(Shown()).stopping(signum)
+    confirmed = capfd.readouterr().err
+    assert ("Ctrl-C" in confirmed) == (signum == signal.SIGINT)
+    assert ("SIGTERM" in confirmed) == (signum == signal.SIGTERM)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_a_bar_on_stderr_and_the_lines(tiny_set: Path, tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    command = [*COMMAND, str(tiny_set), *QUICK, "--schedule", "32x1", "--out", str(tmp_path / "r")]
+    environ = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environ)
+    os.close(terminal)
+    drawn = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        drawn += part
+    os.close(main)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, drawn
+    assert b"epoch 1/1" in out
+    assert b"\x1b" not in out
+    assert re.search(rb"phase 1/1.*\x1b\[\?25h", drawn, re.DOTALL)  # the cursor is shown again
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
-def test_a_run_without_a_terminal_says_that_a_stop_was_heard(
-    tiny_set: Path, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-m", "feedline.cli.app", "train", str(tiny_set), "--device", "cpu"]
-    command += ["--model", "test_resnet.r160_in1k", "--schedule", "32x100000", "--batch-size", "8"]
-    command += ["--workers", "0", "--out", str(tmp_path / "run")]
+def test_without_a_terminal_a_stop_is_confirmed(tiny_set: Path, tmp_path: Path) -> None:
+    command = [*COMMAND, str(tiny_set), *QUICK, "--schedule", "32x100000"]
     run = subprocess.Popen(
-        command,
+        [*command, "--out", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -137,8 +164,8 @@ def test_a_run_without_a_terminal_says_that_a_stop_was_heard(
     first = next(line for line in lines if line.startswith("epoch 2/100000"))
     assert first.rstrip().endswith("left")
     run.send_signal(signal.SIGINT)
-    _, said = run.communicate(timeout=120)
+    _, err = run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGINT
-    heard, stopped = said.splitlines()
-    assert heard == stopping_line(signal.SIGINT)
-    assert stopped.startswith("stopped; resume with")
+    confirmed, _, hint = err.splitlines()
+    assert confirmed.startswith("Ctrl-C")
+    assert hint.startswith("hint: resume with: feedline train --resume ")

@@ -11,10 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
+from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.cli.app import app
 from feedline.train.demo_set import DemoSet, write_demo_set
 from feedline.tuning import folder as tuning_folder
 from feedline.tuning import other_way
@@ -29,26 +28,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_each_size_is_tuned_against_a_paced_step(folder: Path, tmp_path: Path) -> None:
+def test_each_size_is_tuned_against_a_paced_step(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1,32x1", "--batch-size", "8"]
     arguments += ["--step-ms", "20", "--budget", "16", "--json", str(file)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output  # 3: the machine was too busy for a whole search
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
     said = json.loads(file.read_text())
     assert [phase["image_size"] for phase in said["phases"]] == [16, 32]
-    assert (done.exit_code == 3) == any(phase["ended"] == "budget" for phase in said["phases"])
+    assert (done.status == 3) == any(phase["ended"] == "budget" for phase in said["phases"])
     assert f"num_workers={said['num_workers']}" in done.output
     assert "from the page cache" in done.output
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> None:
+def test_settings_and_a_picture_are_written(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     saved, drawn = tmp_path / "tuned.json", tmp_path / "curve.svg"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
     arguments += ["--step-ms", "20", "--budget", "30", "--save", str(saved), "--svg", str(drawn)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output
     chosen = re.search(r"num_workers=(\d+)", done.output)
     assert chosen is not None
     assert f"settings={str(saved)!r}" in done.output
@@ -61,14 +64,16 @@ def test_settings_and_a_picture_are_written(folder: Path, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.slow
-def test_other_ways_are_tried_where_the_step_waits(folder: Path, tmp_path: Path) -> None:
+def test_other_ways_are_tried_where_the_step_waits(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     build_cache(folder / "train", cache, [32])
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "16", "--step-ms", "0"]
     for more, name in (([], "decode='scaled'"), (["--cache", str(cache)], "the originals")):
-        done = CliRunner().invoke(app, [*arguments, *more, "--budget", "60", "--json", str(file)])
-        assert done.exit_code in {0, 3}, done.output
+        done = feedline(*arguments, *more, "--budget", "60", "--json", str(file))
+        assert done.status in {0, 3}, done.output
         (phase,) = json.loads(file.read_text())["phases"]
         assert not phase["step_is_the_limit"]
         if phase["ended"] == "done":
@@ -91,7 +96,9 @@ def step(batch):
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_tuned(
+    feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "feedline_tuned_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -99,8 +106,8 @@ def test_functions_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         arguments = ["tune", f"feedline_tuned_code:{source}", "--budget", "30"]
         arguments += ["--model", "feedline_tuned_code:step"]
         arguments += ["--batch-size", "4"] if source == "dataset" else []
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code in {0, 3}, done.output
+        done = feedline(*arguments)
+        assert done.status in {0, 3}, done.output
         assert f"{kind}.DataLoader(..., num_workers=" in done.output
     del sys.modules["feedline_tuned_code"]
 
@@ -135,24 +142,26 @@ def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_what_was_found_is_said_and_written_where_one_file_cannot_be(
-    folder: Path, tmp_path: Path
+    feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
     arguments += ["--step-ms", "2100", "--budget", "2", "--json", str(file), "--svg", "/dev/full"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 1, done.output
+    done = feedline(*arguments)
+    assert done.status == 1, done.output
     assert "with data for free" in done.output
     assert json.loads(file.read_text())["phases"]
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_settings_that_were_not_found_are_not_written(folder: Path, tmp_path: Path) -> None:
+def test_settings_that_were_not_found_are_not_written(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "settings.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
     arguments += ["--step-ms", "500", "--budget", "0.5", "--save", str(saved)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 3, done.output
+    done = feedline(*arguments)
+    assert done.status == 3, done.output
     assert f"{saved} was not written" in done.output
     assert not saved.exists()
 
@@ -183,11 +192,11 @@ def test_the_images_of_the_smallest_batches_are_all_read_before(folder: Path) ->
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_models_steps_are_done(folder: Path) -> None:
+def test_a_models_steps_are_done(feedline: Command, folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
     arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output
     assert "with data for free" in done.output
 
 
@@ -210,9 +219,11 @@ def test_a_models_steps_are_done(folder: Path) -> None:
         (["--model", "os.path:exists", "--device", "cpu"], "--device cpu"),
     ],
 )
-def test_what_cannot_be_tuned_is_wrong_use(folder: Path, arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(app, ["tune", str(folder), "--batch-size", "8", *arguments])
-    assert done.exit_code == 2, done.output
+def test_what_cannot_be_tuned_is_wrong_use(
+    feedline: Command, folder: Path, arguments: list[str], said: str
+) -> None:
+    done = feedline("tune", str(folder), "--batch-size", "8", *arguments)
+    assert done.status == 2, done.output
     assert said in done.output
 
 
@@ -222,12 +233,14 @@ def test_what_cannot_be_tuned_is_wrong_use(folder: Path, arguments: list[str], s
         (["no-such-folder", "--step-ms", "3"], "no-such-folder"),
         (["feedline_no_module:loader", "--step-ms", "3"], "cannot be found"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--decode", "scaled"], "--decode"),
-        (["feedline.errors:UsageError", "--step-ms", "3", "--files", "as-is"], "--files"),
+        (["feedline.errors:UsageError", "--step-ms", "3", "--all-files"], "--all-files"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--device", "cpu"], "--device"),
-        (["feedline.errors:UsageError", "--model", "resnet18"], "module:function"),
+        (["feedline.errors:UsageError", "--model", "resnet18"], "MODULE:FUNCTION"),
     ],
 )
-def test_sources_that_cannot_be_tuned_are_wrong_use(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(app, ["tune", *arguments])
-    assert done.exit_code == 2, done.output
+def test_sources_that_cannot_be_tuned_are_wrong_use(
+    feedline: Command, arguments: list[str], said: str
+) -> None:
+    done = feedline("tune", *arguments)
+    assert done.status == 2, done.output
     assert said in done.output

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_line import Command
 
-from feedline.cli.app import app
 from feedline.train.demo_set import DemoSet, write_demo_set
 
 MODEL = ["--model", "test_resnet.r160_in1k"]
@@ -23,14 +22,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_sizes_are_estimated_for_a_gpu_that_is_not_here(folder: Path, tmp_path: Path) -> None:
+def test_sizes_are_estimated_for_a_gpu_that_is_not_here(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1,640x1", *AUTO, *MODEL]
     arguments += ["--gpu-memory", "1", "--json", str(file)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 3, done.output
+    done = feedline(*arguments)
+    assert done.status == 3, done.output
     assert "estimated, not measured, for a GPU of 1 GB" in done.output
-    assert "name --step-ms" in done.output
+    assert "hint: add --step-ms" in done.err
     found = json.loads(file.read_text())["batch_sizes"]
     sizes = {phase["image_size"]: phase for phase in found["phases"]}
     assert sizes[32]["batch_size"] == 40  # as many as there are images
@@ -40,12 +41,14 @@ def test_sizes_are_estimated_for_a_gpu_that_is_not_here(folder: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_workers_are_then_tuned_for_the_sizes_that_were_found(folder: Path, tmp_path: Path) -> None:
+def test_workers_are_then_tuned_for_the_sizes_that_were_found(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1,64x1@8", *AUTO, *MODEL]
     arguments += ["--gpu-memory", "8", "--step-ms", "20", "--budget", "8", "--json", str(file)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output
     said = json.loads(file.read_text())
     assert said["batch_sizes"]["schedule"] == "32x1@40,64x1@8"
     assert [phase["image_size"] for phase in said["phases"]] == [32, 64]
@@ -64,24 +67,28 @@ def test_workers_are_then_tuned_for_the_sizes_that_were_found(folder: Path, tmp_
         ([*AUTO, "--model", "resnet81", "--gpu-memory", "8"], "resnet"),
     ],
 )
-def test_what_cannot_be_found_is_wrong_use(folder: Path, arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(app, ["tune", str(folder), *arguments])
-    assert done.exit_code == 2, done.output
+def test_what_cannot_be_found_is_wrong_use(
+    feedline: Command, folder: Path, arguments: list[str], said: str
+) -> None:
+    done = feedline("tune", str(folder), *arguments)
+    assert done.status == 2, done.output
     assert said in done.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_without_a_gpu_its_memory_has_to_be_named(folder: Path, device: str) -> None:
-    done = CliRunner().invoke(app, ["tune", str(folder), *AUTO, *MODEL, "--device", device])
-    assert done.exit_code == 2, done.output
+def test_without_a_gpu_its_memory_has_to_be_named(
+    feedline: Command, folder: Path, device: str
+) -> None:
+    done = feedline("tune", str(folder), *AUTO, *MODEL, "--device", device)
+    assert done.status == 2, done.output
     assert "--gpu-memory 8" in done.output
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_they_are_found_by_trial(folder: Path) -> None:
+def test_on_a_gpu_they_are_found_by_trial(feedline: Command, folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", *AUTO, *MODEL, "--budget", "8"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output
     assert "found by trial" in done.output
     assert "with data for free" in done.output

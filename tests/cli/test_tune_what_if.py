@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import Command
 
 from feedline import build_cache
-from feedline.cli import what_if
-from feedline.cli.app import app
+from feedline.bench import level_rates
 from feedline.errors import ResourceError
 from feedline.train.demo_set import DemoSet, write_demo_set
 
@@ -24,13 +23,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_each_what_if_is_predicted_and_so_is_the_schedule(folder: Path, tmp_path: Path) -> None:
+def test_each_what_if_is_predicted_and_so_is_the_schedule(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x2,32x1", "--batch-size", "8"]
     arguments += ["--step-ms", "20", "--budget", "120", "--json", str(file)]
     arguments += ["--what-if", "workers=4,cache=32", "--what-if", "gpu=0.5"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output  # 3: the machine was too busy for a whole search
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
     said = json.loads(file.read_text())
     asked = [each["changes"] for each in said["what_if"]]
     assert asked == [
@@ -49,25 +50,27 @@ def test_each_what_if_is_predicted_and_so_is_the_schedule(folder: Path, tmp_path
 
 @pytest.mark.parametrize("text", ["", "workers=0", "gpu=nan", "workers=1,workers=2", "disk=1"])
 def test_what_is_not_understood_is_said_before_anything_is_measured(
-    folder: Path, text: str
+    feedline: Command, folder: Path, text: str
 ) -> None:
     arguments = ["tune", str(folder), "--step-ms", "20", "--what-if", text]
     arguments += ["--model", "resnet18", "--batch-size", "auto", "--gpu-memory", "8"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2, done.output
+    done = feedline(*arguments)
+    assert done.status == 2, done.output
     assert "estimated" not in done.output
     assert "workers=8,cache=256,cores=16,gpu=2" in done.output
     assert "data for free" not in done.output
 
 
-def test_another_level_of_a_cache_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_another_level_of_a_cache_is_refused(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     build_cache(
         folder / "train", tmp_path / "cache" / "train", (16, 32), workers=0, format="folder"
     )
     arguments = ["tune", str(tmp_path / "cache"), "--schedule", "16x1", "--step-ms", "20"]
-    done = CliRunner().invoke(app, [*arguments, "--what-if", "cache=32"])
-    assert done.exit_code == 2, done.output
-    assert "is a cache itself" in done.output
+    done = feedline(*arguments, "--what-if", "cache=32")
+    assert done.status == 2, done.output
+    assert "--what-if cache=" in done.err
 
 
 CODE = """
@@ -82,7 +85,7 @@ own = lambda: [float(k) for k in range(256)]
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_what_a_function_gives_has_what_ifs_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "feedline_what_if_code.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -91,25 +94,26 @@ def test_what_a_function_gives_has_what_ifs_too(
         arguments = ["tune", f"feedline_what_if_code:{source}", "--step-ms", "20", "--json"]
         arguments += [str(file), "--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"]
         arguments += ["--batch-size", "4"] if source == "own" else []
-        done = CliRunner().invoke(app, [*arguments, "--budget", "10"])
-        assert done.exit_code in {0, 3}, done.output
+        done = feedline(*arguments, "--budget", "10")
+        assert done.status in {0, 3}, done.output
         assert "what if gpu=0.5 (images/s)" in done.output
         said = json.loads(file.read_text())
         assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
         assert said["not_predicted"] == []
-    done = CliRunner().invoke(app, [*arguments, "--what-if", "gpu=2,cache=256"])
-    assert done.exit_code == 2, done.output
-    assert "is a function" in done.output
-    assert "leave cache= out" in done.output
+    done = feedline(*arguments, "--what-if", "gpu=2,cache=256")
+    assert done.status == 2, done.output
+    assert "--what-if cache=" in done.err
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_what_was_not_measured_is_said_not_to_be_predicted(folder: Path, tmp_path: Path) -> None:
+def test_what_was_not_measured_is_said_not_to_be_predicted(
+    feedline: Command, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
     arguments += [str(file), "--step-ms", "500", "--budget", "0.5", "--what-if", "gpu=2"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 3, done.output
+    done = feedline(*arguments)
+    assert done.status == 3, done.output
     said = json.loads(file.read_text())
     assert [each["asked"] for each in said["not_predicted"]] == ["the schedule", "gpu=2"]
     assert "not predicted: gpu=2: nothing was measured" in done.output
@@ -118,19 +122,19 @@ def test_what_was_not_measured_is_said_not_to_be_predicted(folder: Path, tmp_pat
 
 @pytest.mark.usefixtures("quick_trials")
 def test_copies_are_announced_and_what_lacks_them_is_said(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    feedline: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: Any) -> Any:
+    def full(*args: Any, **more: Any) -> Any:
         raise ResourceError("there is no room for the copies")
 
-    monkeypatch.setattr(what_if, "_measured", full)
+    monkeypatch.setattr(level_rates, "level_costs", full)
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
     arguments += [str(file), "--step-ms", "20", "--budget", "6"]
     arguments += ["--what-if", "cache=32", "--what-if", "gpu=0.5"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in {0, 3}, done.output
-    assert "measuring copies of 32 px: that is beside --budget" in done.output
+    done = feedline(*arguments)
+    assert done.status in {0, 3}, done.output
+    assert "measuring copies of 32 px" in done.err
     said = json.loads(file.read_text())
     (missing,) = said["not_predicted"]
     assert (missing["asked"], "no room for the copies" in missing["reason"]) == ("cache=32", True)

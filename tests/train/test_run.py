@@ -265,7 +265,7 @@ def test_a_checkpoint_that_is_gone_is_said_and_the_one_before_it_gone_on_from(
     assert any("last.pt is missing; resuming from" in note for note in third.notes)
     for name in ("last.pt", "previous.pt"):
         (out / name).unlink()
-    with pytest.raises(StateError, match=r"(?s)last.pt is missing.*--pretrained .*best.pt"):
+    with pytest.raises(StateError, match=r"(?s)last.pt is missing.*--initial-checkpoint .*best.pt"):
         run(tiny_set, out, Recorder(), resume=str(out))
     anew = Recorder()  # as after a kill before the first checkpoint, when weights were written
     run(tiny_set, out, anew, resume="auto")

@@ -1,4 +1,4 @@
-"""Trained models used: judged, asked, written as safetensors."""
+"""Trained models: evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_training import write_tiny_set
-from typer.testing import CliRunner
 
-from feedline.cli.app import app
 from feedline.errors import DatasetError, StateError
 from feedline.train.evaluate import evaluate_folder, predict
 from feedline.train.model import load_trained
@@ -88,102 +86,3 @@ def test_files_that_are_no_weights_are_refused(trained: Path, tmp_path: Path) ->
         load_trained(trained / "last.pt", CPU)
     with pytest.raises(StateError, match=r"no such weights"):
         load_trained(tmp_path, CPU)
-
-
-def test_the_commands(data: Path, trained: Path, tmp_path: Path) -> None:
-    run = CliRunner().invoke
-    file = tmp_path / "judged.json"
-    plain = ["--device", "cpu", "--workers", "0"]
-    done = run(app, ["evaluate", str(trained), str(data), *plain, "--json", str(file)])
-    assert done.exit_code == 0, done.output
-    assert "test_resnet at 48 px: top-1" in done.output
-    assert json.loads(file.read_text())["samples"] == 18
-    image = data / "val" / "class0" / "000.jpg"
-    done = run(app, ["predict", str(trained), str(image), "--topk", "2", *plain])
-    assert done.exit_code == 0, done.output
-    path, first, chance, second, other = done.output.strip().split("\t")
-    assert path == str(image)
-    assert {first, second} <= {"class0", "class1", "class2"}
-    assert float(chance) >= float(other)
-    for arguments, said in (
-        (["predict", str(trained), str(tmp_path / "none.jpg")], "no such file"),
-        (["predict", str(trained), str(tmp_path)], "there is no image"),
-        (["predict", str(trained), str(image), "--topk", "0"], "--topk"),
-        (["evaluate", str(tmp_path), str(data)], "no such weights"),
-        (
-            ["evaluate", str(trained), str(data), "--image-size", "0"],
-            "--image-size must be at least 1",
-        ),
-        (
-            ["predict", str(trained), str(image), "--image-size", "0"],
-            "--image-size must be at least 1",
-        ),
-        (["predict", str(trained), str(image), "--on-error", "no"], "on_error must be"),
-        (["evaluate", str(trained), str(tmp_path)], "class folders"),
-    ):
-        done = run(app, arguments)
-        assert done.exit_code == 2, done.output
-        assert said in done.output
-
-
-def test_weights_go_out_as_safetensors_and_come_back(trained: Path, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors")
-    file = tmp_path / "model.safetensors"
-    done = CliRunner().invoke(app, ["export", str(trained), str(file)])
-    assert done.exit_code == 0, done.output
-    with safetensors.safe_open(file, "pt") as opened:
-        about = opened.metadata()
-    assert json.loads(about["classes"]) == ["class0", "class1", "class2"]
-    from feedline.train.model import create_model
-
-    again = create_model("test_resnet", classes=3, sizes=(48,), pretrained=str(file))
-    state = again.state_dict()
-    for name, value in load_trained(trained, CPU).model.state_dict().items():
-        assert torch.equal(value, state[name]), name
-    new = tmp_path / "new" / "folder" / "file.safetensors"
-    done = CliRunner().invoke(app, ["export", str(trained), str(new)])
-    assert done.exit_code == 0, done.output
-    assert [path.name for path in new.parent.iterdir()] == ["file.safetensors"]
-    done = CliRunner().invoke(app, ["export", str(trained), str(file / "file.safetensors")])
-    assert done.exit_code == 2
-    assert "cannot be written: " in done.output
-
-
-def test_no_other_kind_of_file_is_written_over(trained: Path, tmp_path: Path) -> None:
-    before = (trained / "best.pt").read_bytes()
-    for file, said in (
-        (trained / "best.pt", "best.safetensors"),
-        (tmp_path / "model.onnx", "model.safetensors"),
-        (tmp_path, "it is a folder"),
-    ):
-        done = CliRunner().invoke(app, ["export", str(trained), str(file)])
-        assert done.exit_code == 2
-        assert said in done.output
-    assert (trained / "best.pt").read_bytes() == before
-    assert not (tmp_path / "model.onnx").exists()
-
-
-def test_what_cannot_be_read_is_named_by_its_path_or_left_out(
-    data: Path, trained: Path, tmp_path: Path
-) -> None:
-    images = tmp_path / "set" / "class0"
-    shutil.copytree(data / "val" / "class0", images)
-    broken = images / "003.jpg"
-    broken.write_bytes(b"\xff\xd8\xff\xe0 torn")
-    run, plain = CliRunner().invoke, ["--device", "cpu", "--workers", "0"]
-    done = run(app, ["predict", str(trained), str(images), *plain])
-    assert done.exit_code == 1
-    assert f", {broken}, cannot be loaded" in done.output
-    assert "--on-error skip" in done.output
-    said = tmp_path / "said.json"
-    skipping = [*plain, "--on-error", "skip", "--json", str(said)]
-    done = run(app, ["predict", str(trained), str(images), *skipping])
-    assert done.exit_code == 0, done.output
-    found = json.loads(said.read_text())
-    others = [str(path) for path in sorted(images.iterdir()) if path != broken]
-    assert [each["path"] for each in found["predictions"]] == others
-    assert [path for path, _ in found["skipped"]] == [str(broken)]
-    done = run(app, ["evaluate", str(trained), str(images.parent), *plain, "--on-error", "skip"])
-    assert done.exit_code == 0, done.output
-    assert "on 5 images" in done.output
-    assert str(broken) in done.output

@@ -102,7 +102,7 @@ def test_what_cannot_be_found_is_refused(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_to_name() -> None:
-    with pytest.raises(UsageError, match=r"torch sees none .*gpu_memory=8"):
+    with pytest.raises(UsageError, match=r"(?s)torch sees none .*gpu_memory=8"):
         feedline.find_batch_size(small_model(), 64)
 
 

@@ -142,12 +142,12 @@ def changed(**parts: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is not a file of settings"),
-        ("[]", "is not a file of settings"),
+        ("", "not a valid file of settings"),
+        ("[]", "not a valid file of settings"),
         ("{}", "feedline_settings"),
-        ('{"feedline_settings": 1', "is not a file of settings"),
-        ("\x00\xff", "is not a file of settings"),
-        ("[" * 100_000, "is not a file of settings"),
+        ('{"feedline_settings": 1', "not a valid file of settings"),
+        ("\x00\xff", "not a valid file of settings"),
+        ("[" * 100_000, "not a valid file of settings"),
         (" " * (1 << 21), "larger than 1 MiB"),
         (changed(feedline_settings=2), "version 2"),
         (changed(loader={}), "num_workers"),

@@ -46,17 +46,20 @@ class BenchmarkOptions:
 
     def __post_init__(self) -> None:
         for name, value, most in (
-            ("size", self.size_px, MAX_SIZE_PX),
+            ("image_size", self.size_px, MAX_SIZE_PX),
             ("batch_size", self.batch_size, _MAX_BATCH_SIZE),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise UsageError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
+                raise UsageError(
+                    f"must be a whole number from 1 to {most}, got {value!r}", argument=name
+                )
         if not (math.isfinite(self.seconds) and 0 < self.seconds <= _MAX_SECONDS):
             raise UsageError(
-                f"seconds must be above 0 and at most {_MAX_SECONDS:.0f}, got {self.seconds!r}"
+                f"must be above 0 and at most {_MAX_SECONDS:.0f}, got {self.seconds!r}",
+                argument="seconds",
             )
         if self.against not in (None, "torch"):
-            raise UsageError(f"against must be 'torch' or None, got {self.against!r}")
+            raise UsageError(f"must be 'torch' or None, got {self.against!r}", argument="against")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options, JSON-able."""

@@ -251,8 +251,10 @@ def _check_numbers(
         UsageError: a number is out of range.
     """
     if isinstance(images, bool) or not isinstance(images, int) or not 1 <= images <= _MAX_IMAGES:
-        raise UsageError(f"images must be a whole number from 1 to {_MAX_IMAGES}, got {images!r}")
+        raise UsageError(
+            f"must be a whole number from 1 to {_MAX_IMAGES}, got {images!r}", argument="images"
+        )
     given = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
     for name, value in given.items():
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{name} must be a number above 0, got {value!r}")
+            raise UsageError(f"must be a number above 0, got {value!r}", argument=name)

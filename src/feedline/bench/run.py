@@ -143,5 +143,5 @@ def _require_memory(folder: ImageFolder, settings: BenchmarkOptions, workers: in
         needed,
         f"measuring {workers} workers with batches of {settings.batch_size} at "
         f"{settings.size_px} px",
-        "use fewer --workers, a smaller --batch-size or --size",
+        "use fewer --workers, a smaller --batch-size or --image-size",
     )

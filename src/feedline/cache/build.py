@@ -91,7 +91,9 @@ def build_cache(
         >>> feedline.build_cache("s3://b/train", "s3://b/cache", (128, 256))      # doctest: +SKIP
     """
     if raw and quality is not None:
-        raise UsageError(f"quality={quality!r} is of JPEGs, and raw pixels have none; leave it out")
+        raise UsageError(
+            f"{quality!r} is a JPEG quality, and raw pixels have none", argument="quality"
+        )
     levels = levels_of(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')

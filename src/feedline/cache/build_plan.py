@@ -60,11 +60,11 @@ def levels_of(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, 
     """
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 8192:
-            raise UsageError(f"a level's size must be from 8 to 8192 pixels, got {size!r}")
+            raise UsageError(f"must be from 8 to 8192 pixels, got {size!r}", argument="sizes")
     if not sizes:
-        raise UsageError("at least one size is needed, e.g. 128,192,256")
+        raise UsageError("must be one or more, such as 128,192,256", argument="sizes")
     if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
-        raise UsageError(f"quality must be from 1 to 100, got {quality!r}")
+        raise UsageError(f"must be from 1 to 100, got {quality!r}", argument="quality")
     return tuple(Level(side=size, quality=None if raw else quality) for size in sorted(set(sizes)))
 
 

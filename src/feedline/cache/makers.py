@@ -103,7 +103,8 @@ def open_makers(workers: int | str, ray: str | None) -> AbstractContextManager[M
         return nullcontext(_Workers(worker_count(workers)))
     if workers != "auto":
         raise UsageError(
-            f"workers={workers!r} are processes of this machine, and with ray={ray!r} the cluster "
-            "makes the copies, on all its CPUs: leave one of the two out"
+            f"{workers!r} is a number of processes on this machine, and Ray ({ray!r}) uses all "
+            "CPUs of the cluster; leave one of the two out",
+            argument="workers",
         )
     return connected(ray)

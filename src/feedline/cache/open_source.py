@@ -105,15 +105,16 @@ def source_of_cache(where: str, manifest: Manifest, given: Any) -> Source:
     kind, path = manifest.source
     if kind == "dataset":
         raise UsageError(
-            f"the cache {where!r} was made of a Dataset, {path}, which has no path: pass it as "
-            "`source`"
+            f"the cache {where!r} was made of a Dataset, {path}, which has no path",
+            hint="pass the Dataset in Python, as source=",
         )
     try:
         return open_source(path, check_splits=False)
     except DatasetError as error:
         raise DatasetError(
-            f"the cache {where!r} was made of {path!r}: {error}. If it has moved, name where it is "
-            "now: source=..."
+            f"the cache {where!r} was made of {path!r}: {error}",
+            hint="if it has moved, name where it is now",
+            fix={"source": "DIR"},
         ) from error
 
 

@@ -69,8 +69,9 @@ class Originals:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             raise DatasetError(
                 f"{self._source.where!r} lacks {len(missing)} of the {len(names)} images that the "
-                f"repair needs: {some}{more}. Bring them back, or name where they are now: "
-                "source=..."
+                f"repair needs: {some}{more}",
+                hint="restore them, or name the folder where they are now",
+                fix={"source": "DIR"},
             )
         return {key: places[name] for key, name in names.items()}
 

@@ -70,7 +70,7 @@ def connected(address: str) -> Iterator[RayMakers]:
 
 
 def _connect(ray: Any, address: str) -> None:
-    asked = f"ray={address!r} was asked for"
+    asked = f"{address!r} was requested"
     named = address
     if address == "auto" and (told := os.environ.get("RAY_ADDRESS")):
         named = told
@@ -87,7 +87,9 @@ def _connect(ray: Any, address: str) -> None:
         raise UsageError(
             f"{asked}, and no Ray cluster can be connected to: {str(error).rstrip('.')}. Start one "
             "(`ray start --head` here, `ray start --address=HOST:PORT` on the other machines), or "
-            'name one: ray="HOST:PORT", --ray HOST:PORT'
+            "name one",
+            argument="ray",
+            fix={"ray": "HOST:PORT"},
         ) from error
     finally:
         if in_main and before is not None:  # Ray has put one of its own in its place
@@ -118,8 +120,9 @@ def _check_listens(named: str, asked: str) -> None:
         socket.create_connection((found[1], int(found[2])), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"{asked}, and nothing there accepts a connection: {error}. Is the cluster up, and is "
-            "this its address as `ray status` and `ray start` print it?"
+            f"{asked}, and nothing there accepts a connection: {error}",
+            argument="ray",
+            hint="check that the cluster runs, and its address with `ray status`",
         ) from error
 
 

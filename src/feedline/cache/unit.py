@@ -115,14 +115,12 @@ def make_unit(source: Source, spec: Spec, unit: Unit, kept: Kept | None = None) 
                 copies = copies or encoder.copies(source.read(number))
             except ImageError as error:
                 if not spec.skip_broken:
-                    fix = (
-                        ""  # a finished cache has images that are not left out later
-                        if spec.adds or spec.repairs
-                        else ". Repair or remove the file, or leave broken images out: "
-                        'on_error="skip"'
-                    )
+                    # A finished cache has images that are not skipped later.
+                    skippable = not (spec.adds or spec.repairs)
                     raise ImageError(
-                        f"sample {number}, {name}, cannot be put into a cache: {error}{fix}"
+                        f"sample {number}, {name}, cannot be put into a cache: {error}",
+                        hint="repair or remove the file, or skip broken images" * skippable,
+                        fix={"on_error": "skip"} if skippable else {},
                     ) from error
                 skipped.append((number, name, str(error)))
                 continue

@@ -10,11 +10,12 @@ Relies on: the checksums that a build took of the bytes which it wrote; `loader`
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
@@ -27,7 +28,16 @@ from feedline.stores.cache_level import LevelReader, reader_of
 from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.open_lmdb import open_lmdb
 
-__all__ = ["Damage", "Verification", "damaged_units", "file_damage", "verify"]
+__all__ = [
+    "Broken",
+    "Damage",
+    "Piece",
+    "Verification",
+    "check_pieces",
+    "damaged_units",
+    "file_damage",
+    "verify",
+]
 
 _IN_PIECE = 256  # samples that a worker checks at a time
 _FATAL = "to read it ends the process that does: its file is damaged, or shrank while it was read"
@@ -73,7 +83,7 @@ class Verification:
         return not (self.damaged or self.files or self.index)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """Samples from `start` up to `stop` of a level, by its place in the manifest."""
 
     level: int
@@ -81,46 +91,69 @@ class _Piece(NamedTuple):
     stop: int
 
 
+Broken: TypeAlias = list[tuple[int, str]]
+"""Samples that are damaged, with the reasons."""
+
+
 class _Pieces:
-    """The pieces of a cache as a dataset: reading one checks it.
+    """Pieces as a dataset: item k is k and the damaged samples of piece k."""
 
-    Args:
-        location: where the cache lies.
-        manifest: what it holds.
-        decode: decode the JPEGs as well.
-        pieces: all of them.
-    """
-
-    def __init__(
-        self, location: CacheLocation, manifest: Manifest, decode: bool, pieces: Sequence[_Piece]
-    ) -> None:
-        self._location, self._manifest, self._decode, self.all = location, manifest, decode, pieces
+    def __init__(self, check: Callable[[Piece], Broken], pieces: Sequence[Piece]) -> None:
+        self._check, self.all = check, pieces
 
     def __len__(self) -> int:
         return len(self.all)
 
-    def __getitem__(self, at: int) -> tuple[int, list[tuple[int, str]]]:
-        """Check a piece: its number, and which samples are damaged, and why."""
-        place, start, stop = self.all[at]
-        level = self._manifest.levels[place]
-        try:
-            reader = self._reader(level)
-        except DatasetError as error:
-            return at, [(sample, str(error)) for sample in range(start, stop)]
-        decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if self._decode else None
-        damaged = []
-        try:
-            reader.prepare(range(start, stop))
-            for sample in range(start, stop):
-                why = _what_is_wrong(reader, sample, decoder)
-                if why:
-                    damaged.append((sample, why))
-        finally:
-            reader.close()
-        return at, damaged
+    def __getitem__(self, at: int) -> tuple[int, Broken]:
+        return at, self._check(self.all[at])
 
-    def _reader(self, level: Level) -> LevelReader:
-        return self._location.reader(self._manifest, level, self._location.index(self._manifest))
+
+def check_pieces(
+    check: Callable[[Piece], Broken], pieces: Sequence[Piece], workers: int
+) -> Iterator[tuple[Piece, Broken]]:
+    """Check pieces in worker processes, in any order.
+
+    A piece that ends its worker is checked again sample by sample, and samples that do it again are
+    broken.
+
+    Args:
+        check: checks one piece; picklable.
+        pieces: the pieces.
+        workers: number of processes, at least one.
+    """
+    while pieces:
+        lost = set(pieces)
+        for piece, found in _checked(_Pieces(check, pieces), workers):
+            lost.remove(piece)
+            yield piece, found
+        pieces = []
+        for level, start, stop in lost:
+            if stop - start > 1:
+                pieces += (Piece(level, sample, sample + 1) for sample in range(start, stop))
+            else:
+                yield Piece(level, start, stop), [(start, _FATAL)]
+
+
+def _check_copies(
+    location: CacheLocation, manifest: Manifest, decode: bool, piece: Piece
+) -> Broken:
+    """Check copies of one level."""
+    level = manifest.levels[piece.level]
+    try:
+        reader = location.reader(manifest, level, location.index(manifest))
+    except DatasetError as error:
+        return [(sample, str(error)) for sample in range(piece.start, piece.stop)]
+    decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if decode else None
+    damaged = []
+    try:
+        reader.prepare(range(piece.start, piece.stop))
+        for sample in range(piece.start, piece.stop):
+            why = _what_is_wrong(reader, sample, decoder)
+            if why:
+                damaged.append((sample, why))
+    finally:
+        reader.close()
+    return damaged
 
 
 def _what_is_wrong(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
@@ -159,34 +192,24 @@ def verify(
     manifest = location.manifest()
     index, files = _damaged_files(location, manifest)
     pieces = [
-        _Piece(place, start, min(start + _IN_PIECE, manifest.samples))
+        Piece(place, start, min(start + _IN_PIECE, manifest.samples))
         for place in range(len(manifest.levels))
         for start in range(0, manifest.samples, _IN_PIECE)
     ]
     total, done = manifest.samples * len(manifest.levels), 0
     progress(done, total)
     damaged: list[Damage] = []
-    while pieces:
-        lost = set(pieces)
-        for piece, found in _checked(_Pieces(location, manifest, decode, pieces), processes):
-            lost.remove(piece)
-            side = manifest.levels[piece.level].side
-            damaged += (Damage(side, sample, "", "", why) for sample, why in found)
-            done += piece.stop - piece.start
-            progress(done, total)
-        # What ended its worker is looked at sample by sample, and those that do it again are told.
-        pieces = []
-        for place, start, stop in lost:
-            if stop - start > 1:
-                pieces += (_Piece(place, sample, sample + 1) for sample in range(start, stop))
-            else:
-                damaged.append(Damage(manifest.levels[place].side, start, "", "", _FATAL))
-                done += 1
+    check = functools.partial(_check_copies, location, manifest, decode)
+    for piece, found in check_pieces(check, pieces, processes):
+        side = manifest.levels[piece.level].side
+        damaged += (Damage(side, sample, "", "", why) for sample, why in found)
+        done += piece.stop - piece.start
+        progress(done, total)
     return Verification(done, tuple(sorted(_named(location, manifest, damaged))), files, index)
 
 
-def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[_Piece, list[tuple[int, str]]]]:
-    """Check pieces by worker processes, as they come; those that end their workers are missing."""
+def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[Piece, Broken]]:
+    """Check pieces in worker processes; those that end their workers are missing."""
     loader: DataLoader[Any] = DataLoader(
         pieces,  # type: ignore[arg-type]
         batch_size=None,

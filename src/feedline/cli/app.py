@@ -1,11 +1,11 @@
 """The `feedline` command.
 
-Guarantees: exit status 0 fine, 1 failed on the way, a finding or a failed check, 2 wrong use (also
-where the machine lacks what was asked for), 3 inconclusive, 130 or 143 after Ctrl-C or SIGTERM.
-What feedline raises on purpose ends a command with one message on stderr; the traceback is shown
-with `--debug` or FEEDLINE_DEBUG=1. `finally` blocks run on SIGTERM too, so no command leaves half
+Guarantees: exit status 0 for success, 1 for a failure, a finding or a failed check, 2 for wrong use
+(also if the machine lacks what was requested), 3 for an inconclusive result, 130 or 143 after
+Ctrl-C or SIGTERM. An error of feedline is printed as `error:` and `hint:` lines; `--debug` or
+FEEDLINE_DEBUG=1 shows the traceback. `finally` blocks run on SIGTERM too, so no command leaves half
 a file.
-Relies on: each command importing torch, timm and the rest of feedline only when it runs, so that
+Relies on: commands import torch, timm and the rest of feedline only when they run, so that
 `feedline --help` takes a fraction of a second.
 """
 
@@ -13,110 +13,111 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from feedline import __version__
+import feedline
 from feedline.cli.bench import bench
-from feedline.cli.cache import cache
-from feedline.cli.check import check
+from feedline.cli.cache import add_size, build, info, plan, repair, verify
 from feedline.cli.demo_data import demo_data
 from feedline.cli.doctor import doctor
 from feedline.cli.evaluate import evaluate, export, predict
-from feedline.cli.explain_overlap import explain_overlap
-from feedline.cli.option_names import in_options, options_of
 from feedline.cli.output import complain
-from feedline.cli.report import report
+from feedline.cli.report import check, explain_overlap, report
 from feedline.cli.train import train
 from feedline.cli.tune import tune
-from feedline.cli.warned import warnings_said
-from feedline.errors import FeedlineError, ResourceError, UsageError
+from feedline.errors import FeedlineError, ResourceError, UsageError, python_argument
 
 __all__ = ["app", "main"]
 
-_WRONG_USE = 2
-_FAILED = 1
-_ARGUMENTS = "feedline.arguments"  # in the context
+_FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
+# Arguments whose options have other names.
+_OPTIONS = {"num_workers": "workers", "budget_s": "budget", "pretrained": "initial_checkpoint"}
+_PACKAGE = f"{Path(feedline.__file__ or '').parent}/"
+# Base class of the errors of a command line; newer versions of typer have click inside.
+_ParseError: Any = typer.BadParameter.__bases__[0]
 
 
-class _Commands(TyperGroup):
-    """Turns what feedline raises into one message and an exit status, for every command."""
-
-    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
-        """Reads the options before the command's name; Ctrl-C may come meanwhile."""
-        arguments = list(args)  # click empties the list
-        try:
-            context = super().make_context(info_name, args, *more, **extra)
-            context.meta[_ARGUMENTS] = arguments
-            return context
-        except KeyboardInterrupt:
-            complain("interrupted", label="")
-            raise typer.Exit(130) from None
-
-    def invoke(self, ctx: Any) -> Any:
-        # Typer would swallow KeyboardInterrupt with no word about it, so it is met here, inside.
-        debug = ctx.params.get("debug") or os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0")
-
-        def said(message: str) -> str:
-            return in_options(message, options_of(self, ctx.meta[_ARGUMENTS]))
-
-        try:
-            with warnings_said(said):
-                return super().invoke(ctx)
-        except KeyboardInterrupt:
-            complain("interrupted", label="")
-            raise typer.Exit(130) from None
-        except FeedlineError as error:
-            if debug:
-                raise
-            complain(said(str(error)))
-            wrong_use = isinstance(error, UsageError | ResourceError)
-            raise typer.Exit(_WRONG_USE if wrong_use else _FAILED) from None
-        except OSError as error:
-            # The disk is full, a folder may not be written, ...: the machine's matter, no bug.
-            if debug or isinstance(error, BrokenPipeError):
-                raise
-            complain(f"{error}. Run again with --debug to see where")
-            raise typer.Exit(_FAILED) from None
+def _tidy(params: list[Any]) -> list[Any]:
+    """Leave out the type of flags in the help, and put `--help` into the last panel."""
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    if len(params) > 1:
+        params[-1].rich_help_panel = params[-2].rich_help_panel
+    return params
 
 
-app = typer.Typer(
-    cls=_Commands,
-    name="feedline",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("train", no_args_is_help=True)(train)
-app.command("evaluate", no_args_is_help=True)(evaluate)
-app.command("predict", no_args_is_help=True)(predict)
-app.command("export", no_args_is_help=True)(export)
-app.command("bench", no_args_is_help=True)(bench)
-app.command("tune", no_args_is_help=True)(tune)
-app.command("report", no_args_is_help=True)(report)
-app.command("check", no_args_is_help=True)(check)
-app.command("explain-overlap")(explain_overlap)
-app.command("demo-data", no_args_is_help=True)(demo_data)
-app.command("doctor")(doctor)
-app.add_typer(cache, name="cache")
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _tidy(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _tidy(super().get_params(ctx))
+
+
+def _group(name: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_Group,
+        name=name,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app, cache = _group("feedline"), _group("cache")
+
+
+def _add(panel: str, **commands: Any) -> None:
+    for name, function in commands.items():
+        app.command(
+            name.replace("_", "-"),
+            cls=_Command,
+            rich_help_panel=panel,
+            no_args_is_help=function not in (doctor, explain_overlap),
+        )(function)
+
+
+_add("Start", doctor=doctor, demo_data=demo_data, train=train)
+app.add_typer(cache, rich_help_panel="Data")
+_add("Data", bench=bench, tune=tune)
+_add("Understand", report=report, check=check, explain_overlap=explain_overlap)
+_add("Use a model", evaluate=evaluate, predict=predict, export=export)
+for _function in (build, add_size, verify, repair, info, plan):
+    cache.command(_function.__name__.replace("_", "-"), cls=_Command, no_args_is_help=True)(
+        _function
+    )
+
+
+@cache.callback()
+def _cache() -> None:
+    """Build and check caches of resized copies: less to read and decode.
+
+    Example: feedline cache build demo-data/train demo-cache --sizes 128,192,256
+    """
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"feedline {__version__}")
+        typer.echo(f"feedline {feedline.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (FEEDLINE_DEBUG=1 too).")
+        bool, typer.Option("--debug", help="Show tracebacks; the same as FEEDLINE_DEBUG=1.")
     ] = False,
     version: Annotated[
         bool,
@@ -131,21 +132,102 @@ def _options(
     """
 
 
-def _leave(signum: int, _frame: FrameType | None) -> None:
+def _exit(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit status.
+    """Run the command line and exit with its status.
 
     Args:
-        argv: the arguments without the program's name; None takes the process's own.
+        argv: arguments without the program's name; None means those of the process.
     """
-    before = signal.signal(signal.SIGTERM, _leave)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sigterm = signal.signal(signal.SIGTERM, _exit)
+    showwarning = warnings.showwarning
+    warnings.showwarning = _Warnings(showwarning)
     try:
-        app(args=None if argv is None else list(argv), prog_name="feedline")
+        status = _run(arguments)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        warnings.showwarning = showwarning
+        signal.signal(signal.SIGTERM, sigterm)
+    raise SystemExit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command, print its error, and return its exit status."""
+    debug = os.environ.get("FEEDLINE_DEBUG", "") not in ("", "0") or "--debug" in arguments[:1]
+    command = typer.main.get_command(app)
+    try:
+        # Not command.main(), which draws boxes around errors and swallows Ctrl-C.
+        with command.make_context("feedline", arguments) as context:
+            command.invoke(context)
+        return 0
+    except typer.Exit as error:
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return _INTERRUPTED
+    except _ParseError as error:
+        if text := error.format_message():  # empty after the help was printed
+            where = error.ctx.command_path if error.ctx else "feedline"
+            complain(
+                f"{text[0].lower()}{text[1:]}\nhint: {where} --help lists the options", "error"
+            )
+        return _WRONG_USE
+    except FeedlineError as error:
+        if debug:
+            raise
+        complain(error.text(_spelling(command, arguments)), "error")
+        return _WRONG_USE if isinstance(error, UsageError | ResourceError) else _FAILED
+    except BrokenPipeError:  # the reader of `feedline ... | head` has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    except OSError as error:  # the disk is full, a folder is read-only, ...: no bug
+        if debug:
+            raise
+        complain(f"{error}\nhint: --debug shows the traceback", "error")
+        return _FAILED
+
+
+def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
+    """Return a function that writes arguments of feedline's functions as options of a command."""
+    for each in arguments:
+        command = getattr(command, "commands", {}).get(each, command)
+    options = {option for parameter in command.params for option in parameter.opts}
+
+    def spell(name: str, value: object = None) -> str:
+        option = "--" + _OPTIONS.get(name, name).replace("_", "-")
+        if option not in options:
+            return python_argument(name, value)
+        return option if value is None else f"{option} {value}"
+
+    return spell
+
+
+class _Warnings:
+    """Prints each warning of feedline's once, without its source line.
+
+    Warnings of other code are shown as Python shows them.
+    """
+
+    def __init__(self, show: Any) -> None:
+        self._show, self._printed = show, set[str]()
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        *more: Any,
+        **extra: Any,
+    ) -> None:
+        text = str(message)
+        if not (issubclass(category, UserWarning) and filename.startswith(_PACKAGE)):
+            self._show(message, category, filename, *more, **extra)
+        elif text not in self._printed:
+            self._printed.add(text)
+            complain(text, "warning")
 
 
 if __name__ == "__main__":

@@ -1,76 +1,76 @@
-"""`feedline bench`: measure a loader on a user's own images.
+"""`feedline bench`: measure how fast images load.
 
 Imports torch only when it runs.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from feedline.cli.output import JsonFile, write_json
-from feedline.cli.train_folder import note_train_folder
-from feedline.cli.workers import Workers, worker_setting
+from feedline.cli.options import (
+    MEASUREMENT,
+    BatchSize,
+    Images,
+    ImageSize,
+    JsonFile,
+    Workers,
+    panel,
+    parse_workers,
+)
+from feedline.cli.output import use_folder, write_json
 
 __all__ = ["bench"]
 
-
-Against = Enum("Against", {"torch": "torch"})
+_measurement = panel(MEASUREMENT)
 
 
 def bench(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Class folders with images, or train/ with those.")
-    ],
-    size: Annotated[int, typer.Option(help="Side of the batches' images in pixels.")] = 224,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
+    folder: Images,
+    image_size: ImageSize = 224,
+    batch_size: BatchSize = 64,
     workers: Workers = "auto",
     against: Annotated[
-        Against | None,
-        typer.Option(help="Measure torch's DataLoader with torchvision, too, in two forms."),
+        Literal["torch"] | None,
+        _measurement("Compare with torch's DataLoader and torchvision.", "torch"),
     ] = None,
     copies: Annotated[
-        bool, typer.Option(help="Measure smaller copies too, made for the time of the run.")
+        bool,
+        _measurement("Measure resized copies, too.", "", "--copies/--no-copies", default=True),
     ] = True,
     seconds: Annotated[
-        float, typer.Option(help="How long to count images; starting up comes on top.")
+        float, _measurement("Time to count images.", "SECONDS", default=True)
     ] = 30.0,
     json: JsonFile = None,
 ) -> None:
-    """Measure how fast your images load, where the ceiling is, and what would help.
+    """Measure how many images a second your images load at, and the upper bound.
 
-    Up to 1000 images of DIR, drawn at random and in memory, become random
-    crops in batches of uint8 on the CPU: no model, no GPU. The ceiling is what
-    bare processes reach that hand nothing over.
+    Reads up to 1000 random images into memory and makes batches of random crops, uint8 on the CPU;
+    no model and no GPU. The upper bound is the rate of processes that decode and crop alone.
 
-    Example: feedline bench demo-data --size 224 --against torch
+    Example: feedline bench demo-data --image-size 224 --against torch
     """
     from feedline.bench.options import BenchmarkOptions
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
-    note_train_folder(folder, images)
-    settings = BenchmarkOptions(
+    options = BenchmarkOptions(
         folder=images,
-        size_px=size,
+        size_px=image_size,
         batch_size=batch_size,
-        workers=worker_setting(workers),
-        against=None if against is None else against.value,
+        workers=parse_workers(workers),
+        against=against,
         copies=copies,
         seconds=seconds,
     )
-
-    from rich.progress import TimeElapsedColumn
+    use_folder(folder, images)
 
     from feedline.bench.run import run_benchmark  # loads torch
     from feedline.bench.table import notes, table, verdict
-    from feedline.cli.bench_progress import BenchProgress
-    from feedline.cli.progress import progress_bar
+    from feedline.cli.progress import ProgressBar
 
-    with progress_bar(TimeElapsedColumn(), auto_refresh=False) as bar:
-        result = run_benchmark(settings, BenchProgress(bar))
+    with ProgressBar("starting", clock="elapsed", steady=True) as bar:
+        result = run_benchmark(options, bar)
     typer.echo(table(result))
     write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})

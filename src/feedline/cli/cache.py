@@ -1,96 +1,214 @@
-"""`feedline cache`: plan, make, check, repair, describe and extend caches of smaller copies.
+"""`feedline cache`: plan, build, extend, verify, repair and describe caches of resized copies.
 
 Imports torch only when a command runs.
 """
 
 from __future__ import annotations
 
+import functools
+import posixpath
 import shlex
 import time
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.filesize import decimal
 
-from feedline.cli.cache_build import add, build
-from feedline.cli.cache_described import described
-from feedline.cli.cache_plan import plan
-from feedline.cli.output import JsonFile, write_json
-from feedline.cli.train_folder import train_folder
-from feedline.cli.workers import Workers, worker_setting
+from feedline.cli.options import (
+    DATA,
+    MEASUREMENT,
+    JsonFile,
+    OnError,
+    Workers,
+    byte_size,
+    panel,
+    parse_sizes,
+    parse_workers,
+)
+from feedline.cli.output import complain, use_folder, write_json
 
-__all__ = ["cache"]
+if TYPE_CHECKING:
+    from feedline.stores.cache_layout import Manifest
+
+__all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
 
 _ON_SCREEN = 20
-_DAMAGED = 1
+_DAMAGED, _INTERRUPTED = 1, 130
+
+_copies, _measurement = panel("Copies"), panel(MEASUREMENT)
 
 # As text: a path would lose a slash of a URL.
-Place = Annotated[str, typer.Argument(metavar="DIR", help="The cache's folder, or its URL.")]
+Cache = Annotated[str, typer.Argument(metavar="CACHE", help="Folder or URL of the cache.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="Class folders of images, a folder with train/, tar shards or Parquet files.",
+    ),
+]
+MovedSource = Annotated[
+    str | None,
+    panel(DATA)("Originals.", "SRC", "--source", default="where the cache was built from"),
+]
+Ray = Annotated[
+    str | None,
+    _copies("Build on a Ray cluster; auto: $RAY_ADDRESS or the local one.", "auto|HOST:PORT"),
+]
+_SIZES = "PX,PX,..."
 
-cache = typer.Typer(no_args_is_help=True)
-cache.command(no_args_is_help=True)(plan)
 
+def build(
+    source: Source,
+    cache: Annotated[str, typer.Argument(metavar="CACHE", help="Folder or URL to write to.")],
+    sizes: Annotated[str, _copies("Shorter sides of the copies, in pixels.", _SIZES)],
+    format: Annotated[
+        Literal["webdataset", "lmdb", "folder"],
+        _copies("File format.", "webdataset|lmdb|folder", default=True),
+    ] = "webdataset",
+    quality: Annotated[
+        int | None, _copies("JPEG quality, 1 to 100.", "N", default="95, or that of the cache")
+    ] = None,
+    raw: Annotated[bool, _copies("Store pixels instead of JPEGs.", "", "--raw")] = False,
+    exif: Annotated[bool, _copies("Apply the Exif orientation.", "", "--exif")] = False,
+    ray: Ray = None,
+    workers: Workers = "auto",
+    on_error: OnError = "raise",
+    json: JsonFile = None,
+) -> None:
+    """Build a cache of resized copies, to train from instead of SRC.
 
-@cache.callback()
-def about() -> None:
-    """Keep smaller copies of all images, so that training has less to read and decode.
+    Each phase of a training reads the smallest copies that are large enough. If interrupted, run
+    the same command again: it continues, and rebuilds only what has changed.
 
     Example: feedline cache build demo-data/train demo-cache --sizes 128,192,256
     """
+    pixels = parse_sizes(sizes)
+    from feedline.cache.build import build_cache  # loads torch
+
+    make = functools.partial(
+        build_cache,
+        _train_folder(source),
+        cache,
+        pixels,
+        format=format,
+        quality=quality,
+        raw=raw,
+        on_error=on_error,
+        exif=exif,
+    )
+    _make(make, cache, workers, ray, json)
 
 
-cache.command("build", no_args_is_help=True)(build)
-cache.command("add-size", no_args_is_help=True)(add)
-
-
-@cache.command(no_args_is_help=True)
-def verify(
-    root: Place,
-    decode: Annotated[bool, typer.Option("--decode", help="Decode each JPEG, too.")] = False,
+def add_size(
+    cache: Cache,
+    size: Annotated[int, typer.Argument(metavar="PX", help="Shorter side, in pixels.")],
+    source: MovedSource = None,
+    quality: Annotated[
+        int | None, _copies("JPEG quality, 1 to 100.", "N", default="that of the cache")
+    ] = None,
+    ray: Ray = None,
     workers: Workers = "auto",
     json: JsonFile = None,
 ) -> None:
-    """Check every copy against its checksum; exit status 1 if something is damaged.
+    """Add copies of one more size to a cache, made from the originals.
 
-    `feedline cache repair` makes again what is damaged.
+    The cache can be used meanwhile. If interrupted, run the same command again: it continues.
 
-    Of a cache at a URL all images are read from there, and none are kept.
+    Example: feedline cache add-size demo-cache 160
+    """
+    from feedline.cache.add_size import add_size as add  # loads torch
+
+    originals = None if source is None else _train_folder(source)
+    make = functools.partial(add, cache, size, source=originals, quality=quality)
+    _make(make, cache, workers, ray, json)
+
+
+def _train_folder(source: str) -> str:
+    from feedline.cache.open_source import source_splits
+
+    return use_folder(source, posixpath.join(source, *source_splits(source)[:1]))
+
+
+def _make(
+    make: Callable[..., Manifest], cache: str, workers: str, ray: str | None, json: Path | None
+) -> None:
+    """Make copies, and print what was made."""
+    from feedline.cli.progress import BuildProgress, ProgressBar
+
+    processes = parse_workers(workers)
+    started = time.monotonic()
+    try:
+        with ProgressBar("listing images") as bar:
+            progress = BuildProgress(bar)
+            manifest = make(workers=processes, ray=ray, progress=progress)
+    except KeyboardInterrupt:
+        complain("interrupted\nhint: run the same command again to continue")
+        raise typer.Exit(_INTERRUPTED) from None
+    seconds = time.monotonic() - started
+    rate = progress.made / seconds
+    levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
+    typer.echo(f"{cache}: {manifest.samples} images, {manifest.format}: {levels}")
+    if progress.made:
+        typer.echo(f"wrote {progress.made} images in {seconds:.1f} s, {rate:.0f} images/s")
+    else:
+        typer.echo("already complete, by names and sizes of the originals")
+        complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
+    if manifest.skipped:
+        _, name, reason = manifest.skipped[0]
+        typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
+    write_json(
+        json,
+        {
+            **_manifest_json(cache, manifest),
+            "made": progress.made,
+            "seconds": round(seconds, 3),
+            "images_per_s": round(rate, 3),
+        },
+    )
+
+
+def verify(
+    cache: Cache,
+    decode: Annotated[bool, _copies("Decode the JPEGs, too.", "", "--decode")] = False,
+    workers: Workers = "auto",
+    json: JsonFile = None,
+) -> None:
+    """Verify the checksum of every copy; exit status 1 if one is damaged.
+
+    All copies of a cache at a URL are downloaded, and none are stored.
 
     Example: feedline cache verify demo-cache
     """
-    processes = worker_setting(workers)
-
-    from rich.progress import TimeRemainingColumn
-
     from feedline.cache.verify import verify as check  # loads torch
-    from feedline.cli.cache_progress import CheckProgress
-    from feedline.cli.progress import progress_bar
+    from feedline.cli.progress import ProgressBar
 
     started = time.monotonic()
-    with progress_bar(TimeRemainingColumn()) as bar:
-        found = check(root, decode=decode, workers=processes, progress=CheckProgress(bar))
+    with ProgressBar("images") as bar:
+        found = check(cache, decode=decode, workers=parse_workers(workers), progress=bar.update)
     seconds = time.monotonic() - started
-    # Where the index knows neither its file nor its name, a sample has its level and number.
+    files = len(found.index) + len(found.files)
+    damage = f"{len(found.damaged)} are damaged" + f", and {files} files of the cache" * bool(files)
+    typer.echo(
+        f"{cache}: verified {found.images} copies in {seconds:.1f} s: "
+        + ("none is damaged" if found.sound else damage)
+    )
+    # If the index has neither file nor name, a sample has its level and number.
     damaged = [
         f"{each.file or f'{each.level} px'}: sample {each.sample}"
         f"{each.name and f', {each.name}'}: {each.why}"
         for each in found.damaged
     ]
-    files = len(found.index) + len(found.files)
-    verdict = f"{len(damaged)} are damaged" + (f", and files of the cache: {files}" * bool(files))
     lines = [*found.index, *found.files, *damaged]
     for line in lines[:_ON_SCREEN]:
         typer.echo(line)
     if len(lines) > _ON_SCREEN:
         typer.echo(f"... and {len(lines) - _ON_SCREEN} more; --json FILE lists all")
-    typer.echo(
-        f"{root}: checked {found.images} copies in {seconds:.1f} s: "
-        + ("all as they were written" if found.sound else verdict)
-    )
     write_json(
         json,
         {
-            "folder": str(root),
+            "folder": cache,
             "sound": found.sound,
             "images": found.images,
             "damaged": [each._asdict() for each in found.damaged],
@@ -100,54 +218,44 @@ def verify(
         },
     )
     if not found.sound:
-        typer.echo(f"hint: feedline cache repair {shlex.quote(root)}")
+        complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
         raise typer.Exit(_DAMAGED)
 
 
-@cache.command(no_args_is_help=True)
 def repair(
-    root: Place,
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="SRC", help="What the cache was made of, if that has moved."),
-    ] = None,
-    workers: Workers = "auto",
-    json: JsonFile = None,
+    cache: Cache, source: MovedSource = None, workers: Workers = "auto", json: JsonFile = None
 ) -> None:
-    """Make damaged copies again, from the originals.
+    """Rebuild damaged copies from the originals.
 
-    Checks all copies first, as `feedline cache verify` does. The cache can be
-    used meanwhile. If it is interrupted, run it again.
+    Verifies all copies first. The cache can be used meanwhile. If interrupted, run it again.
 
     Example: feedline cache repair demo-cache
     """
-    processes = worker_setting(workers)
-
-    from rich.progress import TimeRemainingColumn
-
-    from feedline.cache.open_source import source_splits
     from feedline.cache.repair import repair_cache  # loads torch
-    from feedline.cli.cache_progress import RepairProgress
-    from feedline.cli.progress import progress_bar
+    from feedline.cli.progress import ProgressBar
 
-    if source is not None:
-        source = train_folder(source, source_splits(source))
+    originals = None if source is None else _train_folder(source)
     started = time.monotonic()
-    with progress_bar(TimeRemainingColumn()) as bar:
-        done = repair_cache(root, source=source, workers=processes, progress=RepairProgress(bar))
+    with ProgressBar("checking") as bar:
+        done = repair_cache(
+            cache,
+            source=originals,
+            workers=parse_workers(workers),
+            progress=lambda stage, done, total: bar.update(done, total, stage),
+        )
     found, seconds = done.found, time.monotonic() - started
     files = len(found.index) + len(found.files)
     typer.echo(
-        f"{root}: nothing is damaged"
+        f"{cache}: nothing is damaged"
         if found.sound
-        else f"{root}: repaired {len(found.damaged)} damaged copies"
+        else f"{cache}: repaired {len(found.damaged)} damaged copies"
         + f" and {files} files of the cache" * bool(files)
-        + f" in {seconds:.1f} s; {done.images} copies were written"
+        + f" in {seconds:.1f} s; wrote {done.images} copies"
     )
     write_json(
         json,
         {
-            "folder": str(root),
+            "folder": cache,
             "damaged": [each._asdict() for each in found.damaged],
             "files": found.files,
             "index": found.index,
@@ -157,48 +265,127 @@ def repair(
     )
 
 
-@cache.command(no_args_is_help=True)
 def info(
-    root: Place,
+    cache: Cache,
     measure: Annotated[
-        bool, typer.Option(help="Read random crops of each size for two seconds.")
+        bool,
+        _measurement(
+            "Time random crops of each size, 2 s.", "", "--measure/--no-measure", default=True
+        ),
     ] = True,
     json: JsonFile = None,
 ) -> None:
-    """Say what a cache holds, and how fast it is read; at a URL, as it is read from here.
+    """Describe a cache: sizes, bytes, and images/s of random crops.
 
     Example: feedline cache info demo-cache --no-measure
     """
     from feedline.cache.info import cache_info  # loads torch
 
-    known = cache_info(root, measure=measure)
+    known = cache_info(cache, measure=measure)
     manifest = known.manifest
     classes = "" if manifest.classes is None else f" of {len(manifest.classes)} classes"
-    upright = ", turned upright" if manifest.exif else ""
+    upright = ", Exif orientation applied" if manifest.exif else ""
     kind, path = manifest.source
     typer.echo(f"{known.root}: {manifest.samples} images{classes}, {manifest.format}{upright}")
-    typer.echo(f"made by feedline {manifest.feedline} of {path} ({kind})")
+    typer.echo(f"built by feedline {manifest.feedline} from {path} ({kind})")
     if manifest.skipped:
-        _, name, why = manifest.skipped[0]
-        typer.echo(f"{len(manifest.skipped)} broken images were left out; the first: {name}: {why}")
+        _, name, reason = manifest.skipped[0]
+        typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
     for each in known.levels:
         rate = (
             ""
             if each.images_per_s is None
-            else f", {each.images_per_s:.0f} random crops of {each.crop_px} px a second"
+            else f", {each.images_per_s:.0f} images/s as random crops of {each.crop_px} px"
         )
         typer.echo(
-            f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image" + rate
+            f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}"
         )
-    measured = [
-        {
+    described = _manifest_json(cache, manifest)
+    for level, each in zip(described["levels"], known.levels, strict=True):
+        level |= {
             "bytes_on_disk": each.bytes,
             "mean_image_bytes": each.image_bytes,
             "crop_px": each.crop_px,
             "images_per_s": each.images_per_s,
         }
-        for each in known.levels
-    ]
-    said = described(root, manifest)
-    said["levels"] = [level | more for level, more in zip(said["levels"], measured, strict=True)]
-    write_json(json, said)
+    write_json(json, described)
+
+
+def _manifest_json(cache: str, manifest: Manifest) -> dict[str, Any]:
+    kind, path = manifest.source
+    return {
+        "folder": cache,
+        "format": manifest.format,
+        "images": manifest.samples,
+        "levels": [
+            {"size_px": level.side, "quality": level.quality, "bytes": level.bytes}
+            for level in manifest.levels
+        ],
+        "classes": manifest.classes,
+        "exif": manifest.exif,
+        "source": {"kind": kind, "path": path, "images": manifest.samples_in_source},
+        "skipped": [
+            {"sample": key, "name": name, "why": why} for key, name, why in manifest.skipped
+        ],
+        "fingerprint": manifest.fingerprint,
+        "feedline": manifest.feedline,
+    }
+
+
+def plan(
+    source: Source,
+    schedule: Annotated[
+        str, _copies(r"Image sizes and epochs, optionally with @BATCH.", "SIZExEPOCHS,...")
+    ],
+    sizes: Annotated[
+        str | None,
+        _copies("Sizes to compare, in pixels.", _SIZES, default="those of the schedule and above"),
+    ] = None,
+    disk: Annotated[
+        str | None,
+        _copies("Disk space for the cache, such as 50GB.", "BYTES", default="9/10 of what is free"),
+    ] = None,
+    disk_speed: Annotated[str, _copies("Disk speed per second.", "BYTES", default=True)] = "500MB",
+    transform: Annotated[
+        Literal["train", "eval"],
+        _measurement("Random crops or center crops.", "train|eval", default=True),
+    ] = "train",
+    images: Annotated[int, _measurement("Images to sample.", "N", default=True)] = 300,
+    seconds: Annotated[
+        float, _measurement("Time to count images.", "SECONDS", default=True)
+    ] = 30.0,
+    workers: Workers = "auto",
+    json: JsonFile = None,
+) -> None:
+    """Recommend which sizes to cache for a schedule, before building.
+
+    Samples SRC, resizes and reads some images in memory, and compares images/s and disk space.
+    Takes about a minute; builds nothing.
+
+    Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50GB
+    """
+    budget = None if disk is None else byte_size(disk, "--disk")
+    speed = byte_size(disk_speed, "--disk-speed")
+    sides = None if sizes is None else parse_sizes(sizes)
+    processes = parse_workers(workers)
+
+    from feedline.bench.plan_cache import plan_cache  # loads torch
+    from feedline.bench.planned_cache import plan_table
+    from feedline.cli.progress import ProgressBar
+    from feedline.images.crops import EvalCrop, TrainCrop
+
+    with ProgressBar("starting", clock="elapsed", steady=True) as bar:
+        found = plan_cache(
+            _train_folder(source),
+            schedule,
+            disk_bytes=budget,
+            disk_bytes_per_s=speed,
+            sizes=sides,
+            transform=TrainCrop() if transform == "train" else EvalCrop(),
+            workers=processes,
+            images=images,
+            seconds=seconds,
+            report=bar,
+        )
+    typer.echo(plan_table(found))
+    write_json(json, found.as_dict())

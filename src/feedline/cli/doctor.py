@@ -1,20 +1,24 @@
-"""`feedline doctor`: what this machine gives a training, and what is in the way.
+"""`feedline doctor`: check a machine for data-loading problems, or all images of a dataset.
 
-Imports torch only where `--measure` copies to a GPU.
+Imports torch only for `--measure` and `--verify`.
 """
 
 from __future__ import annotations
 
 import io
+import posixpath
+import shlex
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.output import JsonFile, write_json
-from feedline.cli.train_folder import train_folder
+from feedline.cli.options import JsonFile, Workers, parse_workers
+from feedline.cli.output import complain, use_folder, write_json
+from feedline.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +30,7 @@ __all__ = ["doctor"]
 
 _FOUND_FAULT = 1
 
-# A sign, one for terminals that have no more than ASCII, a word, a colour.
+# A sign, one for terminals that have only ASCII, a word, a colour.
 _MARKS = {
     "ok": ("\u2713", "+", "ok", "green"),
     "note": ("\u00b7", "-", "note", "cyan"),
@@ -41,23 +45,38 @@ def doctor(
     folder: Annotated[
         str | None,
         typer.Argument(
-            metavar="DIR", help="The folder of your images, or train/ with those, or a cache."
+            metavar="DIR", help="Class folders of images, a folder with train/, or a cache."
         ),
     ] = None,
     measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Take seconds: import torch, pin memory, copy to the GPU."),
+        bool, typer.Option("--measure", help="Also time copies to the GPU; imports torch.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Decode all images of DIR instead; list broken files."),
+    ] = False,
+    workers: Workers = "auto",
     json: JsonFile = None,
 ) -> None:
-    """Look at what this machine gives a training, and say what is in the way.
+    """Check this machine for data-loading problems.
 
-    Cores, memory, limits, threads, decoder, disk, GPU and torch: one line
-    each, and settings to begin with. Some files of DIR are read for half a
-    second. Exit status 1 where a check warns or fails.
+    One line each for cores, memory, limits, threads, decoder, disk, GPU and torch, then settings to
+    start with. With DIR, reads some of its files for half a second. Exit status 1 if a check warns
+    or fails, or if an image is broken.
 
-    Example: feedline doctor demo-data/train --json doctor.json
+    Example: feedline doctor demo-data
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not be encodable
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not verify:
+        _check_machine(folder, measure, json)
+        return
+    if folder is None or measure:
+        raise UsageError("--verify needs DIR, and no --measure")
+    _verify(folder, parse_workers(workers), json)
+
+
+def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None:
     started = time.monotonic()
 
     from rich.console import Console
@@ -67,25 +86,23 @@ def doctor(
     from feedline.doctor.examine import CHECK_IDS, examine
     from feedline.stores.splits import splits_below
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be in no encoding's reach
-        sys.stdout.reconfigure(errors="backslashreplace")
     console = Console(highlight=False, markup=False, soft_wrap=True, emoji=False)
     width = max(map(len, CHECK_IDS))
     if folder is not None:
         named, splits = folder, list[str]()  # empty if the disk does not answer in time
         run_with_deadline(lambda: splits.extend(splits_below(named)))
-        folder = train_folder(named, splits)
-    found = examine(folder, measure=measure, tell=lambda check: _say(console, check, width))
+        folder = use_folder(named, posixpath.join(named, *splits[:1]))
+    found = examine(folder, measure=measure, tell=lambda check: _print_check(console, check, width))
     seconds = time.monotonic() - started
     console.print()
-    _say_settings(console, found.settings)
+    _print_settings(console, found.settings)
     console.print()
     counts = {
         word: sum(check.status == status for check in found.checks)
         for status, (_, _, word, _) in _MARKS.items()
     }
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    console.print(f"{len(found.checks)} checks in {seconds:.2f} s: {said}")
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    console.print(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
     write_json(
         json,
         {
@@ -101,21 +118,21 @@ def doctor(
         raise typer.Exit(_FOUND_FAULT)
 
 
-def _say(console: Console, check: CheckResult, width: int) -> None:
-    """One line for a check, and one for its remedy."""
+def _print_check(console: Console, check: CheckResult, width: int) -> None:
+    """Print one line for a check, and one for its fix."""
     from rich.text import Text
 
     sign, plain, word, colour = _MARKS[check.status]
-    mark = f"{sign if _shows(console, sign) else plain} {word}".ljust(_WORD_WIDTH + 2)
+    mark = f"{sign if _can_encode(console, sign) else plain} {word}".ljust(_WORD_WIDTH + 2)
     console.print(Text.assemble((mark, colour), f"  {check.id.ljust(width)}  {check.summary}"))
     if check.fix:
         console.print(Text(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {check.fix}"))
 
 
-def _say_settings(console: Console, settings: tuple[StartingSetting, ...]) -> None:
+def _print_settings(console: Console, settings: tuple[StartingSetting, ...]) -> None:
     from rich.text import Text
 
-    console.print("To begin with on this machine:")
+    console.print("Settings to start with on this machine:")
     names = max(len(setting.name) for setting in settings)
     values = max(len(str(setting.value)) for setting in settings)
     for setting in settings:
@@ -123,10 +140,41 @@ def _say_settings(console: Console, settings: tuple[StartingSetting, ...]) -> No
         console.print(Text(f"  {name}  {value}  {setting.reason}"))
 
 
-def _shows(console: Console, sign: str) -> bool:
-    """Whether the screen has a sign, by its encoding."""
+def _can_encode(console: Console, sign: str) -> bool:
     try:
         sign.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def _verify(folder: str, workers: int | str, json: Path | None) -> None:
+    """Decode all images below a folder and list the broken ones."""
+    from feedline.cli.progress import ProgressBar
+    from feedline.doctor.broken_images import broken_images  # loads torch
+    from feedline.images.files import find_images
+    from feedline.stores.cache_layout import is_cache
+
+    if is_cache(folder):
+        command = f"feedline cache verify {shlex.quote(folder)} --decode"
+        raise UsageError(f"{folder} is a cache", hint=command)
+    started = time.monotonic()
+    files = find_images([Path(folder)])
+    with ProgressBar("images") as bar:
+        broken = broken_images(files, workers=workers, progress=bar.update)
+    seconds = time.monotonic() - started
+    typer.echo(f"{folder}: {len(broken)} of {len(files)} images are broken ({seconds:.1f} s)")
+    for path, reason in broken:
+        typer.echo(f"{path}: {reason}")
+    write_json(
+        json,
+        {
+            "folder": folder,
+            "images": len(files),
+            "broken": [{"file": str(path), "reason": reason} for path, reason in broken],
+            "seconds": round(seconds, 3),
+        },
+    )
+    if broken:
+        complain("replace or remove them, or train with --on-error skip", "hint")
+        raise typer.Exit(_FOUND_FAULT)

@@ -1,105 +1,96 @@
-"""What every command says and writes: messages on stderr, and the files of `--json` and the like.
+"""Output of all commands: tables on stdout, messages on stderr, and files.
 
-Guarantees: a file is there whole or not at all; where it cannot be written, that is said before
-the work and not after it. A pipe, a device or a link, as /dev/stdout is, is written to and not
-replaced.
+Guarantees: 100 columns, or fewer in a narrower terminal; no colour with NO_COLOR; characters that
+the stream cannot encode are escaped. A file is written completely or not at all. A pipe, device or
+link such as /dev/stdout is written to, not replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from feedline.errors import UsageError
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = [
-    "HtmlFile",
-    "JsonFile",
-    "SettingsFile",
-    "SvgFile",
+    "columns",
     "complain",
+    "is_replaceable",
+    "partial_file",
+    "say",
+    "use_folder",
     "write_json",
     "write_text",
 ]
 
-
-def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is None or (_is_kept(path) and os.access(path, os.W_OK)):
-        return path
-    folder = path.absolute().parent
-    problem = "it is a folder" if path.is_dir() else ""
-    if not problem:
-        # Tried, and not only asked for: /proc lets root do anything but that.
-        partial = _partial(path)
-        try:
-            partial.touch()
-            partial.unlink()
-        except OSError as error:
-            problem = f"{folder} is no folder one can write to ({error.strerror})"
-    if problem:
-        raise UsageError(
-            f"{option.opts[0]} {path}: cannot write there, {problem}; name a file elsewhere"
-        )
-    return path
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "hint": "cyan"}
 
 
-JsonFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE", help="Write the results to FILE as JSON.", callback=_writable
-    ),
-]
+def complain(message: str, label: str = "") -> None:
+    """Print `label: message` to stderr, with the labels coloured if that is a terminal.
 
-HtmlFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", metavar="FILE", help="Write the report to FILE as one page.", callback=_writable
-    ),
-]
-SvgFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--svg", metavar="FILE", help="Write the pictures to FILE as SVG.", callback=_writable
-    ),
-]
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--save",
-        metavar="FILE",
-        help="Write the settings to FILE, for DataLoader(settings=FILE).",
-        callback=_writable,
-    ),
-]
+    A line of the message that begins with `hint: ` has that label.
+    """
+    for line in f"{label}: {message}".removeprefix(": ").split("\n"):
+        name, colon, rest = line.partition(": ")
+        if colon and name in _COLOURS:
+            line = typer.style(f"{name}: ", fg=_COLOURS[name], bold=True) + rest
+        typer.echo(line, err=True)
 
 
-def complain(message: str, *, label: str = "error: ") -> None:
-    """Print one message to stderr, its label in red where stderr is a terminal."""
-    typer.echo(typer.style(f"feedline: {label}", fg="red", bold=True) + message, err=True)
+def columns() -> int:
+    """Width of the output, in characters."""
+    from rich.console import Console
+
+    from feedline.report import terminal
+
+    return terminal.columns(Console())
+
+
+def say(view: RenderableType) -> None:
+    """Print a view to stdout."""
+    from rich.console import Console
+
+    console = Console(width=columns(), highlight=False)
+    with console.capture() as captured:
+        console.print(view)
+    encoding = sys.stdout.encoding or "utf-8"
+    lines = (line.rstrip() for line in captured.get().split("\n"))
+    text = "\n".join(lines).rstrip("\n")
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def use_folder(named: str | os.PathLike[str], used: str | os.PathLike[str]) -> str:
+    """Return the folder or URL to read, and print a note if it is not the one that was named."""
+    if os.fspath(named) != os.fspath(used):
+        complain(f"using {used}, the training images of {named}", "note")
+    return os.fspath(used)
 
 
 def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
-    """Write `payload` to `path`, replacing a file in one step; do nothing for None.
+    """Write `payload` to `path` in one step; do nothing for None.
 
     Raises:
-        ValueError: a value is NaN or infinite, which JSON cannot say.
+        ValueError: a value is NaN or infinite, which JSON does not have.
     """
     if path is not None:
         write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, replacing a file in one step; what is no text in it is spelt."""
+    """Write text as UTF-8 in one step; characters that UTF-8 cannot encode are escaped."""
     data = text.encode("utf-8", "backslashreplace")
-    if _is_kept(path):
+    if not is_replaceable(path):
         path.write_bytes(data)
         return
-    partial = _partial(path)
+    partial = partial_file(path)
     try:
         partial.write_bytes(data)
         os.replace(partial, path)
@@ -107,11 +98,11 @@ def write_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _partial(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+def partial_file(path: Path) -> Path:
+    """Where a file is written before it is renamed to `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def _is_kept(path: Path) -> bool:
-    """Whether something is there that is no file of its own: to replace it would do harm."""
-    return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())
+def is_replaceable(path: Path) -> bool:
+    """Return False if `path` is a link, a pipe or a device, which must not be replaced."""
+    return not path.exists() or path.is_dir() or (path.is_file() and not path.is_symlink())

@@ -1,40 +1,337 @@
-"""The progress bar of every command: on stderr where that is a terminal, nothing elsewhere."""
+"""Progress of all commands: a bar on stderr, and lines on stdout.
+
+Guarantees: the bar is drawn only if stderr is a terminal, and is removed at the end. Lines go to
+stdout, so `feedline train ... | tee log` keeps them.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-__all__ = ["note", "progress_bar"]
+from feedline.forecast.text import duration
+
+if TYPE_CHECKING:
+    from feedline.cache.unit_maker import Progress as BuildState
+    from feedline.trace.split import Totals
+    from feedline.train.history import EpochRecord, TrainPosition, TrainReport
+    from feedline.train.recipe import Recipe
+else:
+    TrainReport = object  # importing it would load torch for every bar
+
+__all__ = ["BuildProgress", "ProgressBar", "TrainProgress", "epoch_line", "seconds_left"]
+
+_REDRAW_S = 0.1
+_WINDOW_S = 10.0  # of the latest steps, for images/s and wait
+_FORWARD = 1 / 3  # time of a validation image to that of a training step
 
 
-def progress_bar(clock: ProgressColumn, *, auto_refresh: bool = True) -> Progress:
-    """A bar that is gone at the end; a context manager.
+class ProgressBar:
+    """A bar with one task; a context manager.
 
     Args:
-        clock: the column at the end: the time that passed or that remains.
-        auto_refresh: draw it ten times a second; else only when it is told to.
+        description: first text of the bar.
+        clock: last column: time elapsed, time remaining, or the text of `update(end=...)`.
+        steady: redraw only in calls, at most ten times a second. A bar that redraws itself would
+            use the cores that are being measured.
     """
-    drawn = sys.stderr.isatty()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        clock,
-        # stdout stays the command's own: rich would send it to the bar's stream.
-        console=Console(stderr=True, quiet=not drawn),
-        transient=True,
-        redirect_stdout=False,
-        auto_refresh=auto_refresh,
-        disable=not drawn,
-    )
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        clock: Literal["elapsed", "remaining", "text"] = "remaining",
+        steady: bool = False,
+    ) -> None:
+        columns: dict[str, ProgressColumn] = {
+            "elapsed": TimeElapsedColumn(),
+            "remaining": TimeRemainingColumn(),
+            "text": TextColumn("{task.fields[end]}"),
+        }
+        self._drawn, self._steady, self._drawn_s = sys.stderr.isatty(), steady, 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            columns[clock],
+            console=Console(stderr=True, quiet=not self._drawn),
+            transient=True,
+            redirect_stdout=False,  # stdout stays the command's own
+            auto_refresh=not steady,
+            disable=not self._drawn,
+        )
+        self._task = self._bar.add_task(description, total=None, end="")
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str, total: int) -> None:
+        """Show a new description and an empty bar."""
+        self._drawn_s = 0.0
+        self._bar.reset(self._task, description=what, total=total)
+
+    def advance(self, done: int, what: str = "") -> None:
+        """Move the bar; a new description is drawn at once."""
+        if what:
+            self._drawn_s = 0.0
+        self.update(done, what=what)
+
+    def update(
+        self, done: int | None = None, total: int | None = None, what: str = "", **fields: Any
+    ) -> None:
+        """Change the bar; None and empty text leave a part unchanged."""
+        now = time.monotonic()
+        refresh = self._steady and now - self._drawn_s >= _REDRAW_S
+        if refresh:
+            self._drawn_s = now
+        self._bar.update(
+            self._task,
+            completed=done,
+            total=total,
+            description=what or None,
+            refresh=refresh,
+            **fields,
+        )
+
+    def note(self, text: str, *, err: bool = False) -> None:
+        """Print a line above the bar, to stdout or stderr."""
+        file = sys.stderr if err else sys.stdout
+        if self._drawn and file.isatty():
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=file, flush=True)
 
 
-def note(bar: Progress, text: str) -> None:
-    """Print a line to stdout, above a bar on the same screen."""
-    if sys.stdout.isatty() and not bar.disable:  # the bar steps aside
-        bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-    else:
-        print(text, flush=True)
+class BuildProgress:
+    """Shows how a cache is built: the estimate, once, then a bar with images/s.
+
+    Attributes:
+        made: number of images that this run has written.
+    """
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar, self._started, self.made = bar, time.monotonic(), 0
+
+    def __call__(self, state: BuildState) -> None:
+        """Show the state of a build."""
+        self.made = state.made
+        total = state.estimate.images
+        if not self.made:
+            self._announce(state)
+            self._started = time.monotonic()
+            self._bar.begin("images", total)
+            self._bar.update(state.images)
+        else:
+            rate = self.made / (time.monotonic() - self._started)
+            self._bar.update(state.images, total, f"images, {rate:.0f}/s")
+
+    def _announce(self, state: BuildState) -> None:
+        estimate = state.estimate
+        for level, size in zip(estimate.levels, estimate.level_bytes, strict=True):
+            self._bar.note(f"{level}: about {decimal(round(size))}")
+        left = estimate.images - state.images
+        seconds = estimate.seconds * left / estimate.images / state.makers
+        before = f", {state.images} already done" if state.images else ""
+        self._bar.note(f"{estimate.images} images{before}: about {duration(max(1, seconds))} left")
+
+
+def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None) -> str:
+    """An epoch in one line: size, loss, accuracy, images/s, parts of the mean step, time left.
+
+    Args:
+        record: the epoch.
+        epochs: number of epochs of the run.
+        left_s: seconds left; None or 0 for no text.
+    """
+    parts = [
+        f"epoch {record.epoch}/{epochs}",
+        f"{record.size_px} px",
+        f"loss {record.train_loss:.3f}",
+    ]
+    if record.val_top1 is not None:
+        parts.append(f"val top-1 {record.val_top1:.1%}")
+    parts.append(f"{record.images_per_s:.0f} images/s")
+    if record.wait_ms is not None and record.copy_ms is not None and record.compute_ms is not None:
+        total = record.wait_ms + record.copy_ms + record.compute_ms
+        parts.append(
+            f"step {total:.1f} ms = wait {record.wait_ms:.1f} + copy {record.copy_ms:.1f} "
+            f"+ compute {record.compute_ms:.1f}"
+        )
+    if left_s:
+        parts.append(f"{duration(left_s)} left")
+    return "  ".join(parts)
+
+
+def seconds_left(
+    recipe: Recipe,
+    costs: Mapping[int, float],
+    val_costs: Mapping[int, float],
+    *,
+    images: int,
+    val_images: int,
+    epoch: int,
+    done: int = 0,
+) -> float | None:
+    """Estimate the time until the end of a run.
+
+    A size that was not trained yet costs as much as the nearest one, in proportion to its pixels:
+    exact if compute is the bottleneck, too much if loading is. Before the first validation, its
+    images cost a third of a training step. Starts of workers and checkpoints are not included.
+
+    Args:
+        recipe: phases.
+        costs: seconds of a training image, by size.
+        val_costs: seconds of a validation image, by size.
+        images, val_images: images of an epoch.
+        epoch: epoch in progress, from 0.
+        done: images of it that are done.
+
+    Returns:
+        Seconds; None if nothing was measured yet.
+    """
+    if not costs:
+        return None
+    left_s = 0.0
+    for number in range(epoch, recipe.epochs):
+        phase = recipe.phase_at(number)
+        rest = max(0, images - done) if number == epoch else images
+        left_s += rest * _scaled(costs, phase.size)
+        val = phase.val_image_size or phase.size
+        each_s = _scaled(val_costs, val) if val_costs else _FORWARD * _scaled(costs, val)
+        left_s += val_images * each_s
+    return left_s
+
+
+def _scaled(costs: Mapping[int, float], size: int) -> float:
+    """Seconds of an image of a size, by its pixels and the nearest known size."""
+    near = min(costs, key=lambda known: abs(known**2 - size**2))
+    return costs[near] * (size / near) ** 2
+
+
+class TrainProgress(TrainReport):
+    """Shows a training run.
+
+    Args:
+        bar: its last column is text.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, bar: ProgressBar, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bar, self._clock = bar, clock
+        self._recipe: Recipe | None = None
+        self._images = self._val_images = self._validated = 0
+        self._costs: dict[int, float] = {}
+        self._val_costs: dict[int, float] = {}
+        self._window: deque[tuple[float, int, Totals]] = deque()
+        self._text = ""
+        self._loss: float | None = None
+        self._top1: float | None = None
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._bar.note(text)
+
+    def planned(
+        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
+    ) -> None:
+        """Store the plan and the costs of finished epochs."""
+        self._recipe, self._images, self._val_images = recipe, images, val_images
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: EpochRecord) -> None:
+        assert self._recipe is not None
+        self._top1 = record.val_top1
+        if record.samples and record.seconds > 0:
+            self._costs[record.size_px] = record.seconds / record.samples
+        if record.val_samples and record.val_seconds:
+            size = self._recipe.phase_at(record.epoch - 1).val_image_size or 0
+            self._val_costs[size] = record.val_seconds / record.val_samples
+
+    def _left(self, epoch: int, done: int = 0) -> float | None:
+        if self._recipe is None:
+            return None
+        return seconds_left(
+            self._recipe,
+            self._costs,
+            self._val_costs,
+            images=self._images,
+            val_images=self._val_images,
+            epoch=epoch,
+            done=done,
+        )
+
+    def begin(self, now: TrainPosition) -> None:
+        """Show a new epoch."""
+        self._window.clear()
+        self._validated, self._loss = 0, None
+        self._show(now)
+
+    def stepped(self, now: TrainPosition) -> None:
+        """Move the bar."""
+        self._loss = self._loss if now.loss is None else now.loss
+        self._window.append((self._clock(), now.images, now.split))
+        while len(self._window) > 2 and self._window[-1][0] - self._window[1][0] >= _WINDOW_S:
+            self._window.popleft()
+        self._show(now)
+
+    def _show(self, now: TrainPosition) -> None:
+        parts = [f"lr {now.lr:.2g}"]
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.3f}")
+        if self._top1 is not None:
+            parts.append(f"top-1 {self._top1:.1%}")
+        if len(self._window) > 1:
+            first_s, first_images, first_split = self._window[0]
+            last_s, last_images, last_split = self._window[-1]
+            if last_images > first_images and last_s > first_s:
+                cost = (last_s - first_s) / (last_images - first_images)
+                self._costs[now.size_px] = cost
+                parts.append(f"{1 / cost:.0f} images/s")
+            spent = last_split - first_split
+            total_ms = spent.wait_ms + spent.copy_ms + spent.compute_ms
+            if total_ms > 0:
+                parts.append(f"wait {(spent.wait_ms + spent.copy_ms) / total_ms:.0%}")
+        where = f"phase {now.phase}/{now.phases}, {now.size_px} px, epoch {now.epoch}/{now.epochs}"
+        self._text = f"{where}\n{'  '.join(parts)}"
+        left_s = self._left(now.epoch - 1, now.images)
+        end = "" if left_s is None else f"{duration(left_s)} left"
+        self._bar.update(now.step, now.steps, self._text, end=end)
+
+    def validating(self, *, rows: int) -> None:
+        """Show the number of validated images."""
+        self._validated += rows
+        self._bar.update(what=f"{self._text}  validated {self._validated}")
+
+    def ended(self, record: EpochRecord, *, epochs: int) -> None:
+        """Print the line of an epoch."""
+        self._add(record)
+        self.note(epoch_line(record, epochs=epochs, left_s=self._left(record.epoch)))
+
+    def stopping(self, signum: int) -> None:
+        """Confirm a signal that requests a stop."""
+        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        self._bar.note(
+            f"{name}: finishing this step, then saving; a second {name} exits without saving",
+            err=True,
+        )

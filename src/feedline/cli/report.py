@@ -1,55 +1,67 @@
-"""`feedline report`: what binds a run, from its trace alone.
+"""`feedline report`, `check` and `explain-overlap`: where the time of a training goes.
 
-Imports numpy and the drawing only when it runs.
+Imports numpy and torch only when they run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feedline.cli.output import HtmlFile, JsonFile, write_json, write_text
-from feedline.cli.screen import columns, say
+from feedline.cli.options import (
+    MEASUREMENT,
+    BatchSize,
+    HtmlFile,
+    ImageSize,
+    JsonFile,
+    Run,
+    SvgFile,
+    Workers,
+    panel,
+    parse_workers,
+)
+from feedline.cli.output import columns, say, use_folder, write_json, write_text
 from feedline.errors import UsageError
 
-__all__ = ["report"]
+__all__ = ["check", "explain_overlap", "report"]
+
+_FAILED, _INCONCLUSIVE = 1, 3
+_LONGEST_STEP_MS = 10_000.0
+
+_limits, _measurement = panel("Limits"), panel(MEASUREMENT)
 
 
 def report(
     run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="The folder of a run, or the trace.json in it."),
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run, or its trace.json.")
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
-            metavar="A B", help="Two runs, side by side, and how many times as fast B is."
-        ),
+        typer.Option(metavar="A B", help="Compare two runs: the speed of B over that of A."),
     ] = None,
     html: HtmlFile = None,
     json: JsonFile = None,
 ) -> None:
-    """Say what binds a run, how fast it could be, and what to change.
+    """Report the bottleneck of a run and how to fix it.
 
-    Reads what feedline.watch(..., run=FOLDER) or feedline train recorded. The
-    page of --html is one file that needs no network. Exit status: 0 where there
-    is nothing to mend, 1 with a finding, 3 where too little was measured. With
-    --compare: 1 where B is slower than A beyond the spread.
+    Reads what feedline train or feedline.watch(..., run=FOLDER) recorded. Exit status: 0 if there
+    is nothing to fix, 1 with a finding, 3 if too little was measured. With --compare: 1 if B is
+    slower than A by more than the spread.
 
     Example: feedline report runs/resnet18-1 --html report.html
     """
     if (run is None) == (compare is None):
         raise UsageError("name one run, or two with --compare A B")
-    if compare is not None and html is not None:
-        raise UsageError("--html draws one run; --compare goes with --json")
     if compare is not None:
+        if html is not None:
+            raise UsageError("--html is for one run", hint="use --json with --compare")
         _compare(compare, json)
         return
     assert run is not None
-
-    import sys
 
     from feedline.report.check import report_status
     from feedline.report.glyphs import glyphs_for
@@ -78,3 +90,128 @@ def _compare(runs: tuple[Path, Path], json: Path | None) -> None:
     say(comparison_view(found, [str(run) for run in runs]))
     write_json(json, {**plain(found), "said": said})
     raise typer.Exit(status)
+
+
+def check(
+    run: Run,
+    max_wait_pct: Annotated[
+        float | None, _limits("Maximum data wait, in percent of the time.", "PCT")
+    ] = None,
+    min_images_per_s: Annotated[
+        float | None, _limits("Minimum throughput in images/s, without start-ups.", "RATE")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Check a run against limits, for CI.
+
+    Exit status: 0 if all limits are met, 1 if one is not, 3 if too little was measured.
+
+    Example: feedline check runs/resnet18-1 --max-wait-pct 5 --min-images-per-s 900
+    """
+    if max_wait_pct is None and min_images_per_s is None:
+        raise UsageError("no limit", hint="name --max-wait-pct, --min-images-per-s, or both")
+    if max_wait_pct is not None and not 0 <= max_wait_pct <= 100:
+        raise UsageError(f"--max-wait-pct must be from 0 to 100, got {max_wait_pct}")
+    if min_images_per_s is not None and not 0 < min_images_per_s < float("inf"):
+        raise UsageError(f"--min-images-per-s must be above 0, got {min_images_per_s}")
+
+    from feedline.report.check import checks
+    from feedline.report.json_form import plain
+    from feedline.report.open_run import facts_at
+
+    facts = facts_at(run)
+    found = checks(facts, max_wait_pct, min_images_per_s)
+    words = {True: "passed", False: "FAILED", None: "inconclusive"}
+    for each in found:
+        typer.echo(f"{words[each.passed]:<12}  {each.said}")
+    if facts.bound == "inconclusive":
+        for finding in facts.findings[:1]:
+            typer.echo(f"{finding.cause} {finding.evidence}")
+    results = [each.passed for each in found]
+    status = _FAILED if False in results else _INCONCLUSIVE if None in results else 0
+    write_json(
+        json,
+        {
+            "passed": None if status == _INCONCLUSIVE else status == 0,
+            "bound": facts.bound,
+            "checks": [plain(each) for each in found],
+        },
+    )
+    raise typer.Exit(status)
+
+
+def explain_overlap(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Class folders of images, or a folder with train/.",
+            show_default="generated images",
+        ),
+    ] = None,
+    image_size: ImageSize = 224,
+    batch_size: BatchSize = 32,
+    workers: Workers = "auto",
+    step_ms: Annotated[
+        float | None,
+        _measurement("Duration of the training step, ms.", "MS", default="that of loading a batch"),
+    ] = None,
+    seconds: Annotated[
+        float, _measurement("Time to measure each loop.", "SECONDS", default=True)
+    ] = 3.0,
+    svg: SvgFile = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure and draw how workers overlap loading with training.
+
+    Runs the same batches twice, without workers and with them, with a training step that sleeps.
+
+    Example: feedline explain-overlap demo-data/train --workers 4 --svg overlap.svg
+    """
+    count = parse_workers(workers)
+    if count == 0:
+        raise UsageError("--workers must be at least 1, got 0: a loop without workers is measured")
+    if step_ms is not None and not 0 < step_ms <= _LONGEST_STEP_MS:
+        raise UsageError(
+            f"--step-ms must be above 0 and at most {_LONGEST_STEP_MS:.0f}, got {step_ms}"
+        )
+
+    from feedline.bench.copies import temporary_folder
+    from feedline.bench.options import BenchmarkOptions
+    from feedline.bench.overlap import measure_overlap  # loads torch
+    from feedline.cli.progress import ProgressBar
+    from feedline.images.folder import ImageFolder
+    from feedline.loader.checks import worker_count
+    from feedline.report.glyphs import glyphs_for
+    from feedline.report.overlap import OverlapSettings
+    from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
+    from feedline.train.data import find_splits
+    from feedline.train.demo_set import DemoSet, write_demo_set
+
+    # Checked as for `feedline bench`.
+    BenchmarkOptions(
+        folder=folder or Path(), size_px=image_size, batch_size=batch_size, seconds=seconds
+    )
+    settings = OverlapSettings(
+        size_px=image_size,
+        batch_size=batch_size,
+        workers=max(1, worker_count(count)),
+        step_ms=step_ms,
+        seconds=seconds,
+    )
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar("starting", clock="elapsed"))
+        if folder is None:
+            demo = DemoSet(classes=4, train_per_class=8, val_per_class=1)
+            root = stack.enter_context(temporary_folder()) / "demo"
+            bar.begin("generating images", demo.total)
+            write_demo_set(root, demo, progress=bar.update)
+            used = root / "train"
+        else:
+            used = find_splits(folder).train
+            use_folder(folder, used)
+        found = measure_overlap(ImageFolder(used), settings, bar)
+    say(overlap_view(found, glyphs_for(sys.stdout), columns()))
+    if svg is not None:
+        write_text(svg, overlap_svg(found))
+    write_json(json, overlap_json(found))

@@ -1,7 +1,6 @@
-"""The `feedline` command from its first moment on: Ctrl-C while the command itself is still loaded.
+"""Entry point of the `feedline` command: handles Ctrl-C while the command itself is imported.
 
-Guarantees: it ends in one message and status 130 then, too. From there on `app` sees to it.
-Relies on: this file and the packages it lies in importing nothing that takes time.
+Relies on: this file and the packages it lies in import nothing that takes time.
 """
 
 from __future__ import annotations
@@ -13,17 +12,13 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit status; see `app.main`.
-
-    Args:
-        argv: the arguments without the program's name; None takes the process's own.
-    """
+    """Run the command line and exit with its status; see `app.main`."""
     try:
         from feedline.cli.app import main as run
 
         run(argv)
     except KeyboardInterrupt:
-        print("feedline: interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -1,27 +1,32 @@
-"""What `feedline tune` searches with: over a folder of images, or over what a function gives."""
+"""Searches of `feedline tune`: over a folder of images, or the loader that a function returns."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from feedline.cli.batch_sizes import Batches, batches
-from feedline.cli.train_folder import note_train_folder
+import typer
+
+from feedline.cli.output import use_folder
+from feedline.cli.progress import ProgressBar
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.stores.cache_layout import is_cache
 from feedline.train.data import find_splits
+from feedline.train.tune_step import largest_batches, make_step
+from feedline.tuning.batch_search import BatchTrial
+from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.folder import FolderTuning, tune_folder
 from feedline.tuning.tune import Told, search_settings
 from feedline.tuning.tuned import Tuned
 from feedline.tuning.user_code import function_named, is_function_name, loader_of
 
-__all__ = ["TuneSearch", "of_folder", "of_function"]
+__all__ = ["TuneSearch", "folder_search", "function_search"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,106 +34,138 @@ class TuneSearch:
     """A search that is ready to run.
 
     Args:
-        run: takes the milliseconds of a step, the seconds of the budget, and who is told.
-        folder: its images, and how large batches are; None for what a function gives.
+        run: runs it, with a time limit in seconds and a callback for each trial.
+        images: images of the folder; None for a function.
+        schedule: schedule with batch sizes; None for a function.
+        batch_sizes: result of `--batch-size auto`; None if a number was given.
     """
 
-    run: Callable[[float | None, float, Told], Tuned]
-    folder: tuple[ImageFolder, Batches] | None = None
+    run: Callable[[float, Told], Tuned]
+    images: ImageFolder | None = None
+    schedule: str | None = None
+    batch_sizes: BatchSizes | None = None
+
+    @property
+    def estimated(self) -> bool:
+        """Return True if the batch sizes are for a GPU that is not in this machine."""
+        return self.batch_sizes is not None and self.batch_sizes.how == "estimate"
 
 
-def of_folder(
+def folder_search(
     folder: Path,
     *,
     schedule: str,
-    batch_size: str,
+    batch_size: int | Literal["auto"],
     gpu_memory: float | None,
     model: str | None,
     step_ms: float | None,
-    device: str,
+    device: str | None,
     cache: Path | None,
-    decode: Any,
-    warm: bool,
+    decode: Literal["exact", "scaled"],
+    all_files: bool,
 ) -> TuneSearch:
-    """Over the images of a folder; arguments are as the command's options.
+    """Prepare a search over the images of a folder; arguments are the options of the command.
 
     Raises:
-        UsageError: one of them cannot be used.
+        UsageError: an option is invalid.
     """
     root = folder if is_cache(str(folder)) else find_splits(folder).train
-    note_train_folder(folder, root)
+    use_folder(folder, root)
     own_step = model is not None and is_function_name(model)
-    if device != "auto" and (model is None or own_step):
-        raise UsageError(
-            f"--device {device} says where a model of timm's trains, and no step of one is done "
-            "here; leave it out, or name the model with --model"
-        )
+    timm_model = None if own_step else model
+    if device is not None and timm_model is None:
+        raise UsageError(f"--device {device} needs --model with a timm model")
     images = ImageFolder(root, transform=TrainCrop())
-    asked = batches(
-        batch_size,
-        schedule,
-        model=None if own_step else model,
-        classes=len(images.classes),
-        images=len(images),
-        device=device,
-        gpu_memory=gpu_memory,
-    )
+    found, rows = None, batch_size
+    if rows == "auto":
+        found = _largest_batches(timm_model, schedule, images, device, gpu_memory)
+        typer.echo(f"{found}\n")
+        rows, schedule = found.largest, str(found.schedule)
+    elif gpu_memory is not None:
+        raise UsageError("--gpu-memory needs --batch-size auto")
     step, where = None, None
-    if model is not None and own_step:
-        step = function_named(model)
-    elif model is not None and step_ms is None and not asked.estimated:
-        from feedline.train.tune_step import make_step
-
+    if own_step:
+        step = function_named(str(model))
+    elif timm_model is not None and step_ms is None and not (found and found.how == "estimate"):
         step, where = make_step(
+            timm_model,
+            classes=len(images.classes),
+            schedule=schedule,
+            rows=rows,
+            device=device or "auto",
+        )
+    tuning = FolderTuning(
+        root=root,
+        schedule=schedule,
+        batch_size=rows,
+        cache=cache,
+        decode=decode,
+        device=where,
+        warm=not all_files,
+    )
+
+    def run(budget_s: float, told: Told) -> Tuned:
+        return tune_folder(replace(tuning, budget_s=budget_s), step, step_ms=step_ms, told=told)
+
+    return TuneSearch(run, images, schedule, found)
+
+
+def _largest_batches(
+    model: str | None,
+    schedule: str,
+    images: ImageFolder,
+    device: str | None,
+    gpu_memory: float | None,
+) -> BatchSizes:
+    if model is None:
+        raise UsageError(
+            "--batch-size auto needs --model with a timm model",
+            hint="for your own model, call feedline.find_batch_size",
+        )
+    with ProgressBar("batch size", clock="elapsed") as bar:
+
+        def told(size: int, trial: BatchTrial) -> None:
+            fits = "fits" if trial.fits else "does not fit"
+            bar.update(what=f"{size} px: a batch of {trial.rows} {fits}")
+
+        return largest_batches(
             model,
             classes=len(images.classes),
-            schedule=asked.schedule,
-            rows=asked.rows,
-            device=device,
+            schedule=schedule,
+            most=len(images),
+            device=device or "auto",
+            gpu_memory=gpu_memory,
+            told=told,
         )
 
-    def run(step_ms: float | None, budget: float, told: Told) -> Tuned:
-        of = FolderTuning(
-            root=root,
-            schedule=asked.schedule,
-            batch_size=asked.rows,
-            cache=cache,
-            decode=decode,
-            device=where,
-            warm=warm,
-            budget_s=budget,
-        )
-        return tune_folder(of, step, step_ms=step_ms, told=told)
 
-    return TuneSearch(run, (images, asked))
-
-
-def of_function(
-    source: str, schedule: str | None, batch_size: str | None, model: str | None
+def function_search(
+    source: str,
+    *,
+    schedule: str | None,
+    batch_size: int | None,
+    model: str | None,
+    step_ms: float | None,
 ) -> TuneSearch:
-    """Over the loader, or the dataset, that a function gives.
+    """Prepare a search over the loader, or the dataset, that a function returns.
 
     Raises:
-        UsageError: the function or an option cannot be used.
+        UsageError: the function or an option is invalid.
         Exception: whatever the function raises.
     """
-    if batch_size is not None and not (batch_size.isdecimal() and int(batch_size)):
-        raise UsageError(f"--batch-size must be a whole number of samples, got {batch_size!r}")
     step = None
     if model is not None:
         if not is_function_name(model):
             raise UsageError(
-                f"--model {model!r} would be trained on a folder of images; for the loader of "
-                f"{source!r} name a step, as module:function, or --step-ms"
+                f"--model {model!r} is a timm model, and {source!r} is not a folder of images",
+                hint="name a training step as MODULE:FUNCTION, or --step-ms",
             )
         step = function_named(model)
-    rows = None if batch_size is None else int(batch_size)
-    loader = loader_of(source, schedule=schedule, batch_size=rows)
+    loader = loader_of(source, schedule=schedule, batch_size=batch_size)
 
-    def run(step_ms: float | None, budget: float, told: Told) -> Tuned:
-        with contextlib.ExitStack() as stack:
-            if isinstance(loader, DataLoader):
-                stack.enter_context(loader)
-            return search_settings(loader, step, step_ms=step_ms, budget_s=budget, told=told)
+    def run(budget_s: float, told: Told) -> Tuned:
+        own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
+        with own:
+            return search_settings(loader, step, step_ms=step_ms, budget_s=budget_s, told=told)
 
     return TuneSearch(run)

@@ -43,15 +43,16 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise UsageError(_unknown(device)) from None
+        raise UsageError(_unknown(device), argument="device") from None
     if found.type == "cpu":
         return found
     there = accelerator_type()
     if found.type != there:
         raise UsageError(
-            f'device="{device}" was asked for, but torch sees '
-            f"{'no accelerator' if there is None else repr(there)} here; use "
-            f'device="{there or "cpu"}"{_advice(found.type)}'
+            f"{device} is not available: torch sees "
+            f"{'no accelerator' if there is None else repr(there)} here{_advice(found.type)}",
+            argument="device",
+            fix={"device": there or "cpu"},
         )
     module = getattr(torch, found.type)
     if found.index is None:
@@ -59,23 +60,21 @@ def usable_device(device: str | torch.device) -> torch.device:
         return torch.device(found.type, current())
     if found.index >= (count := module.device_count()):
         raise UsageError(
-            f'device="{device}" was asked for, and torch sees {count} of them, numbered from 0'
+            f"{device} does not exist: torch sees {count} of them, numbered from 0",
+            argument="device",
         )
     return found
 
 
 def _unknown(device: object) -> str:
-    """What to say of a name that is none of torch's."""
+    """Describe a name that torch does not know, for the error message."""
     there = ["cpu", *([found] if (found := accelerator_type()) is not None else [])]
     kind, colon, index = str(device).partition(":")
     near = difflib.get_close_matches(kind.lower(), [*_OTHER_NAMES, *there], n=1, cutoff=0.5)
     # Names of others for an accelerator mean the one that is here; without one, the CPU is left.
     meant = ["" if name not in _OTHER_NAMES else there[-1] for name in near]
     hint = f"; the nearest is {(meant[0] or near[0]) + colon + index!r}" if near else ""
-    return (
-        f"device {device!r} is no name of torch's. Here there "
-        f"{'are' if len(there) > 1 else 'is'} {' and '.join(map(repr, there))}{hint}"
-    )
+    return f"{device!r} is not a device of torch; available: {' and '.join(map(repr, there))}{hint}"
 
 
 def synchronize(device: torch.device) -> None:

@@ -38,7 +38,7 @@ __all__ = [
     "worker_count",
 ]
 
-_WORKERS = f'num_workers must be "auto" or a whole number from 0 to {MAX_SEATS}'
+_WORKERS = f'must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 
 def is_native(dataset: object) -> bool:
@@ -248,9 +248,11 @@ def _check_counts(batch_size: object, num_workers: object, prefetch_factor: obje
     What is below their range, and a prefetch_factor without workers, torch refuses itself.
     """
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
-        raise UsageError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        raise UsageError(
+            f"must be a whole number of at least 1, got {batch_size!r}", argument="batch_size"
+        )
     if not (num_workers is None or isinstance(num_workers, str) or is_whole(num_workers)):
-        raise UsageError(f"{_WORKERS}, got {num_workers!r}")
+        raise UsageError(f"{_WORKERS}, got {num_workers!r}", argument="num_workers")
     if prefetch_factor is None or num_workers is None or num_workers == 0:
         return
     check_prefetch_factor(prefetch_factor, least=-math.inf)
@@ -270,4 +272,4 @@ def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
         return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
     if is_whole(workers) and 0 <= workers <= MAX_SEATS:
         return int(workers)
-    raise UsageError(f"{_WORKERS}, got {workers!r}")
+    raise UsageError(f"{_WORKERS}, got {workers!r}", argument="num_workers")

@@ -42,20 +42,17 @@ def samples_to_skip(
     if not unreadable:
         what = f"sample {sample}, {first.kind}: {what}"
     what += f" (epoch {batch.epoch}, step {batch.step})"
+    hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
     if on_error == "skip":
-        what = (
-            f"not one of a batch's {batch.rows} samples could be loaded; the first: {what}. A "
-            "batch of nothing cannot be handed out: remove or mend the sample, or leave small last "
-            "batches out (drop_last=True)"
-        )
+        what = f"none of the {batch.rows} samples of a batch could be loaded; the first: {what}"
+        hint = "repair or remove it, or drop small last batches with drop_last=True"
+        fix = {}
     elif first.kind == HUNG:
-        what += (
-            ". Its storage may have been unavailable, or the code that loads it hangs. Wait longer "
-            'with timeout=, or skip such samples: on_error="skip", --on-error skip'
-        )
-    else:
-        what += '. Mend or remove it, or skip such samples: on_error="skip", --on-error skip'
-    raise ImageError(what) if unreadable else SampleError(f"{what}\n{first.trace}".rstrip())
+        what += ". Its storage may have been unavailable, or the code that loads it hangs"
+        hint = "wait longer with timeout=, or skip such samples"
+    if unreadable:
+        raise ImageError(what, hint=hint, fix=fix)
+    raise SampleError(f"{what}\n{first.trace}".rstrip(), hint=hint, fix=fix)
 
 
 def row_in_words(source: Source, batch: Batch, row: int) -> tuple[int, str]:

@@ -74,9 +74,10 @@ class SavedSettings(
             version = msgspec.json.decode(data, type=_Version).feedline_settings
             if version != _VERSION:
                 raise UsageError(
-                    f"settings={os.fspath(file)!r} is of version {version}, and this feedline "
-                    f"reads version {_VERSION}: update feedline, or write the file anew with "
-                    "feedline tune --save FILE"
+                    f"{os.fspath(file)!r} has version {version}, and this feedline reads version "
+                    f"{_VERSION}",
+                    argument="settings",
+                    hint="update feedline, or run `feedline tune --save FILE` again",
                 )
             read = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -190,8 +191,9 @@ def _data(file: str | os.PathLike[str]) -> bytes:
         data = read_small(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"settings={os.fspath(file)!r} cannot be read: {error}; feedline tune --save FILE "
-            "writes such a file"
+            f"{os.fspath(file)!r} cannot be read: {error}",
+            argument="settings",
+            hint="`feedline tune --save FILE` writes such a file",
         ) from None
     if len(data) > _MOST_BYTES:
         raise _unusable(file, "it is larger than 1 MiB")
@@ -200,8 +202,9 @@ def _data(file: str | os.PathLike[str]) -> bytes:
 
 def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
     return UsageError(
-        f"settings={os.fspath(file)!r} is not a file of settings that can be used: {why}; write "
-        "it anew with feedline tune --save FILE"
+        f"{os.fspath(file)!r} is not a valid file of settings: {why}",
+        argument="settings",
+        hint="run `feedline tune --save FILE` again",
     )
 
 

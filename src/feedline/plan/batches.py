@@ -115,7 +115,9 @@ class Plan:
         for name in ("length", "batch_size", "world_size"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise UsageError(
+                    f"must be a whole number of at least 1, got {value!r}", argument=name
+                )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
         order_named(self.order, self.weights)  # refuses what names none

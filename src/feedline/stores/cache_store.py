@@ -76,9 +76,10 @@ class CacheStore:
             return self.manifest.levels[-1]
         sides = ", ".join(str(level.side) for level in self.manifest.levels)
         raise UsageError(
-            f"images of {side} px are wanted of the cache {self.root!r}, whose copies are of "
-            f"{sides} px. Add a level, `feedline cache add-size {self.root} {side}`, or enlarge "
-            "smaller copies: enlarge=True"
+            f"images of {side} px are needed, and the copies of the cache {self.root!r} have "
+            f"{sides} px",
+            hint=f"add larger copies, `feedline cache add-size {self.root} {side}`, or, in Python, "
+            "enlarge smaller ones with enlarge=True",
         )
 
     def check_exif(self, exif: bool) -> None:

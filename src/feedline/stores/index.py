@@ -151,7 +151,7 @@ def warn_left_out(where: str, endings: Mapping[str, int]) -> None:
         some = ", ".join(f"{number} {ending}" for ending, number in sorted(endings.items()))
         warnings.warn(
             f"{where!r}: {count} file{'s' * (count > 1)} left out, as torchvision does, because of "
-            f"the ending: {some}. Convert such images, or pass extensions=(...) with all endings",
+            f"the ending: {some}. Convert such images, or pass extensions= in Python",
             stacklevel=3,
         )
 

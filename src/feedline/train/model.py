@@ -85,7 +85,7 @@ def create_model(
         text = str(error).strip().rstrip(".")
         raise UsageError(
             f"cannot download timm's weights of {name!r}: {type(error).__name__}: {text}",
-            hint="download the file on another machine and name it with --pretrained FILE",
+            hint="download the file on another machine and name it with --initial-checkpoint FILE",
         ) from error
     if pretrained and not hub:
         load_pretrained(model, Path(pretrained))

@@ -65,8 +65,10 @@ def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
             limit = str(error).partition(", got ")[0]  # such as: Expected `float` >= 0.0
             if limit.startswith("Expected"):
                 expected.append(re.sub(r"Expected |`| \| null", "", limit))
-            text = f"{what}{name} must be {' or '.join(expected)}, got {value!r}"
-            raise UsageError(text) from None
+            text = f"must be {' or '.join(expected)}, got {value!r}"
+            if what:
+                raise UsageError(f"{what}{name} {text}") from None
+            raise UsageError(text, argument=name) from None
 
 
 def check_names(

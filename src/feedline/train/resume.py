@@ -109,7 +109,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
         else:
             return content, f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
     best = out / BEST_NAME
-    weights = f" --pretrained {quoted(best)}" if best.is_file() else ""
+    weights = f" --initial-checkpoint {quoted(best)}" if best.is_file() else ""
     raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")
 
 

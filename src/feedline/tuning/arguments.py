@@ -11,7 +11,7 @@ __all__ = ["check_budget", "check_step_ms"]
 _LEAST_BUDGET_S = 2.0  # two trials of the shortest
 
 
-def check_step_ms(step_ms: float | None, name: str = "step_ms") -> None:
+def check_step_ms(step_ms: float | None) -> None:
     """Refuse what is no time of a step; None is none.
 
     Raises:
@@ -19,12 +19,11 @@ def check_step_ms(step_ms: float | None, name: str = "step_ms") -> None:
     """
     if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
         raise UsageError(
-            f"{name} must be a number of milliseconds, 0 or above, got {step_ms!r}; time a step of "
-            "your training, and name that"
+            f"must be a number of milliseconds, 0 or above, got {step_ms!r}", argument="step_ms"
         )
 
 
-def check_budget(budget_s: float, name: str = "budget_s") -> None:
+def check_budget(budget_s: float) -> None:
     """Refuse what is no time for a search.
 
     Raises:
@@ -32,6 +31,7 @@ def check_budget(budget_s: float, name: str = "budget_s") -> None:
     """
     if not (isinstance(budget_s, Real) and _LEAST_BUDGET_S <= budget_s < float("inf")):
         raise UsageError(
-            f"{name} must be at least {_LEAST_BUDGET_S:g} seconds, got {budget_s!r}; a search "
-            "usually takes 20 seconds for each image size"
+            f"must be at least {_LEAST_BUDGET_S:g} seconds, got {budget_s!r}",
+            argument="budget_s",
+            hint="a search usually takes 20 seconds for each image size",
         )

@@ -74,7 +74,7 @@ def batches_estimated(
     """
     number = isinstance(gpu_memory, int | float) and not isinstance(gpu_memory, bool)
     if not number or not 0 < gpu_memory < math.inf:
-        raise UsageError(f"gpu_memory must be a number of GB above 0, got {gpu_memory!r}")
+        raise UsageError(f"must be above 0 GB, got {gpu_memory!r}", argument="gpu_memory")
     whole, room = usable_bytes(gpu_memory)
     counted: dict[int | None, StepBytes] = {}
     phases = []

@@ -147,9 +147,13 @@ def _device(model: nn.Module) -> torch.device:
     if not torch.cuda.is_available():
         raise UsageError(
             f"the batch size is tried on a CUDA device, and torch sees none (the model is on "
-            f"{where}); name the memory that your GPU has, in GB, for an estimate: gpu_memory=8"
+            f"{where})",
+            hint="for an estimate, name the memory of your GPU in GB",
+            fix={"gpu_memory": 8},
         )
     raise UsageError(
         f"the batch size is tried on the one CUDA device that the model is on, and it is on "
-        f"{where}; move it there (model.cuda()), or ask for an estimate: gpu_memory=8"
+        f"{where}",
+        hint="move it with model.cuda(), or, for an estimate, name the memory of your GPU in GB",
+        fix={"gpu_memory": 8},
     )

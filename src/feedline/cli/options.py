@@ -1,0 +1,198 @@
+"""Options that commands share: one name, one meaning and one help text everywhere.
+
+A parameter of a command is `Annotated` with one of these types. Names are timm's where timm has the
+option.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from feedline.cli.output import is_replaceable, partial_file
+from feedline.errors import UsageError
+
+__all__ = [
+    "DATA",
+    "DEVICE",
+    "LOADER",
+    "MEASUREMENT",
+    "OUTPUT",
+    "Amp",
+    "AmpDtype",
+    "BatchSize",
+    "Device",
+    "HtmlFile",
+    "ImageSize",
+    "Images",
+    "JsonFile",
+    "OnError",
+    "OptionalImageSize",
+    "Run",
+    "SettingsFile",
+    "SvgFile",
+    "Workers",
+    "amp_mode",
+    "byte_size",
+    "panel",
+    "parse_sizes",
+    "parse_workers",
+]
+
+LOADER, DEVICE, DATA = "Loading", "Device", "Data"
+MEASUREMENT, OUTPUT = "Measurement", "Output"
+_AMP = {"bfloat16": "bf16", "float16": "fp16"}
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGTP])(I?)B?|B?)", re.ASCII | re.IGNORECASE)
+_PREFIXES = "KMGTP"
+
+
+def panel(title: str) -> Callable[..., Any]:
+    """Return a function that makes options of one panel of the help."""
+
+    def option(
+        help: str, metavar: str = "", *names: str, default: str | bool = False, **more: Any
+    ) -> Any:
+        if isinstance(default, str):  # typer would put it in parentheses
+            help, default = f"{help} [dim]\\[default: {default}][/dim]", False
+        return typer.Option(
+            *names, help=help, metavar=metavar, show_default=default, rich_help_panel=title, **more
+        )
+
+    return option
+
+
+def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Check, before the work, that a file can be written."""
+    if path is None or (not is_replaceable(path) and os.access(path, os.W_OK)):
+        return path
+    problem = "it is a folder" if path.is_dir() else ""
+    if not problem:
+        # os.access is not enough: it says yes to root about every file of /proc.
+        partial = partial_file(path)
+        try:
+            partial.touch()
+            partial.unlink()
+        except OSError as error:
+            problem = f"{path.absolute().parent}: {error.strerror}"
+    if problem:
+        raise UsageError(f"{option.opts[0]} {path} cannot be written: {problem}")
+    return path
+
+
+def _file(name: str, help: str) -> Any:
+    return panel(OUTPUT)(help, "FILE", name, callback=_writable)
+
+
+JsonFile: TypeAlias = Annotated[Path | None, _file("--json", "Write the results as JSON.")]
+HtmlFile: TypeAlias = Annotated[Path | None, _file("--html", "Write the report as a web page.")]
+SvgFile: TypeAlias = Annotated[Path | None, _file("--svg", "Write the chart as SVG.")]
+SettingsFile: TypeAlias = Annotated[
+    Path | None, _file("--save", "Write the settings for DataLoader(settings=FILE).")
+]
+
+Images: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Class folders of images, or a folder with train/.")
+]
+Run: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or its trace.json.")
+]
+
+_loader, _device = panel(LOADER), panel(DEVICE)
+ImageSize: TypeAlias = Annotated[
+    int, _loader("Image size in pixels.", "PX", "--image-size", default=True)
+]
+OptionalImageSize: TypeAlias = Annotated[
+    int | None,
+    _loader("Image size in pixels.", "PX", "--image-size", default="that of the validation"),
+]
+BatchSize: TypeAlias = Annotated[
+    int, _loader("Images in a batch.", "N", "--batch-size", "-b", default=True)
+]
+Workers: TypeAlias = Annotated[
+    str, _loader("Loader processes; 0: none.", "N|auto", "--workers", "-j", default=True)
+]
+OnError: TypeAlias = Annotated[
+    Literal["raise", "skip"],
+    _loader("Images that cannot be decoded.", "raise|skip", "--on-error", default=True),
+]
+Device: TypeAlias = Annotated[
+    str | None, _device("cuda, mps, xpu or cpu.", "NAME", "--device", default="cuda if available")
+]
+Amp: TypeAlias = Annotated[
+    bool | None, _device("Mixed precision.", "", "--amp/--no-amp", default="on a GPU")
+]
+AmpDtype: TypeAlias = Annotated[
+    Literal["bfloat16", "float16"] | None,
+    _device("Mixed-precision dtype.", "bfloat16|float16", "--amp-dtype", default="by GPU"),
+]
+
+
+def amp_mode(amp: bool | None, dtype: str | None, device: str | None) -> str | None:
+    """Return the value of `Recipe.amp` for `--amp` and `--amp-dtype`; None if both are left out.
+
+    Raises:
+        UsageError: --no-amp with a dtype, or the device is not available.
+    """
+    if amp is False:
+        if dtype is not None:
+            raise UsageError("--no-amp and --amp-dtype exclude each other")
+        return "off"
+    if dtype is not None:
+        return _AMP[dtype]
+    if amp is None:
+        return None
+    from feedline.train.runtime import choose_device  # loads torch
+
+    return "auto" if choose_device(device or "auto").type == "cuda" else "bf16"
+
+
+def parse_workers(text: str) -> int | Literal["auto"]:
+    """Parse `--workers`.
+
+    Raises:
+        UsageError: neither "auto" nor a whole number.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise UsageError(f"--workers must be 'auto' or a whole number, got {text!r}")
+    return int(text)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Parse `--sizes`: pixels, comma separated.
+
+    Raises:
+        UsageError: the text is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--sizes must be pixels, comma separated, such as 128,192,256, got {text!r}"
+        ) from None
+
+
+def byte_size(text: str, option: str) -> float:
+    """Parse a number of bytes: "50GB" is 50e9, "50GiB" is 50 * 2^30.
+
+    Raises:
+        UsageError: it is not a size above 0. The message names the option.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    value = 0.0
+    if match is not None:
+        prefix = (match[2] or "").upper()
+        base = 1024 if match[3] else 1000
+        value = float(match[1]) * base ** (_PREFIXES.index(prefix) + 1 if prefix else 0)
+    if not value:
+        raise UsageError(
+            f"{option} must be a size above 0, such as 50GB, 800MB or 1.5TB, got {text!r}"
+        )
+    return value

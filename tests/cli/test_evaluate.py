@@ -1,0 +1,135 @@
+"""`feedline evaluate`, `predict` and `export`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Command
+
+from feedline.train.model import create_model, load_trained
+from feedline.train.recipe import Recipe
+from feedline.train.run import train_model
+from feedline.train.run_settings import RunSettings
+
+MODEL = "test_resnet.r160_in1k"
+PLAIN = ("--device", "cpu", "--workers", 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("use-run") / "run"
+    recipe = Recipe(model=MODEL, schedule="32x1", batch_size=8, lr=0.01)
+    train_model(recipe, RunSettings(data=tiny_set, out=out, device="cpu", workers=0))
+    return out
+
+
+def test_a_model_is_evaluated(
+    feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "evaluation.json"
+    ended = feedline("evaluate", trained, tiny_set, *PLAIN, "--image-size", 48, "--json", file)
+    assert ended.status == 0, ended.err
+    assert "48 px: top-1" in ended.out.splitlines()[0]
+    assert json.loads(file.read_text())["samples"] == 4
+
+
+def test_images_are_classified_as_tsv(feedline: Command, tiny_set: Path, trained: Path) -> None:
+    image = tiny_set / "val" / "dark" / "0.jpg"
+    ended = feedline("predict", trained, image, "--topk", 2, "--amp", *PLAIN)
+    assert ended.status == 0, ended.err
+    path, first, chance, second, other = ended.out.strip().split("\t")
+    assert path == str(image)
+    assert {first, second} == {"dark", "light"}
+    assert float(chance) >= float(other)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("predict", "--topk", 0),
+        ("predict", "--image-size", 0),
+        ("predict", "--on-error", "no"),
+        ("predict", "--batch-size", 0),
+        ("evaluate", "--image-size", 0),
+        ("evaluate", "--workers", "many"),
+        ("evaluate", "--amp-dtype", "int8"),
+    ],
+)
+def test_an_invalid_option_is_named(
+    feedline: Command, tiny_set: Path, trained: Path, command: str, option: str, value: object
+) -> None:
+    ended = feedline(command, trained, tiny_set, *PLAIN, option, value)
+    assert ended.status == 2
+    assert option in ended.err
+    assert str(value) in ended.err
+
+
+def test_missing_images_and_weights_are_named(
+    feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
+) -> None:
+    for arguments in (
+        ("predict", trained, tmp_path / "none.jpg"),
+        ("predict", trained, tmp_path),
+        ("evaluate", tmp_path, tiny_set),
+        ("evaluate", trained, tmp_path),
+    ):
+        ended = feedline(*arguments)
+        assert ended.status == 2
+        assert str(tmp_path) in ended.err
+
+
+def test_a_broken_image_is_named_or_skipped(
+    feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
+) -> None:
+    images = tmp_path / "set" / "dark"
+    shutil.copytree(tiny_set / "train" / "dark", images)
+    broken = images / "3.jpg"
+    broken.write_bytes(b"\xff\xd8\xff\xe0 torn")
+    ended = feedline("predict", trained, images, *PLAIN)
+    assert ended.status == 1
+    assert str(broken) in ended.err
+    assert "--on-error skip" in ended.err
+    file = tmp_path / "said.json"
+    ended = feedline("predict", trained, images, *PLAIN, "--on-error", "skip", "--json", file)
+    assert ended.status == 0, ended.err
+    found = json.loads(file.read_text())
+    others = [str(path) for path in sorted(images.iterdir()) if path != broken]
+    assert [each["path"] for each in found["predictions"]] == others
+    assert [path for path, _ in found["skipped"]] == [str(broken)]
+    ended = feedline("evaluate", trained, images.parent, *PLAIN, "--on-error", "skip")
+    assert ended.status == 0, ended.err
+    assert "7 images" in ended.out
+    assert str(broken) in ended.out
+
+
+def test_weights_are_exported_as_safetensors_and_load_again(
+    feedline: Command, trained: Path, tmp_path: Path
+) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    file = tmp_path / "new" / "folder" / "model.safetensors"
+    assert feedline("export", trained, file).status == 0
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    with safetensors.safe_open(file, "pt") as opened:
+        assert json.loads(opened.metadata()["classes"]) == ["dark", "light"]
+    again = create_model(MODEL, classes=2, sizes=(32,), pretrained=str(file)).state_dict()
+    model = load_trained(trained, torch.device("cpu")).model
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again[name]), name
+
+
+def test_an_export_overwrites_no_other_kind_of_file(
+    feedline: Command, trained: Path, tmp_path: Path
+) -> None:
+    before = (trained / "best.pt").read_bytes()
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    for target in (trained / "best.pt", tmp_path / "model.onnx", tmp_path, file / "x.safetensors"):
+        ended = feedline("export", trained, target)
+        assert ended.status == 2
+        assert str(target) in ended.err
+    assert (trained / "best.pt").read_bytes() == before
+    assert not (tmp_path / "model.onnx").exists()
