@@ -49,7 +49,7 @@ def test_both_loops_are_measured_and_drawn(
     assert lanes[-1] == "step"
     assert lanes[:2] == ["worker 0", "worker 1"]
     shown = " ".join(ended.out.split())
-    for words in ("0 workers: ", "2 workers: ", "loading", "as many images a second"):
+    for words in ("0 workers: ", "2 workers: ", "loading", "as many images/s"):
         assert words in shown, shown
     rate = alone["images_per_s"]
     assert f"{rate:.0f} images/s" in shown or f"{rate:.1f} images/s" in shown

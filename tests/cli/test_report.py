@@ -16,7 +16,7 @@ from command_line import Command
 
 from diagnose import runs
 from feedline.diagnose.finding import Diagnosis, Finding, PhaseSplit
-from feedline.report.open_run import facts_at
+from feedline.report.report_data import load_report
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Loader, Run
@@ -81,7 +81,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
             )
 
-        monkeypatch.setattr("feedline.report.open_run.diagnose", diagnose)
+        monkeypatch.setattr("feedline.report.report_data.diagnose", diagnose)
 
     return judge
 
@@ -132,7 +132,7 @@ def test_a_run_with_the_rules_as_they_are_ends_without_an_error(
     ended = feedline("report", run, "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
     assert ended.status in (0, 1, 3)
     assert ended.err == ""
-    assert facts_at(run).bound == json.loads((tmp_path / "r.json").read_text())["bound"]
+    assert load_report(run).bound == json.loads((tmp_path / "r.json").read_text())["bound"]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_wrong_use_of_report_is_said(
         (("--max-wait-pct", 50), 0, "passed"),
         (("--max-wait-pct", 5), 1, "FAILED"),
         (("--min-images-per-s", 500), 0, "passed"),
-        (("--min-images-per-s", 5000), 1, "at least 5000 images/s"),
-        (("--max-wait-pct", 50, "--min-images-per-s", 5000), 1, "at most 50%"),
+        (("--min-images-per-s", 5000), 1, "minimum 5000 images/s"),
+        (("--max-wait-pct", 50, "--min-images-per-s", 5000), 1, "limit 50%"),
     ],
 )
 def test_a_check_passes_or_fails(

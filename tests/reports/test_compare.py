@@ -8,19 +8,18 @@ import pytest
 from runs import LOADER, MACHINE, PHASE, points, verdict
 
 from feedline.errors import UsageError
-from feedline.report.compare import compare
-from feedline.report.comparison_view import verdict_of
-from feedline.report.course import course_of
-from feedline.report.facts import Facts, facts_of
-from feedline.report.spread import relative_spread
+from feedline.report.compare import compare, relative_spread
+from feedline.report.comparison_view import summarise_comparison
+from feedline.report.history import build_history
+from feedline.report.report_data import ReportData, build_report
 from feedline.trace.run import Run
 
 WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03)
 
 
-def facts(rate: float = 1000.0, **changed: object) -> Facts:
+def facts(rate: float = 1000.0, **changed: object) -> ReportData:
     """A run at this rate, which varies by some percent."""
-    made = facts_of(
+    made = build_report(
         Run(
             machine=MACHINE,
             loaders=[LOADER],
@@ -37,41 +36,41 @@ def test_a_run_that_is_faster_beyond_the_spread_is_called_so() -> None:
     assert found.ratio.times == pytest.approx(1.2)
     assert found.ratio.low is not None
     assert 1.1 < found.ratio.low < 1.2
-    status, said = verdict_of(found)
+    status, said = summarise_comparison(found)
     assert (status, said.endswith("faster, beyond the spread.")) == (0, True)
     (pair,) = found.phases
     assert pair.rates == (1000, 1200)
 
 
 def test_a_run_that_is_slower_beyond_the_spread_fails() -> None:
-    status, said = verdict_of(compare(facts(1000), facts(900)))
+    status, said = summarise_comparison(compare(facts(1000), facts(900)))
     assert (status, said.endswith("slower, beyond the spread.")) == (1, True)
 
 
 def test_a_difference_within_the_spread_is_none() -> None:
-    status, said = verdict_of(compare(facts(1000), facts(999)))
+    status, said = summarise_comparison(compare(facts(1000), facts(999)))
     assert (status, said.endswith("no difference beyond the spread.")) == (0, True)
 
 
 def test_a_run_that_is_too_short_is_inconclusive() -> None:
-    short = facts(1200, course=course_of(points([1200.0, 1200.0])))
-    status, said = verdict_of(compare(facts(1000), short))
+    short = facts(1200, course=build_history(points([1200.0, 1200.0])))
+    status, said = summarise_comparison(compare(facts(1000), short))
     assert status == 3
-    assert "1.20x as fast as A, and a run is too short to tell its spread" in said
+    assert "1.20x as fast as A; a run is too short" in said
     unknown = facts(phases=[replace(PHASE, images_per_s=None)])
-    assert verdict_of(compare(facts(), unknown))[0] == 3
-    assert verdict_of(compare(facts(1000), facts(1200, bound="inconclusive")))[0] == 3
+    assert summarise_comparison(compare(facts(), unknown))[0] == 3
+    assert summarise_comparison(compare(facts(1000), facts(1200, bound="inconclusive")))[0] == 3
 
 
 def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
-    def two(first: float, second: float) -> Facts:
+    def two(first: float, second: float) -> ReportData:
         course = points([first * wobble for wobble in WOBBLE * 4])
         course += points([second * wobble for wobble in WOBBLE * 4], size=128)
         phases = [
             replace(PHASE, images_per_s=first),
             replace(PHASE, image_size=128, images_per_s=second),
         ]
-        return facts(phases=phases, course=course_of(course))
+        return facts(phases=phases, course=build_history(course))
 
     found = compare(two(1000, 500), two(1000, 1000))
     assert [pair.ratio.times for pair in found.phases if pair.ratio] == [1.0, 2.0]
@@ -128,14 +127,14 @@ def test_what_is_changed_or_not_known_is_said_and_not_refused() -> None:
     assert changed["lr"] == ("", "0.1")
     assert changed["host"] == ("here", "there")
     said = " ".join(found.notes)
-    assert "two hosts" in said
-    assert "number of samples of the second run is not known" in said
+    assert "two different hosts" in said
+    assert "number of samples of the second run is unknown" in said
 
 
 def test_a_steady_rate_has_no_spread_and_a_wild_one_a_wide_one() -> None:
-    steady = course_of(points([500.0] * 40)).stretches
+    steady = build_history(points([500.0] * 40)).stretches
     assert relative_spread(steady) == pytest.approx(0)
-    wild = course_of(points([100.0] * 20 + [900.0] * 20)).stretches
+    wild = build_history(points([100.0] * 20 + [900.0] * 20)).stretches
     spread = relative_spread(wild)
     assert spread is not None
     assert spread > 0.5
@@ -146,12 +145,12 @@ def test_a_steady_rate_has_no_spread_and_a_wild_one_a_wide_one() -> None:
 def test_the_interval_of_batch_means_covers_the_mean_about_as_often_as_it_says() -> None:
     import numpy as np
 
-    covered = 0
+    fill_idle = 0
     for seed in range(400):
         noise = np.random.default_rng(seed).normal(1000, 100, 100).tolist()
-        stretches = course_of(points(noise)).stretches
+        stretches = build_history(points(noise)).stretches
         mean = sum(each.images_per_s or 0.0 for each in stretches) / len(stretches)
         spread = relative_spread(stretches)
         assert spread is not None
-        covered += abs(mean - 1000) <= spread * mean
-    assert 0.91 < covered / 400 < 0.985
+        fill_idle += abs(mean - 1000) <= spread * mean
+    assert 0.91 < fill_idle / 400 < 0.985

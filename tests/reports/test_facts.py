@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdict
 
-from feedline.report.course import course_of, reduced
-from feedline.report.facts import facts_of
+from feedline.report.history import build_history, merge_neighbours
+from feedline.report.report_data import build_report
 from feedline.report.tables import loader_table
 from feedline.trace.look import Batch
 from feedline.trace.recorder import Recorder
@@ -20,7 +20,7 @@ from feedline.trace.run import Point, Run, SlowSample
 
 def test_a_recorded_run_has_all_its_facts() -> None:
     run = recorded(sizes=(64, 96))
-    facts = facts_of(run, verdict())
+    facts = build_report(run, verdict())
     assert facts.bound == "highly input-bound"
     assert facts.images_per_s == pytest.approx(1000)
     assert facts.steps == 200
@@ -37,7 +37,7 @@ def test_a_recorded_run_has_all_its_facts() -> None:
 
 
 def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:
-    facts = facts_of(Run(machine=MACHINE), UNKNOWN)
+    facts = build_report(Run(machine=MACHINE), UNKNOWN)
     assert facts.images_per_s is facts.wait_pct is facts.ceiling is None
     assert facts.split_ms == {"wait": None, "copy": None, "compute": None}
     assert facts.timelines == facts.stages == facts.course.stretches == []
@@ -55,12 +55,12 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
         record.handed_out(batch, now, now + step // 5)
         now += step
     recorder.end(record, "exhausted")
-    facts = facts_of(recorder.run(), verdict())
+    facts = build_report(recorder.run(), verdict())
     course = facts.course
     assert len(course.stretches) <= 400
     assert course.phases[-1].ended_s - course.phases[0].begun_s == pytest.approx(36000, rel=0.01)
     assert [phase.image_size for phase in course.phases] == [128, 160]
-    shown = reduced(course.stretches, 160)
+    shown = merge_neighbours(course.stretches, 160)
     assert 100 < len(shown) <= 170
     rates = [each.images_per_s for each in shown]
     assert rates == pytest.approx([32.0] * len(rates), rel=0.02)
@@ -69,16 +69,16 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
 
 def test_images_per_s_are_those_of_all_phases_by_the_time_they_took() -> None:
     phases = [PHASE, replace(PHASE, image_size=128, steps=100, images_per_s=250.0)]
-    facts = facts_of(Run(machine=MACHINE), verdict(phases=phases))
+    facts = build_report(Run(machine=MACHINE), verdict(phases=phases))
     assert facts.images_per_s == pytest.approx((1600 + 800) / (1.6 + 3.2))
     phases[1] = replace(phases[1], images_per_s=None)
-    assert facts_of(Run(machine=MACHINE), verdict(phases=phases)).images_per_s is None
+    assert build_report(Run(machine=MACHINE), verdict(phases=phases)).images_per_s is None
 
 
 def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
     def names(kind: str) -> list[str]:
         loader = replace(LOADER, kind=kind, collate="")  # type: ignore[arg-type]
-        facts = facts_of(Run(machine=MACHINE, loaders=[loader]), UNKNOWN)
+        facts = build_report(Run(machine=MACHINE, loaders=[loader]), UNKNOWN)
         return [row[0] for row in loader_table(facts, 0).rows]
 
     assert "collate" in names("torch")
@@ -89,13 +89,13 @@ def test_what_comes_again_stands_once() -> None:
     slow = [SlowSample(name="a", ms=3.0), SlowSample(name="b", ms=2.0), SlowSample(name="a", ms=5)]
     other = replace(LOADER, workers=4)
     run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
-    facts = facts_of(run, UNKNOWN)
+    facts = build_report(run, UNKNOWN)
     assert [(each.name, each.ms) for each in facts.slowest] == [("a", 5.0), ("b", 2.0)]
     assert facts.loaders == [LOADER, other]
 
 
 def test_names_that_are_no_text_are_spelt() -> None:
-    facts = facts_of(named("caf\udce9.jpg"), UNKNOWN)
+    facts = build_report(named("caf\udce9.jpg"), UNKNOWN)
     assert facts.slowest[0].name == "caf\\udce9.jpg"
 
 
@@ -103,7 +103,7 @@ def test_events_of_another_clock_are_said() -> None:
     run = named("worker 0")
     event = run.excerpts[0].events[0]
     run.excerpts[0].events.append(replace(event, begun_ms=1e12, ended_ms=1e12 + 5))
-    assert "1 events lie outside" in facts_of(run, UNKNOWN).notes[-1]
+    assert "1 events are outside" in build_report(run, UNKNOWN).notes[-1]
 
 
 def test_a_stretch_whose_images_are_not_known_has_no_rate() -> None:
@@ -112,9 +112,9 @@ def test_a_stretch_whose_images_are_not_known_has_no_rate() -> None:
         Point(begun_s=2.0, seconds=1.0, batches=3, samples=None, wait_ms=10.0, image_size=64)
     )
     made.append(Point(begun_s=3.0, seconds=0.0, batches=1, samples=8, wait_ms=10.0, image_size=64))
-    course = course_of(made)
+    course = build_history(made)
     assert [each.images_per_s for each in course.stretches] == [100.0, 200.0, None]
-    (joined,) = reduced(course.stretches, 1)
+    (joined,) = merge_neighbours(course.stretches, 1)
     assert (joined.images_per_s, joined.seconds) == (None, 3.0)
     assert joined.wait_pct == pytest.approx((10 + 10 + 1) / 3)
 
@@ -141,6 +141,6 @@ runs = st.builds(
 
 @given(runs)
 def test_whatever_figures_a_file_holds_no_fact_of_it_is_infinite(run: Run) -> None:
-    facts = facts_of(run, UNKNOWN)
+    facts = build_report(run, UNKNOWN)
     for each in facts.course.stretches:
         assert each.images_per_s is None or abs(each.images_per_s) < float("inf")

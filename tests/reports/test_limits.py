@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from runs import MACHINE, PHASE, UNKNOWN, verdict
 
-from feedline.report.check import checks
-from feedline.report.facts import facts_of
+from feedline.report.limits import check_limits
+from feedline.report.report_data import build_report
 from feedline.trace.run import Run
 
 
@@ -24,19 +24,19 @@ from feedline.trace.run import Run
 def test_a_limit_is_kept_or_not(
     most: float | None, least: float | None, passed: list[bool]
 ) -> None:
-    found = checks(facts_of(Run(machine=MACHINE), verdict()), most, least)
+    found = check_limits(build_report(Run(machine=MACHINE), verdict()), most, least)
     assert [each.passed for each in found] == passed
 
 
 def test_what_was_not_measured_neither_passes_nor_fails() -> None:
-    found = checks(facts_of(Run(machine=MACHINE), UNKNOWN), 5.0, 900.0)
+    found = check_limits(build_report(Run(machine=MACHINE), UNKNOWN), 5.0, 900.0)
     assert [(each.measured, each.passed) for each in found] == [(None, None), (None, None)]
     assert all("not measured" in each.said for each in found)
 
 
 def test_a_run_of_too_few_steps_neither_passes_nor_fails() -> None:
-    facts = facts_of(
+    facts = build_report(
         Run(machine=MACHINE), verdict(bound="inconclusive", wait_pct=1.0, phases=[PHASE])
     )
-    found = checks(facts, 5.0, 900.0)
+    found = check_limits(facts, 5.0, 900.0)
     assert [(each.measured, each.passed) for each in found] == [(1.0, None), (1000.0, None)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from runs import named, recorded, verdict
 
-from feedline.report.facts import facts_of
-from feedline.report.learned import LearnedEpoch
-from feedline.report.page import page, verdict_html
+from feedline.report.epoch_metrics import EpochMetrics
+from feedline.report.page import diagnosis_html, page
+from feedline.report.report_data import build_report
 from slow import slow
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -23,7 +23,7 @@ NASTY = "</title><script>document.body.dataset.run = 'yes'</script><img src=x on
 LONG = "/data/" + "a-very-long-folder-name/" * 12 + "image.jpg"
 
 LEARNED = [
-    LearnedEpoch(
+    EpochMetrics(
         epoch=k,
         image_size=64 if k < 4 else 96,
         ended_s=3600.0 * k,
@@ -54,10 +54,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages, by what they are for."""
     folder = tmp_path_factory.mktemp("pages")
     texts = {
-        "usual": page(facts_of(recorded(steps=30, sizes=(64, 96)), verdict(), LEARNED), "runs/1"),
-        "nasty": page(facts_of(named(NASTY), verdict()), NASTY),
-        "long": page(facts_of(named(LONG), verdict()), LONG),
-        "notebook": "<!DOCTYPE html><title>n</title><body>" + verdict_html(verdict()),
+        "usual": page(
+            build_report(recorded(steps=30, sizes=(64, 96)), verdict(), LEARNED), "runs/1"
+        ),
+        "nasty": page(build_report(named(NASTY), verdict()), NASTY),
+        "long": page(build_report(named(LONG), verdict()), LONG),
+        "notebook": "<!DOCTYPE html><title>n</title><body>" + diagnosis_html(verdict()),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import recorded
 
-from feedline.report.chart import in_words, lane_shapes
-from feedline.report.glyphs import ASCII, BLOCKS
-from feedline.report.lanes import Span, Timeline
-from feedline.report.terminal_timeline import lane_lines
-from feedline.report.timeline import timeline_of, worst_step
+from feedline.report.chart import describe_lane, lane_shapes
+from feedline.report.terminal_timeline import ASCII, BLOCKS, lane_lines
+from feedline.report.timeline import Span, Timeline, timeline_of, worst_step
 from feedline.trace.run import Event, Excerpt
 
 LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")
@@ -203,7 +201,7 @@ def test_whatever_the_events_are_each_lane_is_covered_once(
                 for shape in lane_shapes(lane, timeline.length_ms):
                     assert -0.1 <= shape.x <= shape.x + shape.width <= 100.1
                     assert 0 <= shape.y <= shape.y + shape.height <= 100.1
-                assert in_words(lane)
+                assert describe_lane(lane)
 
 
 def test_a_recorded_loop_shows_its_workers_behind_its_steps() -> None:

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
 import feedline
-from feedline.report.why import Why, show, verdict_text
+from feedline.report.why import DiagnosisView, diagnosis_text, show
 
 
 def test_a_verdict_is_text_of_at_most_100_columns() -> None:
-    text = verdict_text(verdict())
-    assert text == str(Why(verdict())) == repr(Why(verdict()))
-    assert text.startswith("Highly input-bound: 41% of the time is waiting for data.")
+    text = diagnosis_text(verdict())
+    assert text == str(DiagnosisView(verdict())) == repr(DiagnosisView(verdict()))
+    assert text.startswith("Highly input-bound: data wait is 41%")
     assert "1. decode-bound" in text
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
@@ -27,14 +27,14 @@ def test_a_verdict_is_text_of_at_most_100_columns() -> None:
 def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     show(UNKNOWN)
     printed = capsys.readouterr().out
-    assert printed.startswith("Inconclusive: too little was measured")
+    assert printed.startswith("Inconclusive")
     assert printed.count("not measured") >= 3
 
 
 def test_a_notebook_gets_it_as_html(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[Why] = []
+    shown: list[DiagnosisView] = []
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
     display.display = shown.append  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import torch
 from tiny_training import Recorder, assert_same_training
 
 from feedline.errors import FeedlineError, StateError, UsageError
-from feedline.report.open_run import facts_at
+from feedline.report.report_data import load_report
 from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
 from feedline.train.history import TrainResult
@@ -211,7 +211,7 @@ def test_the_folder_tells_of_the_run(uninterrupted: Path) -> None:
     assert make_recipe({}, read_config(uninterrupted / "recipe.toml")[0]) == tiny_recipe()
     environment = json.loads((uninterrupted / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
-    assert facts_at(uninterrupted).steps > 0
+    assert load_report(uninterrupted).steps > 0
 
 
 def test_warming_and_tensorboard_change_nothing(

@@ -23,7 +23,7 @@ from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
-from feedline.report.overlap import Overlap, OverlapSettings, Side
+from feedline.report.overlap import LoopTimes, Overlap, OverlapSettings
 from feedline.trace.run import Event, Excerpt
 
 __all__ = ["measure_overlap"]
@@ -148,10 +148,10 @@ def _load_ms(steps: list[_TimedStep]) -> float:
     return mean(step.make_end - step.make_start for step in steps[_WARMUP_STEPS:]) / 1e6
 
 
-def _side(steps: list[_TimedStep], workers: int, batch_size: int) -> Side:
+def _side(steps: list[_TimedStep], workers: int, batch_size: int) -> LoopTimes:
     counted = steps[_WARMUP_STEPS:]
     seconds = (counted[-1].done - counted[0].requested) / 1e9
-    return Side(
+    return LoopTimes(
         workers=workers,
         steps=len(counted),
         images_per_s=len(counted) * batch_size / seconds,

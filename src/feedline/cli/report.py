@@ -63,13 +63,13 @@ def report(
         return
     assert run is not None
 
-    from feedline.report.check import report_status
-    from feedline.report.glyphs import glyphs_for
     from feedline.report.json_form import as_json
-    from feedline.report.open_run import facts_at
+    from feedline.report.limits import report_status
+    from feedline.report.report_data import load_report
     from feedline.report.terminal import report_view
+    from feedline.report.terminal_timeline import glyphs_for
 
-    facts = facts_at(run)
+    facts = load_report(run)
     say(report_view(facts, str(run), glyphs_for(sys.stdout), columns()))
     if html is not None:
         from feedline.report.page import page
@@ -81,12 +81,12 @@ def report(
 
 def _compare(runs: tuple[Path, Path], json: Path | None) -> None:
     from feedline.report.compare import compare
-    from feedline.report.comparison_view import comparison_view, verdict_of
+    from feedline.report.comparison_view import comparison_view, summarise_comparison
     from feedline.report.json_form import plain
-    from feedline.report.open_run import facts_at
+    from feedline.report.report_data import load_report
 
-    found = compare(*(facts_at(run) for run in runs))
-    status, said = verdict_of(found)
+    found = compare(*(load_report(run) for run in runs))
+    status, said = summarise_comparison(found)
     say(comparison_view(found, [str(run) for run in runs]))
     write_json(json, {**plain(found), "said": said})
     raise typer.Exit(status)
@@ -115,12 +115,12 @@ def check(
     if min_images_per_s is not None and not 0 < min_images_per_s < float("inf"):
         raise UsageError(f"--min-images-per-s must be above 0, got {min_images_per_s}")
 
-    from feedline.report.check import checks
     from feedline.report.json_form import plain
-    from feedline.report.open_run import facts_at
+    from feedline.report.limits import check_limits
+    from feedline.report.report_data import load_report
 
-    facts = facts_at(run)
-    found = checks(facts, max_wait_pct, min_images_per_s)
+    facts = load_report(run)
+    found = check_limits(facts, max_wait_pct, min_images_per_s)
     words = {True: "passed", False: "FAILED", None: "inconclusive"}
     for each in found:
         typer.echo(f"{words[each.passed]:<12}  {each.said}")
@@ -182,9 +182,9 @@ def explain_overlap(
     from feedline.cli.progress import ProgressBar
     from feedline.images.folder import ImageFolder
     from feedline.loader.checks import worker_count
-    from feedline.report.glyphs import glyphs_for
     from feedline.report.overlap import OverlapSettings
     from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
+    from feedline.report.terminal_timeline import glyphs_for
     from feedline.train.data import find_splits
     from feedline.train.demo_set import DemoSet, write_demo_set
 

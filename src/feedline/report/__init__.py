@@ -1,1 +1,1 @@
-"""What is known of a run, shown: in a terminal, on a page, as JSON."""
+"""Reports of a recorded run: in a terminal, as an HTML page, as JSON."""

@@ -1,6 +1,6 @@
-"""The shapes of charts, in percent of their width and height, so that they fit any screen.
+"""Shapes of charts, in percent of their width and height, so that they fit any screen.
 
-Guarantees: pure; a shape says what it is by its class and in words, and in nothing by colour alone.
+Guarantees: pure; every shape is identified by its class and by text, never by colour alone.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.report.course import Course, Stretch
 from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds
-from feedline.report.lanes import CAUSES, Lane
-from feedline.report.sentences import Part
+from feedline.report.history import RateInterval, ThroughputHistory
+from feedline.report.sentences import StepPart
+from feedline.report.timeline import CAUSES, Lane
 
 __all__ = [
-    "CourseChart",
     "Mark",
     "Shape",
-    "course_chart",
-    "in_words",
+    "ThroughputChart",
+    "describe_lane",
     "lane_shapes",
     "split_shapes",
+    "throughput_chart",
     "ticks",
     "time_marks",
 ]
 
-_LEAST_LABEL = 12.0  # percent of the width that a phase's name needs on a small screen
+_MIN_LABEL = 12.0  # percent of the width that a phase's name needs on a small screen
 
 STAGES = {
     "make": "makes a batch",
     "compute": "the step computes",
-    "copy": "a copy goes on",
+    "copy": "a copy is in progress",
     "queued": "ready",
     "blank": "not recorded",
 }
@@ -39,7 +39,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A rectangle, in percent, with what it is called and what it is."""
+    """Rectangle, in percent, with its kind and its title."""
 
     x: float
     y: float
@@ -51,23 +51,23 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on an axis, in percent, with its label, which may be empty."""
+    """Position on an axis, in percent, with its label, which may be empty."""
 
     at: float
     label: str
 
 
 def lane_shapes(lane: Lane, length_ms: float) -> list[Shape]:
-    """The spans of a lane; those of the ready queue as high as it is deep."""
+    """Shapes of the spans of a lane; the height of the ready queue shows its depth."""
     deepest = max([1, *(span.depth for span in lane.spans)])
     shapes = []
     for span in lane.spans:
         if span.stage == "unknown":
             continue
         height = 100.0 * span.depth / deepest if span.stage == "queued" else 100.0
-        what = CAUSES[span.cause] if span.cause else STAGES.get(span.stage, span.stage)
+        label = CAUSES[span.cause] if span.cause else STAGES.get(span.stage, span.stage)
         if span.stage == "queued":
-            what = f"{span.depth} ready"
+            label = f"{span.depth} ready"
         batch = "" if span.batch is None else f", batch {span.batch}"
         length = as_ms(span.ended_ms - span.begun_ms)
         shapes.append(
@@ -77,25 +77,25 @@ def lane_shapes(lane: Lane, length_ms: float) -> list[Shape]:
                 width=100 * (span.ended_ms - span.begun_ms) / length_ms,
                 height=height,
                 kind=span.cause or span.stage,
-                title=f"{what}{batch}: {length} from {as_ms(span.begun_ms)} on",
+                title=f"{label}{batch}: {length} from {as_ms(span.begun_ms)} on",
             )
         )
     return shapes
 
 
-def in_words(lane: Lane) -> str:
-    """What a lane did, for those who do not see it."""
+def describe_lane(lane: Lane) -> str:
+    """Describe a lane in words, for screen readers."""
     if not lane.spans:
         return f"{lane.name}: not recorded"
-    said = [
+    parts = [
         f"{CAUSES.get(key) or STAGES.get(key, key)} {as_percent(100 * share)}"  # type: ignore[call-overload]
         for key, share in sorted(lane.shares.items(), key=lambda item: -item[1])
     ]
-    return f"{lane.name}: {', '.join(said)}"
+    return f"{lane.name}: {', '.join(parts)}"
 
 
-def split_shapes(parts: Sequence[Part]) -> list[Shape]:
-    """The parts of the mean step, one beside the other."""
+def split_shapes(parts: Sequence[StepPart]) -> list[Shape]:
+    """Shapes of the parts of the mean step, side by side."""
     shapes: list[Shape] = []
     at = 0.0
     for part in parts:
@@ -108,7 +108,7 @@ def split_shapes(parts: Sequence[Part]) -> list[Shape]:
 
 
 def ticks(length: float, most: int = 5) -> list[float]:
-    """Round places on an axis from 0 to `length`, at most that many and the zero."""
+    """Round positions on an axis from 0 to `length`: zero and at most `most` more."""
     if not length > 0 or not math.isfinite(length):
         return []
     rough = length / most
@@ -118,7 +118,7 @@ def ticks(length: float, most: int = 5) -> list[float]:
 
 
 def time_marks(length_s: float) -> list[Mark]:
-    """The time axis of a chart that is so long, in round places of a unit that suits it."""
+    """Marks of a time axis, at round positions in a suitable unit."""
     units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
     name = next((name for name in reversed(units) if length_s >= 2 * units[name]), "ms")
     unit = units[name]
@@ -129,17 +129,17 @@ def time_marks(length_s: float) -> list[Mark]:
 
 
 @dataclass(frozen=True, slots=True)
-class CourseChart:
-    """Throughput over time, and waiting beneath it.
+class ThroughputChart:
+    """Throughput over time, and data wait below it.
 
     Args:
-        rates: a bar for each stretch.
-        waits: likewise.
-        phases: where each begins, with its name where there is room for it.
-        heights: of the axis of rates.
-        times: of the axis of time.
-        words: what it shows, in a sentence.
-        wait_words: likewise, of waiting.
+        rates: a bar for each interval.
+        waits: a bar for each interval.
+        phases: start of each phase, with its name if there is space.
+        heights: marks of the axis of rates.
+        times: marks of the axis of time.
+        words: description of the rates, in a sentence.
+        wait_words: description of the data wait, in a sentence.
     """
 
     rates: list[Shape]
@@ -151,8 +151,10 @@ class CourseChart:
     wait_words: str
 
 
-def course_chart(course: Course, stretches: Sequence[Stretch]) -> CourseChart | None:
-    """A chart of stretches; None where no rate was measured."""
+def throughput_chart(
+    course: ThroughputHistory, stretches: Sequence[RateInterval]
+) -> ThroughputChart | None:
+    """Chart of intervals; None if no rate was measured."""
     rates = sorted(each.images_per_s for each in stretches if each.images_per_s is not None)
     if not rates:
         return None
@@ -162,30 +164,30 @@ def course_chart(course: Course, stretches: Sequence[Stretch]) -> CourseChart | 
     levels = ticks(rates[-1])
     top = rates[-1] * 1.08 if rates[-1] > 0 else 1.0
 
-    def at(seconds: float) -> float:
+    def position(seconds: float) -> float:
         return 100 * (seconds - begun) / length
 
-    def when(each: Stretch) -> str:
+    def place(each: RateInterval) -> str:
         size = "" if each.image_size is None else f", {each.image_size} px"
-        return f"{as_seconds(each.begun_s)} after the beginning{size}"
+        return f"{as_seconds(each.begun_s)} after the start{size}"
 
-    def bar(each: Stretch, height: float, kind: str, said: str) -> Shape:
-        width = 100 * each.seconds / length
-        return Shape(at(each.begun_s), 100 - height, width, height, kind, f"{said}, {when(each)}")
+    def bar(each: RateInterval, height: float, kind: str, label: str) -> Shape:
+        width, title = 100 * each.seconds / length, f"{label}, {place(each)}"
+        return Shape(position(each.begun_s), 100 - height, width, height, kind, title)
 
     phases = []
     for phase in course.phases:
-        wide = 100 * (phase.ended_s - phase.begun_s) / length >= _LEAST_LABEL
+        wide = 100 * (phase.ended_s - phase.begun_s) / length >= _MIN_LABEL
         name = "no size" if phase.image_size is None else f"{phase.image_size} px"
-        phases.append(Mark(max(0.0, at(phase.begun_s)), name if wide else ""))
-    return CourseChart(
+        phases.append(Mark(max(0.0, position(phase.begun_s)), name if wide else ""))
+    return ThroughputChart(
         rates=[
             bar(each, 100 * each.images_per_s / top, "rate", as_rate(each.images_per_s))
             for each in stretches
             if each.images_per_s is not None
         ],
         waits=[
-            bar(each, each.wait_pct, "making", f"{as_percent(each.wait_pct)} waiting")
+            bar(each, each.wait_pct, "making", f"{as_percent(each.wait_pct)} data wait")
             for each in stretches
             if each.wait_pct is not None
         ],
@@ -197,8 +199,8 @@ def course_chart(course: Course, stretches: Sequence[Stretch]) -> CourseChart | 
             f"{as_rate(rates[len(rates) // 2])}, from {as_rate(rates[0])} to {as_rate(rates[-1])}."
         ),
         wait_words=(
-            f"Exposed waiting: from {as_percent(waits[0])} to {as_percent(waits[-1])} of the time."
+            f"Data wait: from {as_percent(waits[0])} to {as_percent(waits[-1])} of the time."
             if waits
-            else "Exposed waiting: not measured."
+            else "Data wait: not measured."
         ),
     )

@@ -1,33 +1,44 @@
-"""Two runs side by side, where they can be compared.
+"""Comparison of two runs.
 
-Guarantees: pure; runs that differ in what a rate depends on besides the loading of data are
-refused, with all that differs; what cannot be told of one of them is noted, not guessed.
+Guarantees: pure; runs that differ in other factors of the rate than data loading are refused, with
+all differences; values unknown for one of them are noted, not guessed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, TypeAlias
 
 from feedline.diagnose.finding import Bound, PhaseSplit
 from feedline.errors import UsageError
-from feedline.report.comparable import PhaseKey, differences, phases_of
-from feedline.report.facts import Facts
-from feedline.report.spread import relative_spread
+from feedline.report.history import RateInterval
+from feedline.report.report_data import ReportData
 
-__all__ = ["Comparison", "PhasePair", "Ratio", "compare"]
+__all__ = [
+    "Comparison",
+    "PhaseKey",
+    "PhasePair",
+    "Ratio",
+    "compare",
+    "differences",
+    "phase_label",
+    "phases_of",
+    "relative_spread",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """How many times as fast the second run was.
+    """Speed of the second run relative to the first.
 
     Args:
-        times: the rate of the second over that of the first.
-        low: the 95% interval's lower end, from how much each run varied within itself; None where
-            a run was too short to tell.
-        high: its upper end.
+        times: rate of the second run / rate of the first.
+        low: lower end of the 95% interval, from the variation within each run; None if a run was
+            too short.
+        high: upper end.
     """
 
     times: float
@@ -35,8 +46,8 @@ class Ratio:
     high: float | None
 
     @property
-    def beyond(self) -> bool | None:
-        """Whether they differ by more than the spread; None where that is not known."""
+    def is_significant(self) -> bool | None:
+        """True if they differ by more than the spread; None if the spread is unknown."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
@@ -44,13 +55,13 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePair:
-    """A phase of both runs. Rates are images/s, None where they were not measured.
+    """A phase of both runs. Rates are images/s, None if not measured.
 
     Args:
         image_size: in pixels.
         batch_size: samples of a batch.
         rates: of the first and the second run.
-        wait_pct: exposed waiting in percent of the steps, likewise.
+        wait_pct: data wait in percent of the steps, of the first and the second run.
         ratio: of the rates.
     """
 
@@ -63,17 +74,17 @@ class PhasePair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two runs.
+    """Comparison of two runs.
 
     Args:
-        bound: how far each is bound by its input.
-        rates: images/s of each, over the phases as the first run has them.
+        bound: how far each is input-bound.
+        rates: images/s of each, over the phases in the proportions of the first run.
         ratio: of these.
-        wait_pct: exposed waiting in percent of the time.
-        split_ms: the mean step of each.
-        phases: one by one.
-        changed: what differs in settings, loader and software: name, first, second.
-        notes: what is to be known.
+        wait_pct: data wait in percent of the time.
+        split_ms: mean step of each.
+        phases: each phase.
+        changed: differences in settings, loader and software: name, first, second.
+        notes: remarks on the comparison.
     """
 
     bound: tuple[Bound, Bound]
@@ -86,11 +97,11 @@ class Comparison:
     notes: list[str]
 
 
-def compare(first: Facts, second: Facts) -> Comparison:
+def compare(first: ReportData, second: ReportData) -> Comparison:
     """Compare two runs.
 
     Raises:
-        UsageError: they cannot be compared; says all that differs.
+        UsageError: they cannot be compared; lists all differences.
     """
     differs = differences(first, second)
     if differs:
@@ -123,7 +134,7 @@ def _rate(phases: list[PhaseSplit]) -> float | None:
 
 
 def _wait_pct(phases: list[PhaseSplit]) -> float | None:
-    """Exposed waiting over phases of one size, each with the time that it took."""
+    """Data wait over phases of one size, weighted by their times."""
     if len(phases) == 1:
         return phases[0].wait_pct
     waited = total = 0.0
@@ -136,7 +147,7 @@ def _wait_pct(phases: list[PhaseSplit]) -> float | None:
 
 
 def _pair(
-    before: list[PhaseSplit], after: list[PhaseSplit], first: Facts, second: Facts
+    before: list[PhaseSplit], after: list[PhaseSplit], first: ReportData, second: ReportData
 ) -> PhasePair:
     size, a, b = before[0].image_size, _rate(before), _rate(after)
     ratio = None
@@ -182,7 +193,7 @@ def _rates(
 
 
 def _overall(pairs: list[PhasePair], before: dict[PhaseKey, list[PhaseSplit]]) -> Ratio | None:
-    """The ratio over all phases: the sum of their times, with the spreads of each."""
+    """Ratio over all phases: of the sums of their times, with the spread of each."""
     one = two = variance = 0.0
     known = True
     for pair, phases in zip(pairs, before.values(), strict=True):
@@ -203,8 +214,8 @@ def _overall(pairs: list[PhasePair], before: dict[PhaseKey, list[PhaseSplit]]) -
     return Ratio(times=times, low=max(0.0, times * (1 - half)), high=times * (1 + half))
 
 
-def _changed(first: Facts, second: Facts) -> list[tuple[str, str, str]]:
-    """What differs and may be why."""
+def _changed(first: ReportData, second: ReportData) -> list[tuple[str, str, str]]:
+    """Return differences that may explain the ratio."""
     sides: list[dict[str, Any]] = []
     for facts in (first, second):
         side: dict[str, Any] = dict(facts.settings)
@@ -215,8 +226,8 @@ def _changed(first: Facts, second: Facts) -> list[tuple[str, str, str]]:
         side |= {"system": facts.machine.platform, "host": facts.machine.host}
         sides.append(side)
     names = dict.fromkeys([*sides[0], *sides[1]])
-    shown = [(name, _shown(sides[0].get(name)), _shown(sides[1].get(name))) for name in names]
-    return [each for each in shown if each[1] != each[2]]
+    rows = [(name, _shown(sides[0].get(name)), _shown(sides[1].get(name))) for name in names]
+    return [each for each in rows if each[1] != each[2]]
 
 
 def _shown(value: object) -> str:
@@ -225,10 +236,10 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _notes(first: Facts, second: Facts) -> list[str]:
+def _notes(first: ReportData, second: ReportData) -> list[str]:
     notes = []
     if first.machine.host != second.machine.host:
-        notes.append("The runs were on two hosts that say the same of themselves.")
+        notes.append("The runs were on two different hosts with the same hardware description.")
     for name in ("dataset", "samples"):
         unknown = [
             place
@@ -236,10 +247,102 @@ def _notes(first: Facts, second: Facts) -> list[str]:
             if any(getattr(each, name) in ("", None) for each in facts.loaders) or not facts.loaders
         ]
         if unknown:
-            what = "dataset" if name == "dataset" else "number of samples"
-            notes.append(f"The {what} of the {' and the '.join(unknown)} run is not known.")
+            label = "dataset" if name == "dataset" else "number of samples"
+            notes.append(f"The {label} of the {' and the '.join(unknown)} run is unknown.")
     notes.append(
-        "The interval says how much each run varied within itself. Runs also differ from one to "
-        "the next: repeat both to be sure."
+        "The interval covers the variation within each run. Rates also vary between runs: repeat "
+        "both runs to be sure."
     )
     return notes
+
+
+_SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
+
+PhaseKey: TypeAlias = "tuple[int | None, int | None]"
+"""A phase's image size in pixels, and its batch size."""
+
+
+def differences(first: ReportData, second: ReportData) -> list[str]:
+    """Return the differences that make two runs incomparable."""
+    one, two = first.machine, second.machine
+    pairs: list[tuple[str, Any, Any]] = [
+        ("processor", one.cpu, two.cpu),
+        ("logical cores", one.cores, two.cores),
+        ("usable cores", one.usable_cores, two.usable_cores),
+        ("CPU quota", one.quota_cores, two.quota_cores),
+        ("GPU", one.gpu, two.gpu),
+        ("processes of the training", first.world_size, second.world_size),
+    ]
+    if not math.isclose(one.memory_bytes, two.memory_bytes, rel_tol=_SAME_MEMORY):
+        pairs.append(("memory", one.memory_bytes, two.memory_bytes))
+    if len(first.loaders) != len(second.loaders):
+        pairs.append(("number of loaders", len(first.loaders), len(second.loaders)))
+    for old, new in zip(first.loaders, second.loaders, strict=False):
+        if old.dataset and new.dataset:
+            pairs.append(("dataset", old.dataset, new.dataset))
+        for name, a, b in (
+            ("samples", old.samples, new.samples),
+            ("batch size", old.batch_size, new.batch_size),
+        ):
+            if a is not None and b is not None:
+                pairs.append((name, a, b))
+    found = [f"{name} {_format(a)} and {_format(b)}" for name, a, b in pairs if a != b]
+    before, after = phases_of(first).keys(), phases_of(second).keys()
+    if before != after:
+        found.append(f"phases {_format_phases(before)} and {_format_phases(after)}")
+    return list(dict.fromkeys(found))
+
+
+def _format(value: object) -> str:
+    return "none" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _format_phases(keys: Any) -> str:
+    return ", ".join(phase_label(*key) for key in keys) or "none"
+
+
+def phase_label(image_size: int | None, batch_size: int | None) -> str:
+    """Label of a phase, without its epochs."""
+    size = "no image size" if image_size is None else f"{image_size} px"
+    return size if batch_size is None else f"{size} @{batch_size}"
+
+
+def phases_of(facts: ReportData) -> dict[PhaseKey, list[PhaseSplit]]:
+    """Group the phases that have steps by image size and batch size, in order."""
+    found: dict[PhaseKey, list[PhaseSplit]] = {}
+    for phase in facts.phases:
+        if phase.steps:
+            found.setdefault((phase.image_size, phase.batch_size), []).append(phase)
+    return found
+
+
+_BLOCKS = 10
+_MIN_BLOCKS = 4
+# Student's t for 95%, by degrees of freedom.
+_T = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def relative_spread(stretches: Sequence[RateInterval]) -> float | None:
+    """Half of the 95% interval of the mean rate, as a share of it; None if there is too little
+    data.
+
+    Neighbouring intervals are correlated, so the time is divided into ten blocks, whose means
+    count as independent ("method of batch means").
+    """
+    known = [each for each in stretches if each.images_per_s is not None and each.seconds > 0]
+    total_s = sum(each.seconds for each in known)
+    images, seconds = [0.0] * _BLOCKS, [0.0] * _BLOCKS
+    ended_s = 0.0
+    for each in known:
+        assert each.images_per_s is not None
+        place = min(_BLOCKS - 1, int((ended_s + each.seconds / 2) / total_s * _BLOCKS))
+        ended_s += each.seconds
+        images[place] += each.images_per_s * each.seconds
+        seconds[place] += each.seconds
+    rates = [count / time for count, time in zip(images, seconds, strict=True) if time > 0]
+    if len(rates) < _MIN_BLOCKS:
+        return None
+    middle = mean(rates)
+    if not middle > 0:
+        return None
+    return _T[len(rates) - 1] * stdev(rates) / math.sqrt(len(rates)) / middle

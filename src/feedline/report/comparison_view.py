@@ -1,4 +1,4 @@
-"""A comparison of two runs in a terminal, and what it comes to."""
+"""Comparison of two runs in a terminal, and its exit status."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from feedline.report.comparable import phase_label
-from feedline.report.compare import Comparison, PhasePair, Ratio
+from feedline.report.compare import Comparison, PhasePair, Ratio, phase_label
 from feedline.report.figures import UNKNOWN, as_ms, as_percent, as_rate, printable
-from feedline.report.tables import Table
+from feedline.report.tables import ReportTable
 from feedline.report.terminal import table_view
 
-__all__ = ["comparison_view", "verdict_of"]
+__all__ = ["comparison_view", "summarise_comparison"]
 
 _FINE, _SLOWER, _INCONCLUSIVE = 0, 1, 3
 
 
-def verdict_of(found: Comparison) -> tuple[int, str]:
-    """The exit status, and the comparison in a sentence."""
+def summarise_comparison(found: Comparison) -> tuple[int, str]:
+    """Return the exit status, and the comparison in a sentence."""
     ratio = found.ratio
     if ratio is None:
         return _INCONCLUSIVE, "Inconclusive: the images/s of a run were not measured."
     if "inconclusive" in found.bound:
         return _INCONCLUSIVE, f"Inconclusive: a run is too short. B / A is {_times(ratio)}."
-    if ratio.beyond is None:
-        said = "a run is too short to tell its spread"
-        return _INCONCLUSIVE, f"B is {_times(ratio)} as fast as A, and {said}."
-    if not ratio.beyond:
+    if ratio.is_significant is None:
+        return _INCONCLUSIVE, f"B is {_times(ratio)} as fast as A; a run is too short for a spread."
+    if not ratio.is_significant:
         return _FINE, f"B is {_times(ratio)} as fast as A: no difference beyond the spread."
     word = "faster" if ratio.times > 1 else "slower"
     return (
@@ -44,29 +42,29 @@ def _times(ratio: Ratio) -> str:
 
 
 def comparison_view(found: Comparison, names: Sequence[str]) -> RenderableType:
-    """Two runs as a table, what differs between them, and what it comes to."""
-    _, said = verdict_of(found)
+    """Show two runs as a table, their differences, and a summary."""
+    _, summary = summarise_comparison(found)
     changed = [[printable(each) for each in row] for row in found.changed]
     views: list[RenderableType] = [
         Text(f"A: {printable(names[0])}\nB: {printable(names[1])}\n"),
-        table_view(Table(title="Runs", heads=["", "A", "B", "B / A"], rows=_rows(found))),
+        table_view(ReportTable(title="Runs", heads=["", "A", "B", "B / A"], rows=_rows(found))),
     ]
     if changed:
         views += [
             Text(""),
-            table_view(Table(title="What differs", heads=["", "A", "B"], rows=changed)),
+            table_view(ReportTable(title="Differences", heads=["", "A", "B"], rows=changed)),
         ]
-    views += [Text(f"\n{said}", "bold"), *(Text(note, "dim") for note in found.notes)]
+    views += [Text(f"\n{summary}", "bold"), *(Text(note, "dim") for note in found.notes)]
     return Group(*views)
 
 
 def _rows(found: Comparison) -> list[list[str]]:
-    rows = [["verdict", *found.bound, ""]]
+    rows = [["diagnosis", *found.bound, ""]]
     rows += [_phase(pair) for pair in found.phases]
     if len(found.phases) > 1:
         ratio = UNKNOWN if found.ratio is None else _times(found.ratio)
         rows.append(["all phases", *map(as_rate, found.rates), ratio])
-    rows.append(["exposed wait", *map(as_percent, found.wait_pct), ""])
+    rows.append(["data wait", *map(as_percent, found.wait_pct), ""])
     rows += [
         [f"{part} a step", *(as_ms(split.get(part)) for split in found.split_ms), ""]
         for part in ("wait", "copy", "compute")

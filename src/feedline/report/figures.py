@@ -1,4 +1,4 @@
-"""Figures as text, alike in every form of a report. What is not known is "not measured"."""
+"""Format of figures, the same in every form of a report. A missing figure is "not measured"."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ UNKNOWN = "not measured"
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where it is not a number or infinite."""
+    """Return the value, or None if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _digits(value: float) -> str:
-    """A number, to three digits about."""
+    """Format a number with about three digits."""
     size = abs(value)
     if size >= 1e15:
         return f"{value:.3g}"
@@ -45,7 +45,7 @@ def _digits(value: float) -> str:
 
 
 def as_ms(ms: float | None) -> str:
-    """A duration in milliseconds; from ten seconds on in seconds."""
+    """Format a duration in milliseconds, or in seconds from ten seconds on."""
     if (ms := finite(ms)) is None:
         return UNKNOWN
     if ms >= 10_000:
@@ -54,7 +54,7 @@ def as_ms(ms: float | None) -> str:
 
 
 def as_seconds(seconds: float | None) -> str:
-    """A time span, in the unit that suits it."""
+    """Format a duration in a suitable unit."""
     if (seconds := finite(seconds)) is None:
         return UNKNOWN
     if seconds < 99.5:
@@ -65,38 +65,38 @@ def as_seconds(seconds: float | None) -> str:
 
 
 def as_rate(images_per_s: float | None) -> str:
-    """Images per second."""
+    """Format images per second."""
     if (images_per_s := finite(images_per_s)) is None:
         return UNKNOWN
     return f"{_digits(images_per_s)} images/s"
 
 
 def as_percent(percent: float | None) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     if (percent := finite(percent)) is None:
         return UNKNOWN
     return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
 
 
 def as_times(ratio: float | None) -> str:
-    """How many times as much."""
+    """Format a ratio."""
     return UNKNOWN if finite(ratio) is None else f"{ratio:.2f}x"
 
 
 def as_gain(gain: Gain | None) -> str:
-    """What a fix gains, with its interval."""
+    """Format the gain of a fix, with its interval."""
     if gain is None or finite(gain.predicted) is None:
         return "not predicted"
     return f"{gain.predicted:.2f}x as fast ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def as_bytes(size: int | None) -> str:
-    """A size in bytes."""
+    """Format a size in bytes."""
     return UNKNOWN if size is None else decimal(size)
 
 
 def as_date(seconds: float) -> str:
-    """A moment in UTC, from seconds since 1970; "an unknown time" where no date has them."""
+    """Format seconds since 1970 as UTC; "an unknown time" if they are not a valid date."""
     if finite(seconds) is None or seconds <= 0:
         return "an unknown time"
     try:
@@ -107,14 +107,14 @@ def as_date(seconds: float) -> str:
 
 
 def encodable(text: str) -> str:
-    """Text that can be written as UTF-8: bytes of a path that are no text are spelt."""
+    """Make text encodable as UTF-8: undecodable bytes of a path are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def printable(text: str) -> str:
-    """Text as it may stand on a screen: what controls a terminal, or cannot be encoded, is spelt.
+    """Make text safe for a screen: control and unencodable characters are escaped.
 
-    A class or a file may be called anything, an escape sequence included.
+    The name of a class or file may contain anything, including an escape sequence.
     """
     if text.isprintable():
         return text

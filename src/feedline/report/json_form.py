@@ -1,4 +1,4 @@
-"""The facts of a report as JSON, and the schema of it, `docs/schema/report.schema.json`.
+"""Report data as JSON, and its schema, `docs/schema/report.schema.json`.
 
 `python -m feedline.report.json_form` prints the schema.
 """
@@ -12,25 +12,25 @@ from typing import Any
 
 import msgspec
 
-from feedline.report.facts import Facts
+from feedline.report.report_data import ReportData
 
 __all__ = ["as_json", "plain", "schema"]
 
 
-def as_json(facts: Facts) -> dict[str, Any]:
-    """The facts as they go into a JSON file; null stands for what was not measured."""
+def as_json(facts: ReportData) -> dict[str, Any]:
+    """Convert report data to JSON types; null is a value that was not measured."""
     return plain(facts)
 
 
 def plain(thing: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it; what no JSON can hold, NaN and infinity, is null."""
-    built: dict[str, Any] = json.loads(msgspec.json.encode(thing))
-    return built
+    """Convert a dataclass to JSON types; NaN and infinity become null."""
+    converted: dict[str, Any] = json.loads(msgspec.json.encode(thing))
+    return converted
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema, draft 2020-12, of what `as_json` gives."""
-    made = json.loads(msgspec.json.encode(msgspec.json.schema(Facts)))
+    """Return the JSON schema, draft 2020-12, of the result of `as_json`."""
+    made = json.loads(msgspec.json.encode(msgspec.json.schema(ReportData)))
     for each in made["$defs"].values():
         _describe(each)
     return {
@@ -41,14 +41,14 @@ def schema() -> dict[str, Any]:
 
 
 def _describe(definition: dict[str, Any]) -> None:
-    """Take the description of a class apart: what it says of a field goes to the field."""
+    """Move the documentation of each field from the class's description to the field."""
     about, _, arguments = inspect.cleandoc(definition.get("description", "")).partition("Args:")
     definition["description"] = " ".join(about.split())
     for argument in re.split(r"\n {4}(?! )", arguments):
-        names, _, said = argument.partition(": ")
+        names, _, text = argument.partition(": ")
         for name in names.split(", "):
             if name in definition.get("properties", {}):
-                definition["properties"][name]["description"] = " ".join(said.split())
+                definition["properties"][name]["description"] = " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two loops over the same batches: loading in the step's way, and loading behind it."""
+"""Results of two loops over the same batches: loading before each step, and loading in workers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from feedline.trace.run import Excerpt
 
-__all__ = ["Overlap", "OverlapSettings", "Side"]
+__all__ = ["LoopTimes", "Overlap", "OverlapSettings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapSettings:
-    """What is compared.
+    """Options of the comparison.
 
     Args:
         size_px: side of the images.
         batch_size: images in a batch.
         workers: processes of the second loop, at least one.
-        step_ms: how long a step computes; None for as long as one process loads a batch.
-        seconds: how long each loop is measured; some steps at least.
+        step_ms: computing time of a step; None: the time of one process to load a batch.
+        seconds: measuring time of each loop; some steps at least.
     """
 
     size_px: int = 224
@@ -29,18 +29,18 @@ class OverlapSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """A loop that was measured.
+class LoopTimes:
+    """Measurements of one loop.
 
     Args:
-        workers: processes that loaded; 0 where the loop itself did.
-        steps: that were counted.
+        workers: processes that loaded; 0 if the loop itself loaded.
+        steps: number of counted steps.
         images_per_s: over these.
-        step_ms: the mean step, waiting included.
-        wait_ms: of which it waited for its batch.
-        compute_ms: of which it computed.
-        load_ms: the mean time that whoever loaded took for a batch.
-        excerpt: some of the steps.
+        step_ms: mean step, including waiting.
+        wait_ms: part in which it waited for its batch.
+        compute_ms: part in which it computed.
+        load_ms: mean time to load a batch, in one process.
+        excerpt: timeline sample of some steps.
     """
 
     workers: int
@@ -55,9 +55,9 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """What was compared, and both loops."""
+    """Options of the comparison, and both loops."""
 
     settings: OverlapSettings
     step_ms: float
     images: int
-    sides: list[Side]
+    sides: list[LoopTimes]

@@ -1,4 +1,4 @@
-"""Two loops side by side, without workers and with some: in a terminal, and as SVG."""
+"""Timelines of two loops, without workers and with workers: in a terminal, and as SVG."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feedline.report.figures import as_ms, as_percent, as_rate, as_times
-from feedline.report.glyphs import Glyphs
 from feedline.report.json_form import plain
-from feedline.report.lanes import Timeline
-from feedline.report.overlap import Overlap, Side
-from feedline.report.page import picture, template, used
-from feedline.report.tables import Table
+from feedline.report.overlap import LoopTimes, Overlap
+from feedline.report.page import legend_entries, picture, template
+from feedline.report.tables import ReportTable
 from feedline.report.terminal import table_view
-from feedline.report.terminal_timeline import NAME_COLUMNS, lane_lines, legend
-from feedline.report.timeline import timeline_of
+from feedline.report.terminal_timeline import NAME_COLUMNS, Glyphs, lane_lines, legend
+from feedline.report.timeline import Timeline, timeline_of
 
 __all__ = ["overlap_json", "overlap_svg", "overlap_view"]
 
 _LANE_PX, _STEP_PX, _GAP_PX, _WIDTH_PX = 16, 20, 4, 780
 
 
-def _named(workers: int) -> str:
+def _title(workers: int) -> str:
     return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def timelines(found: Overlap) -> list[Timeline]:
-    """The pictures of both loops, of as many steps each."""
-    made = [timeline_of(side.excerpt, _named(side.workers)) for side in found.sides]
+    """Return the timelines of both loops."""
+    made = [timeline_of(side.excerpt, _title(side.workers)) for side in found.sides]
     return [
         replace(each, lanes=[lane for lane in each.lanes if lane.spans])
         for each in made
@@ -39,63 +37,68 @@ def timelines(found: Overlap) -> list[Timeline]:
     ]
 
 
-def in_words(found: Overlap) -> list[str]:
-    """What was measured, in sentences."""
-    alone, behind = found.sides
+def describe_overlap(found: Overlap) -> list[str]:
+    """Describe the measurements in sentences."""
+    alone, overlapped = found.sides
     return [
         f"Without workers a step first waits for its batch, {as_ms(alone.wait_ms)}, and then "
-        f"computes, {as_ms(alone.compute_ms)}: {as_ms(alone.step_ms)} in all.",
-        f"With {_named(behind.workers)} the next batches are made while a step computes. A batch "
-        f"takes a worker {as_ms(behind.load_ms)}; the step waits {as_ms(behind.wait_ms)} for what "
-        f"does not fit behind its {as_ms(behind.compute_ms)}: {as_ms(behind.step_ms)} in all.",
-        f"That is {as_times(behind.images_per_s / alone.images_per_s)} as many images a second.",
+        f"computes, {as_ms(alone.compute_ms)}: {as_ms(alone.step_ms)} in total.",
+        f"With {_title(overlapped.workers)} the next batches are made while a step computes. A "
+        f"batch takes a worker {as_ms(overlapped.load_ms)}; in addition to its "
+        f"{as_ms(overlapped.compute_ms)} of computing, the step waits "
+        f"{as_ms(overlapped.wait_ms)}: {as_ms(overlapped.step_ms)} in total.",
+        f"That is {as_times(overlapped.images_per_s / alone.images_per_s)} as many images/s.",
     ]
 
 
-def _table(found: Overlap) -> Table:
+def _table(found: Overlap) -> ReportTable:
     def row(name: str, *cells: str) -> list[str]:
         return [name, *cells]
 
-    def share(side: Side) -> str:
+    def share(side: LoopTimes) -> str:
         return f"{as_ms(side.wait_ms)} ({as_percent(100 * side.wait_ms / side.step_ms)})"
 
-    return Table(
+    return ReportTable(
         title="Measured",
-        heads=["", *(_named(side.workers) for side in found.sides)],
+        heads=["", *(_title(side.workers) for side in found.sides)],
         rows=[
             row("images/s", *(as_rate(side.images_per_s) for side in found.sides)),
             row("step", *(as_ms(side.step_ms) for side in found.sides)),
-            row("of it waiting", *map(share, found.sides)),
-            row("of it computing", *(as_ms(side.compute_ms) for side in found.sides)),
+            row("waiting", *map(share, found.sides)),
+            row("computing", *(as_ms(side.compute_ms) for side in found.sides)),
             row("loading a batch", *(as_ms(side.load_ms) for side in found.sides)),
             row("steps counted", *(str(side.steps) for side in found.sides)),
         ],
         note=f"{found.images} images in batches of {found.settings.batch_size} at "
         f"{found.settings.size_px} px. The step is a sleep of {as_ms(found.step_ms)}, which leaves "
-        "the processor to the loading, as a step on a GPU does.",
+        "the CPU to the loading, as a step on a GPU does.",
     )
 
 
 def overlap_view(found: Overlap, glyphs: Glyphs, width: int) -> RenderableType:
-    """Both timelines in characters, what they mean and what was measured."""
+    """Show both timelines in characters, with a legend and the measurements."""
     views: list[RenderableType] = []
     used: set[str] = set()
     made = timelines(found)
     longest = max(each.length_ms for each in made)
     for each in made:
-        # On one scale: a loop that is done sooner is shorter.
+        # Both timelines have the same scale: a faster loop is shorter.
         columns = round((width - NAME_COLUMNS) * each.length_ms / longest)
         lines, glyphs_of = lane_lines(each, glyphs, NAME_COLUMNS + columns)
         used |= glyphs_of
         views.append(Text(f"{each.title}: {each.steps} steps in {as_ms(each.length_ms)}", "bold"))
         views += [*lines, Text("")]
     views += [*legend(used, glyphs), Text("")]
-    views += [*(Text(line) for line in in_words(found)), Text(""), table_view(_table(found))]
+    views += [
+        *(Text(line) for line in describe_overlap(found)),
+        Text(""),
+        table_view(_table(found)),
+    ]
     return Group(*views)
 
 
 def overlap_svg(found: Overlap) -> str:
-    """Both timelines as an SVG image of its own, 900 px wide."""
+    """Render both timelines as an SVG image, 900 px wide."""
     sides: list[dict[str, Any]] = []
     y = 28
     longest = max(each.length_ms for each in timelines(found))
@@ -110,11 +113,11 @@ def overlap_svg(found: Overlap) -> str:
         side["axis_y"] = y + 8
         y += 36
         sides.append(side)
-    shown = [{"kind": kind, "said": said} for kind, said in used(timelines(found))]
+    shown = [{"kind": kind, "said": label} for kind, label in legend_entries(timelines(found))]
     for entry in shown:
         entry["y"] = y  # type: ignore[assignment]
         y += 20
-    words = [line for said in in_words(found) for line in textwrap.wrap(said, 120)]
+    words = [line for text in describe_overlap(found) for line in textwrap.wrap(text, 120)]
     return template("overlap.svg").render(
         scope=":root, svg",
         sides=sides,
@@ -126,7 +129,7 @@ def overlap_svg(found: Overlap) -> str:
 
 
 def overlap_json(found: Overlap) -> dict[str, Any]:
-    """What was measured, with both timelines, as JSON has it."""
+    """Return the measurements with both timelines, JSON-able."""
     return {
         "settings": plain(found.settings),
         "step_ms": found.step_ms,

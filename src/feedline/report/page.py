@@ -1,8 +1,8 @@
-"""A report as one HTML file, a verdict as HTML for a notebook, and charts as SVG.
+"""Report as one HTML file, diagnosis as HTML for a notebook, and charts as SVG.
 
-Guarantees: no script, no file beside it, no request to anywhere; whatever a class, a file or a
-machine is called is text in it; light and dark as the reader's system is; each picture says in
-words what it shows, and by hatching what its colours do.
+Guarantees: no script, no other file, no network request; names of classes, files and machines are
+escaped; light and dark like the reader's system; each picture has a description in words, and
+hatching in addition to colours.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from feedline.report.chart import (
-    course_chart,
-    in_words,
+    describe_lane,
     lane_shapes,
     split_shapes,
+    throughput_chart,
     time_marks,
 )
-from feedline.report.course import reduced
-from feedline.report.facts import Facts
 from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
-from feedline.report.lanes import CAUSES, Timeline, shown_lanes
-from feedline.report.learned_chart import learned_chart
-from feedline.report.sentences import Judged, about, ceiling, headline, parts
+from feedline.report.history import merge_neighbours
+from feedline.report.report_data import ReportData
+from feedline.report.sentences import (
+    AnyDiagnosis,
+    describe_throughput,
+    headline,
+    parts,
+    timeline_heading,
+)
 from feedline.report.tables import tables
+from feedline.report.timeline import CAUSES, Timeline, visible_lanes
+from feedline.report.training_curves import training_curves
 
-__all__ = ["page", "picture", "template", "used", "verdict_html"]
+__all__ = ["diagnosis_html", "legend_entries", "page", "picture", "template"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MOST_BARS = 160
-_SEEN = 0.003  # of a lane: less than that is not seen
+_MAX_BARS = 160
+_MIN_VISIBLE = 0.003  # share of a lane
 _BLANK = "blank: not recorded, or between two passes over the data"
 _SIGNS = {"not input-bound": ("good", "\u2713"), "inconclusive": ("open", "?")}
 
@@ -50,16 +56,16 @@ def _environment() -> Environment:
 
 
 def template(name: str) -> Template:
-    """One of the templates. All that is put into it is escaped."""
+    """Load a template. Values inserted into it are escaped."""
     return _environment().get_template(name)
 
 
-def page(facts: Facts, name: str) -> str:
-    """A report.
+def page(facts: ReportData, name: str) -> str:
+    """Render a report.
 
     Args:
         facts: of the run.
-        name: what the run is called: its path.
+        name: name of the run: its path.
     """
     rank = "" if facts.world_size == 1 else f", rank {facts.rank} of {facts.world_size}"
     return template("page.html").render(
@@ -67,11 +73,11 @@ def page(facts: Facts, name: str) -> str:
         name=printable(name),
         about=f"{as_seconds(facts.seconds)} from {as_date(facts.started)} on "
         f"{printable(facts.machine.host)}{rank}",
-        judged=_judged(facts),
+        judged=_diagnosis(facts),
         pictures=[picture(timeline) for timeline in facts.timelines],
-        legend=used(facts.timelines),
-        course=course_chart(facts.course, reduced(facts.course.stretches, _MOST_BARS)),
-        learned=learned_chart(facts.learned, facts.went_on_at),
+        legend=legend_entries(facts.timelines),
+        course=throughput_chart(facts.course, merge_neighbours(facts.course.stretches, _MAX_BARS)),
+        learned=training_curves(facts.learned, facts.went_on_at),
         trains=bool(facts.settings),
         tables=tables(facts),
         notes=[printable(note) for note in facts.notes],
@@ -79,13 +85,13 @@ def page(facts: Facts, name: str) -> str:
     )
 
 
-def verdict_html(judged: Judged) -> str:
-    """A verdict, to be put into a page of a notebook."""
-    return template("notebook.html").render(scope="&, svg", judged=_judged(judged))
+def diagnosis_html(judged: AnyDiagnosis) -> str:
+    """Render a diagnosis for a page of a notebook."""
+    return template("notebook.html").render(scope="&, svg", judged=_diagnosis(judged))
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
-    """What the template of a verdict is filled with."""
+def _diagnosis(judged: AnyDiagnosis) -> dict[str, Any]:
+    """Return the values for the template of a diagnosis."""
     tone, sign = _SIGNS.get(judged.bound, ("bad", "!"))
     found = parts(judged.split_ms)
     shares = [f"{each.name} {each.ms}" for each in found]
@@ -94,7 +100,7 @@ def _judged(judged: Judged) -> dict[str, Any]:
         "sign": sign,
         "headline": headline(judged),
         "split": split_shapes(found),
-        "split_words": f"The mean step: {', '.join(shares)}",
+        "split_words": f"Mean step: {', '.join(shares)}",
         "parts": [
             {
                 "name": each.name,
@@ -104,7 +110,7 @@ def _judged(judged: Judged) -> dict[str, Any]:
             }
             for each in found
         ],
-        "ceiling": ceiling(judged.ceiling),
+        "ceiling": describe_throughput(judged.ceiling),
         "findings": [
             {
                 "rule": printable(each.rule),
@@ -119,15 +125,15 @@ def _judged(judged: Judged) -> dict[str, Any]:
 
 
 def picture(timeline: Timeline) -> dict[str, Any]:
-    """What the picture of a timeline is made of."""
-    lanes, hidden = shown_lanes(timeline)
+    """Return the values for the picture of a timeline."""
+    lanes, hidden = visible_lanes(timeline)
     return {
-        "about": about(timeline),
+        "about": timeline_heading(timeline),
         "lanes": [
             {
                 "name": printable(lane.name),
                 "shapes": lane_shapes(lane, timeline.length_ms),
-                "words": printable(in_words(lane)),
+                "words": printable(describe_lane(lane)),
             }
             for lane in lanes
         ],
@@ -136,19 +142,19 @@ def picture(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def used(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
-    """The legend of timelines: the kinds that are seen in them, and what each means."""
+def legend_entries(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
+    """Return the legend of timelines: the visible kinds, with their meaning."""
     lanes = [lane for each in timelines for lane in each.lanes]
-    kinds = {kind for lane in lanes for kind, share in lane.shares.items() if share > _SEEN}
+    kinds = {kind for lane in lanes for kind, share in lane.shares.items() if share > _MIN_VISIBLE}
     deepest = max((span.depth for lane in lanes for span in lane.spans), default=0)
     busy = {
         "make": "a worker makes a batch",
-        "queued": f"ready, as high as many: at most {deepest}",
-        "copy": "a copy goes on",
+        "queued": f"ready batches, height by number: at most {deepest}",
+        "copy": "a copy is in progress",
         "compute": "the step computes",
     }
     return [
-        *((stage, said) for stage, said in busy.items() if stage in kinds),
-        *((cause, said) for cause, said in CAUSES.items() if cause in kinds - {"between"}),
+        *((stage, label) for stage, label in busy.items() if stage in kinds),
+        *((cause, label) for cause, label in CAUSES.items() if cause in kinds - {"between"}),
         *([("between", _BLANK)] if kinds & {"blank", "between"} else []),
     ]

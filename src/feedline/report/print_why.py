@@ -1,6 +1,6 @@
-"""The verdict on a run, printed in the middle of a training.
+"""Print the diagnosis of a run during a training.
 
-Guarantees: the global random states stay as they are.
+Guarantees: the global random states are unchanged.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["print_why"]
 
 
 def print_why(run: Run) -> None:
-    """Print what holds a run back, and what to do about it.
+    """Print the bottleneck of a run, and what to change.
 
     As HTML in a notebook, in colours in a terminal, as text elsewhere.
     """
-    with unbroken(), seeded(0):  # rich draws from Python's random state when it is loaded
+    with unbroken(), seeded(0):  # rich draws from Python's random state when it is imported
         from feedline.diagnose.diagnose import diagnose
         from feedline.report.why import show
 

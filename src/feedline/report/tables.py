@@ -1,4 +1,4 @@
-"""The tables of a report, as text in rows, alike in a terminal and on a page."""
+"""Tables of a report, as rows of text, the same in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from feedline.diagnose.finding import PhaseSplit
-from feedline.report.facts import Facts
 from feedline.report.figures import (
     UNKNOWN,
     as_bytes,
@@ -17,24 +16,25 @@ from feedline.report.figures import (
     finite,
     printable,
 )
+from feedline.report.report_data import ReportData
 from feedline.trace.run import Process
 
-__all__ = ["Table", "learned_table", "loader_table", "machine_table", "tables"]
+__all__ = ["ReportTable", "learned_table", "loader_table", "machine_table", "tables"]
 
-_SLOWEST, _LOADERS, _EPOCHS, _MOST_ROWS = 12, 8, 20, 100
+_SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
 _SPLIT_HEADS = ["px @batch", "epochs", "steps", "images/s", "wait"]
 _SPLIT_HEADS += ["wait ms", "copy ms", "compute ms", "hidden"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A table.
+class ReportTable:
+    """Table of text cells.
 
     Args:
-        title: what it tells of.
-        heads: of the columns; empty where the first column says what the second one is.
-        rows: of cells; the first cell is text, and so are all where there are no heads.
-        note: what is to be known to read it.
+        title: printed title.
+        heads: of the columns; empty if the first column names the second.
+        rows: of cells; the first cell is text, and so are all if there are no heads.
+        note: remark on the table.
     """
 
     title: str
@@ -43,8 +43,8 @@ class Table:
     note: str = ""
 
 
-def tables(facts: Facts) -> list[Table]:
-    """All tables of a report that have rows."""
+def tables(facts: ReportData) -> list[ReportTable]:
+    """Return all tables of a report that have rows."""
     made = [
         phase_table(facts),
         epoch_table(facts),
@@ -60,38 +60,39 @@ def tables(facts: Facts) -> list[Table]:
     return [_cut(table) for table in made if table.rows]
 
 
-def _cut(table: Table) -> Table:
-    """A table of no more rows than can be read."""
-    if len(table.rows) <= _MOST_ROWS:
+def _cut(table: ReportTable) -> ReportTable:
+    """Limit the rows of a table."""
+    if len(table.rows) <= _MAX_ROWS:
         return table
-    note = f"{table.note} {len(table.rows) - _MOST_ROWS} more rows are in the JSON.".strip()
-    return replace(table, rows=table.rows[:_MOST_ROWS], note=note)
+    note = f"{table.note} {len(table.rows) - _MAX_ROWS} more rows are in the JSON.".strip()
+    return replace(table, rows=table.rows[:_MAX_ROWS], note=note)
 
 
 def _three(figures: tuple[float, float, float] | None) -> str:
-    """Median, 95th percentile and longest, in ms."""
+    """Format median, 95th percentile and longest, in ms."""
     if figures is None:
         return UNKNOWN
     return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
 
 
-def phase_table(facts: Facts) -> Table:
-    """The split of the step, phase by phase."""
-    return Table(
+def phase_table(facts: ReportData) -> ReportTable:
+    """Split of the step, phase by phase."""
+    return ReportTable(
         title="Phases",
         heads=_SPLIT_HEADS,
         rows=_splits(facts.phases),
-        note="Image size and batch size. Of a batch in ms: median/95th percentile/longest of each "
-        "part. Hidden is the workers' work for it behind the steps, in ms for each worker.",
+        note="px @batch: image size and batch size. Parts of a step in ms: median/95th "
+        "percentile/longest. hidden: work of the workers for a batch during the steps, in ms per "
+        "worker.",
     )
 
 
-def epoch_table(facts: Facts) -> Table:
-    """The same of the latest passes, where there are several."""
+def epoch_table(facts: ReportData) -> ReportTable:
+    """Split of the step in the latest passes, if there are several."""
     latest = facts.epochs[-_EPOCHS:] if len(facts.epochs) > 1 else []
     more = len(facts.epochs) - len(latest)
     note = f"The latest {_EPOCHS}; the JSON has {more} more." if latest and more else ""
-    return Table(title="Epochs", heads=_SPLIT_HEADS, rows=_splits(latest), note=note)
+    return ReportTable(title="Epochs", heads=_SPLIT_HEADS, rows=_splits(latest), note=note)
 
 
 def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
@@ -112,17 +113,17 @@ def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
     ]
 
 
-def learned_table(facts: Facts) -> Table:
-    """What the latest epochs have learnt."""
+def learned_table(facts: ReportData) -> ReportTable:
+    """Metrics of the latest epochs."""
     latest = facts.learned[-_EPOCHS:]
     more = len(facts.learned) - len(latest)
 
     def cell(value: float | None, form: str = ".4g") -> str:
         return "-" if value is None else f"{value:{form}}"
 
-    return Table(
+    return ReportTable(
         title="Learning",
-        heads=["epoch", "px", "loss", "val loss", "top-1", "top-5", "rate", "trained for"],
+        heads=["epoch", "px", "loss", "val loss", "top-1", "top-5", "lr", "trained for"],
         rows=[
             [
                 str(each.epoch),
@@ -140,8 +141,8 @@ def learned_table(facts: Facts) -> Table:
     )
 
 
-def stage_table(facts: Facts) -> Table:
-    """What making a sample costs."""
+def stage_table(facts: ReportData) -> ReportTable:
+    """Cost of making a sample, by stage."""
     rows = [
         [
             printable(each.name),
@@ -153,22 +154,22 @@ def stage_table(facts: Facts) -> Table:
         ]
         for each in facts.stages
     ]
-    return Table(
+    return ReportTable(
         title="Stages of making a sample",
         heads=["stage", "share", "mean", "longest", "on a core", "times"],
         rows=rows,
-        note="Of the workers' tasks that were timed stage by stage, which are some of all.",
+        note="From the workers' timed tasks, which are a part of all tasks.",
     )
 
 
-def slowest_table(facts: Facts) -> Table:
-    """The samples that took longest."""
+def slowest_table(facts: ReportData) -> ReportTable:
+    """Samples that took longest."""
     rows = [[printable(each.name), as_ms(each.ms)] for each in facts.slowest[:_SLOWEST]]
-    return Table(title="Slowest samples", heads=["sample", "took"], rows=rows)
+    return ReportTable(title="Slowest samples", heads=["sample", "took"], rows=rows)
 
 
-def loader_table(facts: Facts, number: int) -> Table:
-    """A loader's settings."""
+def loader_table(facts: ReportData, number: int) -> ReportTable:
+    """Settings of a loader."""
     loader = facts.loaders[number]
     rows = {
         "class": printable(loader.name),
@@ -188,25 +189,25 @@ def loader_table(facts: Facts, number: int) -> Table:
         "copies read": printable(loader.copies),
     }
     title = "Loader" if len(facts.loaders) == 1 else f"Loader {number}"
-    return Table(title=title, rows=[[name, said] for name, said in rows.items() if said])
+    return ReportTable(title=title, rows=[[name, value] for name, value in rows.items() if value])
 
 
 def _count(value: int | None) -> str:
-    return "not known" if value is None else str(value)
+    return "unknown" if value is None else str(value)
 
 
 def _yes(value: bool | None) -> str:
-    return "not known" if value is None else "yes" if value else "no"
+    return "unknown" if value is None else "yes" if value else "no"
 
 
-def settings_table(facts: Facts) -> Table:
-    """What the recipe was set to."""
-    rows = [[printable(name), printable(said)] for name, said in facts.settings.items()]
-    return Table(title="Settings of the recipe", rows=rows)
+def settings_table(facts: ReportData) -> ReportTable:
+    """Settings of the recipe."""
+    rows = [[printable(name), printable(value)] for name, value in facts.settings.items()]
+    return ReportTable(title="Settings of the recipe", rows=rows)
 
 
-def machine_table(facts: Facts) -> Table:
-    """Where the run was."""
+def machine_table(facts: ReportData) -> ReportTable:
+    """Machine and software of the run."""
     machine = facts.machine
     quota = "none" if machine.quota_cores is None else f"{machine.quota_cores:g} cores"
     rows = {
@@ -224,41 +225,43 @@ def machine_table(facts: Facts) -> Table:
         printable(name): "not installed" if version is None else printable(version)
         for name, version in machine.versions.items()
     }
-    return Table(title="Machine", rows=[[name, said] for name, said in rows.items()])
+    return ReportTable(title="Machine", rows=[[name, value] for name, value in rows.items()])
 
 
-def use_table(facts: Facts) -> Table:
-    """What was used of the machine."""
+def use_table(facts: ReportData) -> ReportTable:
+    """Use of the machine."""
     use = facts.use
     rows = {
         "GPU busy": UNKNOWN if use.gpu_busy is None else as_percent(100 * use.gpu_busy),
-        "worker processes seen": str(use.worker_starts),
-        "workers that died": str(use.worker_deaths),
-        "held up by the CPU quota": "no quota"
+        "worker processes": str(use.worker_starts),
+        "worker deaths": str(use.worker_deaths),
+        "throttled by the CPU quota": "no quota"
         if use.throttled_s is None and facts.machine.quota_cores is None
         else as_seconds(use.throttled_s),
-        "threads of torch, trainer": _count(use.threads),
+        "torch threads, trainer": _count(use.threads),
         "threads, busiest worker": _count(use.worker_threads),
         "/dev/shm": as_bytes(use.shared_memory_bytes),
-        "memory that files could take": as_bytes(use.cacheable_bytes),
+        "memory for cached files": as_bytes(use.cacheable_bytes),
         "all samples": as_bytes(use.dataset_bytes),
     }
-    return Table(title="What the run used", rows=[[name, said] for name, said in rows.items()])
+    return ReportTable(
+        title="Use of the machine", rows=[[name, value] for name, value in rows.items()]
+    )
 
 
-def process_table(facts: Facts) -> Table:
-    """What each process did."""
+def process_table(facts: ReportData) -> ReportTable:
+    """Activity of each process."""
     heads = [
         "process",
         "watched",
         "on a core",
-        "waited for one",
+        "waited for a core",
         "read from disk",
         "page faults",
     ]
     rows = [_process(each) for each in facts.use.processes]
-    note = "By the kernel's count: the trainer, and the workers that lived longest."
-    return Table(title="Processes", heads=heads, rows=rows, note=note)
+    note = "From the kernel's counters: the trainer, and the longest-lived workers."
+    return ReportTable(title="Processes", heads=heads, rows=rows, note=note)
 
 
 def _process(each: Process) -> list[str]:

@@ -1,7 +1,7 @@
-"""A report in a terminal, and a verdict alone.
+"""Report in a terminal, and a diagnosis alone.
 
-Guarantees: at most 100 columns; no colour where NO_COLOR is set or the output is no terminal;
-no name of a class or a file controls the terminal.
+Guarantees: at most 100 columns; no colour if NO_COLOR is set or the output is not a terminal;
+names of classes and files cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -13,26 +13,31 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from feedline.report.facts import Facts
 from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
-from feedline.report.glyphs import COLOURS, Glyphs
-from feedline.report.sentences import Judged, about, ceiling, headline, parts
-from feedline.report.tables import Table, tables
-from feedline.report.terminal_timeline import course_lines, lane_lines, legend
+from feedline.report.report_data import ReportData
+from feedline.report.sentences import (
+    AnyDiagnosis,
+    describe_throughput,
+    headline,
+    parts,
+    timeline_heading,
+)
+from feedline.report.tables import ReportTable, tables
+from feedline.report.terminal_timeline import COLOURS, Glyphs, course_lines, lane_lines, legend
 
-__all__ = ["WIDTH", "columns", "report_view", "table_view", "verdict_view"]
+__all__ = ["WIDTH", "columns", "diagnosis_view", "report_view", "table_view"]
 
 WIDTH = 100
 _BAR = 30
 _BOUND = {"not input-bound": "bold green", "inconclusive": "bold yellow"}
 
 
-def verdict_view(judged: Judged, glyphs: Glyphs) -> RenderableType:
-    """What binds a run, by how much, and what to do about it."""
+def diagnosis_view(judged: AnyDiagnosis, glyphs: Glyphs) -> RenderableType:
+    """Show the bottleneck of a run, the share of time lost, and what to change."""
     return Group(*_verdict(judged, glyphs))
 
 
-def _verdict(judged: Judged, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _verdict(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield Text(headline(judged), _BOUND.get(judged.bound, "bold red"))
     grid = Grid.grid(padding=(0, 2))
     for _ in range(3):
@@ -46,34 +51,34 @@ def _verdict(judged: Judged, glyphs: Glyphs) -> Iterator[RenderableType]:
             bar = Text(glyphs.idle["copying"] * len(bar), COLOURS["copying"])
         grid.add_row(part.name, Text(part.ms, justify="right"), Text(share, justify="right"), bar)
     yield Padding(grid, (0, 0, 0, 2))
-    for line in ceiling(judged.ceiling):
+    for line in describe_throughput(judged.ceiling):
         yield Padding(Text(line), (0, 0, 0, 2))
     for number, finding in enumerate(judged.findings, 1):
         yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
-        said = {"what": finding.cause, "evidence": finding.evidence, "do": finding.fix}
+        rows = {"cause": finding.cause, "evidence": finding.evidence, "fix": finding.fix}
         if finding.fix:
-            said["gain"] = as_gain(finding.gain)
-        yield Padding(_pairs([[name, text] for name, text in said.items() if text]), (0, 0, 0, 3))
+            rows["gain"] = as_gain(finding.gain)
+        yield Padding(_pairs([[name, text] for name, text in rows.items() if text]), (0, 0, 0, 3))
 
 
 def columns(console: Console) -> int:
-    """How many columns to print in on a console, a terminal or not."""
+    """Return the number of columns for a console, a terminal or not."""
     return min(WIDTH, console.width) if console.is_terminal else WIDTH
 
 
-def report_view(facts: Facts, name: str, glyphs: Glyphs, width: int) -> RenderableType:
-    """A report.
+def report_view(facts: ReportData, name: str, glyphs: Glyphs, width: int) -> RenderableType:
+    """Show a report.
 
     Args:
         facts: of the run.
-        name: what the run is called: its path.
+        name: name of the run: its path.
         glyphs: that can be written.
         width: of the terminal, in columns.
     """
     return Group(*_report(facts, name, glyphs, min(WIDTH, width)))
 
 
-def _report(facts: Facts, name: str, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
+def _report(facts: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
     rank = "" if facts.world_size == 1 else f", rank {facts.rank} of {facts.world_size}"
     yield Text(
         f"{printable(name)}: {as_seconds(facts.seconds)} from {as_date(facts.started)} on "
@@ -85,12 +90,12 @@ def _report(facts: Facts, name: str, glyphs: Glyphs, width: int) -> Iterator[Ren
     for timeline in facts.timelines:
         lines, glyphs_of = lane_lines(timeline, glyphs, width)
         used |= glyphs_of
-        yield Text(f"\n{about(timeline)}", "bold")
+        yield Text(f"\n{timeline_heading(timeline)}", "bold")
         yield from lines
     if facts.timelines:
         yield from legend(used, glyphs)
     else:
-        yield Text("\nNo steps were recorded one by one, so there is no picture of what overlaps.")
+        yield Text("\nNo single steps were recorded, so there is no timeline.")
     course = course_lines(facts.course, glyphs, width)
     yield Text("\nThroughput over time" + ("" if course else ": not measured"), "bold")
     yield from course
@@ -102,8 +107,8 @@ def _report(facts: Facts, name: str, glyphs: Glyphs, width: int) -> Iterator[Ren
         yield from (Padding(Text(printable(note)), (0, 0, 0, 2)) for note in facts.notes)
 
 
-def table_view(table: Table) -> RenderableType:
-    """A table with its title and what is to be known of it."""
+def table_view(table: ReportTable) -> RenderableType:
+    """Show a table with its title and note."""
     shown: list[RenderableType] = [Text(table.title, "bold")]
     if table.heads:
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
@@ -122,10 +127,10 @@ def table_view(table: Table) -> RenderableType:
 
 
 def _pairs(rows: list[list[str]]) -> Grid:
-    """A name and what is said of it, a row each."""
+    """Show pairs of a name and a value, one row each."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, said in rows:
-        grid.add_row(Text(printable(name)), Text(printable(said)))
+    for name, value in rows:
+        grid.add_row(Text(printable(name)), Text(printable(value)))
     return grid

@@ -1,30 +1,42 @@
-"""A timeline and a course in characters.
+"""Timeline and throughput history in characters.
 
-Guarantees: each character stands for a part of the time that is as long as any other's, and shows
-what took most of it. In the ready queue it shows how many batches were ready on average.
+Guarantees: each character covers an equal part of the time, and shows the state that took most of
+it. In the ready queue it shows the mean number of ready batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import IO
 
 from rich.text import Text
 
-from feedline.report.course import Course, Stretch
 from feedline.report.figures import as_ms, as_rate, as_seconds, printable
-from feedline.report.glyphs import COLOURS, Glyphs
-from feedline.report.lanes import CAUSES, Lane, Timeline, shown_lanes
+from feedline.report.history import RateInterval, ThroughputHistory
+from feedline.report.timeline import CAUSES, Cause, Lane, Timeline, visible_lanes
 
-__all__ = ["NAME_COLUMNS", "course_lines", "lane_lines", "legend"]
+__all__ = [
+    "ASCII",
+    "BLOCKS",
+    "COLOURS",
+    "NAME_COLUMNS",
+    "Glyphs",
+    "course_lines",
+    "glyphs_for",
+    "lane_lines",
+    "legend",
+]
+
 
 NAME_COLUMNS = 11
-"""In front of each lane."""
+"""Width of the name of each lane."""
 
 
 def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Text], set[str]]:
-    """A timeline, a line for each lane, with a time axis beneath; and the characters in it."""
+    """Format a timeline: a line for each lane, and a time axis; with the characters in use."""
     columns = max(20, width - NAME_COLUMNS)
-    lanes, hidden = shown_lanes(timeline)
+    lanes, hidden = visible_lanes(timeline)
     lines, used = [], set()
     for lane in lanes:
         line = Text(f"{printable(lane.name)[: NAME_COLUMNS - 1]:<{NAME_COLUMNS}}")
@@ -45,7 +57,7 @@ def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Tex
 
 
 def _cells(lane: Lane, length_ms: float, glyphs: Glyphs, columns: int) -> list[tuple[str, str]]:
-    """The character and the colour of each part of a lane."""
+    """Return character and colour of each part of a lane."""
     deepest = max([1, *(span.depth for span in lane.spans)])
     found, k = [], 0
     for column in range(columns):
@@ -77,20 +89,24 @@ def _glyph(stage: str, cause: str, height: float, glyphs: Glyphs) -> tuple[str, 
 
 
 def legend(used: Set[str], glyphs: Glyphs) -> list[Text]:
-    """What the characters mean that are used."""
-    said = [Text.assemble((glyphs.busy, ""), "  a worker makes, a step computes, a copy goes on")]
+    """Return the meaning of the characters in use."""
+    lines = [
+        Text.assemble(
+            (glyphs.busy, ""), "  a worker makes a batch, a step computes, a copy is in progress"
+        )
+    ]
     if used & set(glyphs.levels[:-1]):
         few, many = glyphs.levels[0], glyphs.levels[-1]
-        said.append(Text(f"{few}{many} batches that are ready: few, many"))
+        lines.append(Text(f"{few}{many} ready batches: few, many"))
     for cause, meaning in CAUSES.items():
         if glyphs.idle[cause] in used and glyphs.idle[cause].strip():
-            said.append(Text.assemble((glyphs.idle[cause], COLOURS[cause]), f"  {meaning}"))
-    said.append(Text("   blank: not recorded, or between two passes over the data"))
-    return said
+            lines.append(Text.assemble((glyphs.idle[cause], COLOURS[cause]), f"  {meaning}"))
+    lines.append(Text("   blank: not recorded, or between two passes over the data"))
+    return lines
 
 
-def course_lines(course: Course, glyphs: Glyphs, width: int) -> list[Text]:
-    """Images per second over time, and beneath it where each phase begins."""
+def course_lines(course: ThroughputHistory, glyphs: Glyphs, width: int) -> list[Text]:
+    """Format images per second over time, and the start of each phase below."""
     known = [each for each in course.stretches if each.images_per_s is not None]
     if not known:
         return []
@@ -108,7 +124,7 @@ def course_lines(course: Course, glyphs: Glyphs, width: int) -> list[Text]:
         at = min(columns - 1, int((phase.begun_s - begun) / length * columns))
         name = glyphs.mark + ("?" if phase.image_size is None else f"{phase.image_size} px")
         room = marks[at : at + len(name) + 1]
-        # The longest phases first: a short one has its name where that leaves room.
+        # The longest phases first: a short one is labelled if that leaves space.
         if not "".join(room).strip() and at + len(name) <= columns:
             marks[at : at + len(name)] = list(name)
         elif marks[at] == " ":
@@ -123,8 +139,8 @@ def course_lines(course: Course, glyphs: Glyphs, width: int) -> list[Text]:
     return lines
 
 
-def _rate(stretches: Sequence[Stretch], low: float, high: float) -> float | None:
-    """The mean rate between two moments; None where nothing was measured then."""
+def _rate(stretches: Sequence[RateInterval], low: float, high: float) -> float | None:
+    """Mean rate between two moments; None if nothing was measured then."""
     images = seconds = 0.0
     for each in stretches:
         part = min(high, each.begun_s + each.seconds) - max(low, each.begun_s)
@@ -132,3 +148,80 @@ def _rate(stretches: Sequence[Stretch], low: float, high: float) -> float | None
             images += part * each.images_per_s
             seconds += part
     return images / seconds if seconds > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Glyphs:
+    """Character for each state.
+
+    Args:
+        busy: a worker makes a batch, a copy is in progress, a step computes.
+        idle: for each cause.
+        levels: from low to high, for a depth or a height.
+        mark: start of a phase.
+    """
+
+    busy: str
+    idle: dict[Cause, str]
+    levels: str
+    mark: str
+
+    def level(self, share: float) -> str:
+        """Return the character for a height from 0 to 1."""
+        return self.levels[min(len(self.levels) - 1, max(0, int(share * len(self.levels))))]
+
+
+BLOCKS = Glyphs(
+    busy="█",
+    idle={
+        "making": "▒",
+        "copying": "░",
+        "nobody": "!",
+        "unknown": "?",
+        "others": "~",
+        "between": " ",
+        "behind": "·",
+    },
+    levels="▁▂▃▄▅▆▇█",
+    mark="┬",
+)
+ASCII = Glyphs(
+    busy="#",
+    idle={
+        "making": "=",
+        "copying": "%",
+        "nobody": "!",
+        "unknown": "?",
+        "others": "~",
+        "between": " ",
+        "behind": ".",
+    },
+    levels="123456789",
+    mark="+",
+)
+
+COLOURS = {
+    "make": "blue",
+    "compute": "green",
+    "copy": "cyan",
+    "queued": "bright_black",
+    "making": "red",
+    "copying": "magenta",
+    "nobody": "bold red",
+    "unknown": "yellow",
+    "others": "yellow",
+    "between": "",
+    "behind": "bright_black",
+    "wait": "red",
+}
+"""By stage, or by cause if a lane is idle."""
+
+
+def glyphs_for(stream: IO[str]) -> Glyphs:
+    """Return the glyphs that a stream can encode."""
+    needed = [BLOCKS.busy, *BLOCKS.idle.values(), BLOCKS.levels, BLOCKS.mark]
+    try:
+        "".join(needed).encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS

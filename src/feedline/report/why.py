@@ -1,4 +1,4 @@
-"""A verdict to look at: in a terminal as text, in a notebook as HTML."""
+"""Show a diagnosis: as text in a terminal, as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from feedline.diagnose.finding import Diagnosis
-from feedline.report.glyphs import glyphs_for
-from feedline.report.page import verdict_html
-from feedline.report.terminal import WIDTH, columns, verdict_view
+from feedline.report.page import diagnosis_html
+from feedline.report.terminal import WIDTH, columns, diagnosis_view
+from feedline.report.terminal_timeline import glyphs_for
 
-__all__ = ["Why", "show", "verdict_text"]
+__all__ = ["DiagnosisView", "diagnosis_text", "show"]
 
 
-class Why:
-    """What binds a run, and what to do about it.
+class DiagnosisView:
+    """Diagnosis to be displayed.
 
     A notebook shows it as HTML, `print` as text.
 
     Args:
-        verdict: of the run.
+        verdict: the diagnosis of the run.
     """
 
     def __init__(self, verdict: Diagnosis) -> None:
         self.verdict = verdict
 
     def __str__(self) -> str:
-        return verdict_text(self.verdict)
+        return diagnosis_text(self.verdict)
 
     __repr__ = __str__
 
     def __rich__(self) -> RenderableType:
-        return verdict_view(self.verdict, glyphs_for(sys.stdout))
+        return diagnosis_view(self.verdict, glyphs_for(sys.stdout))
 
     def _repr_html_(self) -> str:
-        return verdict_html(self.verdict)
+        return diagnosis_html(self.verdict)
 
 
-def verdict_text(verdict: Diagnosis) -> str:
-    """A verdict as text, in lines of at most 100 columns, without colours."""
-    # In a notebook rich would show what is captured, too: an empty box.
+def diagnosis_text(verdict: Diagnosis) -> str:
+    """Format a diagnosis as text, in lines of at most 100 columns, without colours."""
+    # In a notebook rich would also display the captured text, as an empty box.
     console = Console(
         width=WIDTH,
         color_system=None,
@@ -50,13 +50,13 @@ def verdict_text(verdict: Diagnosis) -> str:
         highlight=False,
     )
     with console.capture() as captured:
-        console.print(verdict_view(verdict, glyphs_for(sys.stdout)))
+        console.print(diagnosis_view(verdict, glyphs_for(sys.stdout)))
     return captured.get().rstrip("\n")
 
 
 def show(verdict: Diagnosis) -> None:
-    """Print a verdict: as HTML in a notebook, with colours in a terminal, as text elsewhere."""
-    why = Why(verdict)
+    """Print a diagnosis: as HTML in a notebook, with colours in a terminal, as text elsewhere."""
+    why = DiagnosisView(verdict)
     if _in_a_notebook():
         from IPython.display import display
 
@@ -68,7 +68,7 @@ def show(verdict: Diagnosis) -> None:
 
 
 def _in_a_notebook() -> bool:
-    """Whether what is displayed goes to a notebook: IPython runs, with a kernel."""
+    """Return True if IPython runs with a kernel, so that display() goes to a notebook."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

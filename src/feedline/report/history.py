@@ -1,6 +1,6 @@
-"""A run's throughput over time, with its phases: what a chart of it shows.
+"""Throughput history of a run, with its phases, for a chart.
 
-Guarantees: pure; a stretch whose images or whose time are not known has no rate, and no stand-in.
+Guarantees: pure; an interval whose images or time are unknown has no rate, and no substitute.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from feedline.report.figures import finite
 from feedline.trace.run import Point
 
-__all__ = ["Course", "Phase", "Stretch", "course_of", "reduced"]
+__all__ = ["HistoryPhase", "RateInterval", "ThroughputHistory", "build_history", "merge_neighbours"]
 
 
-_MOST = 400
+_MAX_INTERVALS = 400
 _LONG_S = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
-    """Some time of the run.
+class RateInterval:
+    """Interval of the run.
 
     Args:
-        begun_s: when it began, from the run's beginning.
-        seconds: how long it was.
-        images_per_s: over it; None where that is not known.
-        wait_pct: exposed waiting in percent of it.
-        image_size: of its batches, in pixels; None where they have none.
+        begun_s: start, from the run's start.
+        seconds: length.
+        images_per_s: rate; None if unknown.
+        wait_pct: data wait in percent.
+        image_size: of its batches, in pixels; None if they have none.
     """
 
     begun_s: float
@@ -38,13 +38,13 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """Stretches one after another with the same image size.
+class HistoryPhase:
+    """Consecutive intervals with the same image size.
 
     Args:
-        begun_s: when it began.
-        ended_s: when it ended.
-        image_size: in pixels; None where images have no size of their own.
+        begun_s: start.
+        ended_s: end.
+        image_size: in pixels; None if images have no common size.
     """
 
     begun_s: float
@@ -53,34 +53,38 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """Throughput over time: some hundred stretches at most, and the phases they are in."""
+class ThroughputHistory:
+    """Throughput over time: a few hundred intervals at most, and their phases."""
 
-    stretches: list[Stretch]
-    phases: list[Phase]
+    stretches: list[RateInterval]
+    phases: list[HistoryPhase]
 
 
-def course_of(points: Sequence[Point]) -> Course:
-    """The course that points tell of."""
-    stretches = reduced([_stretch(point) for point in points if _sound(point)], _MOST)
-    phases: list[Phase] = []
+def build_history(points: Sequence[Point]) -> ThroughputHistory:
+    """Build the history from recorded points."""
+    stretches = merge_neighbours(
+        [_stretch(point) for point in points if _is_valid(point)], _MAX_INTERVALS
+    )
+    phases: list[HistoryPhase] = []
     for each in stretches:
         ended_s = each.begun_s + each.seconds
         if phases and phases[-1].image_size == each.image_size:
-            phases[-1] = Phase(
+            phases[-1] = HistoryPhase(
                 begun_s=phases[-1].begun_s,
                 ended_s=max(phases[-1].ended_s, ended_s),
                 image_size=each.image_size,
             )
         else:
-            phases.append(Phase(begun_s=each.begun_s, ended_s=ended_s, image_size=each.image_size))
-    return Course(stretches=stretches, phases=phases)
+            phases.append(
+                HistoryPhase(begun_s=each.begun_s, ended_s=ended_s, image_size=each.image_size)
+            )
+    return ThroughputHistory(stretches=stretches, phases=phases)
 
 
-def reduced(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """Fewer stretches, about `most`, each made of neighbours at one image size."""
+def merge_neighbours(stretches: Sequence[RateInterval], most: int) -> list[RateInterval]:
+    """Reduce to about `most` intervals by merging neighbours of one image size."""
     share = -(-len(stretches) // most) if stretches else 1
-    groups: list[list[Stretch]] = []
+    groups: list[list[RateInterval]] = []
     for each in stretches:
         last = groups[-1] if groups else []
         if last and len(last) < share and last[-1].image_size == each.image_size:
@@ -90,8 +94,8 @@ def reduced(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
     return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(group: Sequence[Stretch]) -> Stretch:
-    return Stretch(
+def _joined(group: Sequence[RateInterval]) -> RateInterval:
+    return RateInterval(
         begun_s=group[0].begun_s,
         seconds=group[-1].begun_s + group[-1].seconds - group[0].begun_s,
         images_per_s=_mean(group, [each.images_per_s for each in group]),
@@ -100,8 +104,8 @@ def _joined(group: Sequence[Stretch]) -> Stretch:
     )
 
 
-def _mean(group: Sequence[Stretch], values: Sequence[float | None]) -> float | None:
-    """The mean over the time of stretches; None where one is not known."""
+def _mean(group: Sequence[RateInterval], values: Sequence[float | None]) -> float | None:
+    """Mean over the time of intervals; None if a value is unknown."""
     total = sum(each.seconds for each in group)
     known = [value for value in values if value is not None]
     if len(known) < len(values):
@@ -109,16 +113,16 @@ def _mean(group: Sequence[Stretch], values: Sequence[float | None]) -> float | N
     return sum(each.seconds * value for each, value in zip(group, known, strict=True)) / total
 
 
-def _sound(point: Point) -> bool:
-    """Whether a point can be: a file may hold anything."""
+def _is_valid(point: Point) -> bool:
+    """Return True if a point is possible: a file may contain anything."""
     return 0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0
 
 
-def _stretch(point: Point) -> Stretch:
+def _stretch(point: Point) -> RateInterval:
     rate = None
     if point.samples is not None and point.samples >= 0:
         rate = finite(min(point.samples, 10**18) / point.seconds)
-    return Stretch(
+    return RateInterval(
         begun_s=point.begun_s,
         seconds=point.seconds,
         images_per_s=rate,

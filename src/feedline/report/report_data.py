@@ -1,41 +1,43 @@
-"""The facts of a report: one model, from which terminal, page and JSON are made.
+"""Data of a report: one model, from which terminal, page and JSON are made.
 
-Guarantees: pure; all that is shown of a run is in here, and follows from the run and its verdict
-alone; None stands for what was not measured.
+Guarantees: pure; everything shown of a run is in here, and follows from the run and its diagnosis
+alone; None is a value that was not measured.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from feedline import __version__
+from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Bound, Diagnosis, Finding, PhaseSplit, UpperBound
-from feedline.report.course import Course, course_of
+from feedline.report.epoch_metrics import EpochMetrics, read_epoch_metrics
 from feedline.report.figures import encodable, finite
-from feedline.report.lanes import Timeline
-from feedline.report.learned import LearnedEpoch
-from feedline.report.timeline import timeline_of, too_large, worst_step
+from feedline.report.history import ThroughputHistory, build_history
+from feedline.report.timeline import Timeline, timeline_of, too_large, worst_step
 from feedline.trace.run import Excerpt, Loader, Machine, Run, SlowSample, StageTime, Use
+from feedline.trace.run_file import read_run
 
-__all__ = ["Facts", "Stage", "facts_of"]
+__all__ = ["ReportData", "StageSummary", "build_report", "load_report"]
 
 
 _EXCERPTS, _NOTES = 4, 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """What a stage of making samples costs, in the workers' tasks that were timed.
+class StageSummary:
+    """Cost of a stage of making samples, in the workers' timed tasks.
 
     Args:
         name: of the stage.
-        count: how often it was passed.
-        mean_ms: of once.
-        longest_ms: at most.
-        on_core: for which share of it the worker was on a core, 0 to 1; None where that was not
-            measured.
+        count: number of times it ran.
+        mean_ms: mean time.
+        longest_ms: longest time.
+        on_core: share of the time on a core, 0 to 1; None if not measured.
         share: of all stages' time, 0 to 1.
     """
 
@@ -48,37 +50,37 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What is known of a run, and what follows from it.
+class ReportData:
+    """Data of a run, and its diagnosis.
 
     Args:
-        form: the version of this form.
-        feedline: the version of feedline that says so.
-        bound: how far the run's input is what holds it back.
-        split_ms: the mean step in ms: "wait", "copy", "compute"; None for what was not measured.
-        wait_pct: exposed waiting in percent of the time, in steps and where later passes start.
-        images_per_s: over all phases, start-ups left out.
-        steps: how many were measured.
+        form: version of this format.
+        feedline: version of feedline that made the report.
+        bound: how far the run is input-bound.
+        split_ms: mean step in ms: "wait", "copy", "compute"; None if not measured.
+        wait_pct: data wait in percent of the time, in steps and at the starts of later passes.
+        images_per_s: over all phases, without start-ups.
+        steps: number of measured steps.
         findings: most important first.
-        ceiling: what training would do with data for free; None where nothing can be said.
-        phases: the split of each phase.
-        epochs: likewise, pass by pass.
-        timelines: the latest steps, and the one that waited longest, lane by lane.
+        ceiling: compute-bound throughput; None if it cannot be computed.
+        phases: split of each phase.
+        epochs: split of each pass.
+        timelines: the latest steps, and the step with the longest wait, lane by lane.
         course: throughput over time.
-        learned: loss, accuracy and rate of each finished epoch; empty where nothing is known.
-        went_on_at: the epoch, from 0, that the latest start of a training went on with, where it
-            went on; else None.
+        learned: loss, accuracy and learning rate of each finished epoch; empty if unknown.
+        went_on_at: epoch, from 0, at which the latest start of a training resumed; None if it did
+            not resume.
         stages: of making samples, most expensive first.
         slowest: samples, slowest first.
-        loaders: what made the batches, each sort once.
-        settings: of the recipe, by name; empty for a loop of the user's own.
-        machine: where the run was.
-        use: what it used of the machine.
-        started: when it began, in seconds since 1970 by the machine's clock.
-        seconds: how long it was watched.
+        loaders: loaders that made the batches, without duplicates.
+        settings: of the recipe, by name; empty for a custom training loop.
+        machine: machine of the run.
+        use: use of the machine.
+        started: start, in seconds since 1970 by the machine's clock.
+        seconds: length of the recording.
         rank: of the process.
-        world_size: how many processes there were.
-        notes: what could not be measured, and why.
+        world_size: number of processes.
+        notes: missing measurements, with reasons.
     """
 
     form: Literal[1]
@@ -93,10 +95,10 @@ class Facts:
     phases: list[PhaseSplit]
     epochs: list[PhaseSplit]
     timelines: list[Timeline]
-    course: Course
-    learned: list[LearnedEpoch]
+    course: ThroughputHistory
+    learned: list[EpochMetrics]
     went_on_at: int | None
-    stages: list[Stage]
+    stages: list[StageSummary]
     slowest: list[SlowSample]
     loaders: list[Loader]
     settings: dict[str, str]
@@ -109,29 +111,29 @@ class Facts:
     notes: list[str]
 
 
-def facts_of(
-    run: Run, verdict: Diagnosis, learned: Sequence[LearnedEpoch] = (), note: str = ""
-) -> Facts:
-    """The facts of a run, with what was found in it.
+def build_report(
+    run: Run, verdict: Diagnosis, learned: Sequence[EpochMetrics] = (), note: str = ""
+) -> ReportData:
+    """Build the data of a report.
 
     Args:
-        run: as it was recorded.
-        verdict: what was found.
-        learned: its finished epochs, those of earlier starts included.
-        note: what could not be read of these, "" for nothing.
+        run: as recorded.
+        verdict: the diagnosis.
+        learned: its finished epochs, including those of earlier starts.
+        note: remark on epochs that could not be read, or "".
     """
     drawn = [each for each in run.excerpts[:_EXCERPTS] if not too_large(each)]
     timelines = [found for each in drawn if (found := _timeline(each)) is not None]
     outside = sum(timeline.left_out for timeline in timelines)
     notes = [*run.notes[:_NOTES], *([note] if note else [])]
     if len(drawn) < len(run.excerpts):
-        notes.append("excerpts of the run with more events than can be drawn are left out")
+        notes.append("timeline samples with too many events to draw are left out")
     if outside:
         notes.append(
-            f"{outside} events lie outside the steps they belong to and are not drawn: their "
-            "process has another clock, as it has in another container or on another machine"
+            f"{outside} events are outside the steps they belong to and are not drawn: their "
+            "process has another clock, as in another container or on another machine"
         )
-    return Facts(
+    return ReportData(
         form=1,
         feedline=__version__,
         bound=verdict.bound,
@@ -144,13 +146,13 @@ def facts_of(
         phases=verdict.phases,
         epochs=verdict.epochs,
         timelines=timelines,
-        course=course_of(run.course),
+        course=build_history(run.course),
         learned=list(learned),
-        went_on_at=_went_on_at(run) if learned else None,
+        went_on_at=_resume_epoch(run) if learned else None,
         stages=_stages(run.stages),
         slowest=_slowest(run.slowest),
         loaders=list(dict.fromkeys(run.loaders)),
-        settings={encodable(name): encodable(said) for name, said in run.settings.items()},
+        settings={encodable(name): encodable(value) for name, value in run.settings.items()},
         machine=run.machine,
         use=run.use,
         started=run.started,
@@ -161,8 +163,8 @@ def facts_of(
     )
 
 
-def _went_on_at(run: Run) -> int | None:
-    """The epoch, from 0, that this start began with, where others came before it."""
+def _resume_epoch(run: Run) -> int | None:
+    """Epoch, from 0, with which this start began; None if it was the first start."""
     epoch = min((each.epoch for each in run.passes), default=0)
     return epoch if epoch > 0 else None
 
@@ -174,7 +176,7 @@ def _timeline(excerpt: Excerpt) -> Timeline | None:
 
 
 def _images_per_s(phases: Sequence[PhaseSplit]) -> float | None:
-    """The rate over phases, each with the time that its images took."""
+    """Rate over phases, weighted by the time of their images."""
     images = seconds = 0.0
     for phase in phases:
         if phase.steps:
@@ -187,7 +189,7 @@ def _images_per_s(phases: Sequence[PhaseSplit]) -> float | None:
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
-    """Each sample once, slowest first."""
+    """Remove duplicate samples and sort them, slowest first."""
     longest: dict[str, float] = {}
     for each in samples:
         name = encodable(each.name)
@@ -196,10 +198,10 @@ def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
     return [SlowSample(name=name, ms=ms) for name, ms in ordered]
 
 
-def _stages(stages: Sequence[StageTime]) -> list[Stage]:
+def _stages(stages: Sequence[StageTime]) -> list[StageSummary]:
     total_ms = sum(stage.total_ms for stage in stages)
     return [
-        Stage(
+        StageSummary(
             name=stage.name,
             count=stage.count,
             mean_ms=finite(stage.total_ms / stage.count) if stage.count > 0 else None,
@@ -211,3 +213,15 @@ def _stages(stages: Sequence[StageTime]) -> list[Stage]:
         )
         for stage in stages
     ]
+
+
+def load_report(where: str | os.PathLike[str]) -> ReportData:
+    """Load the run in a folder or a file, with its diagnosis.
+
+    Raises:
+        UsageError: it is missing, damaged, not a run, or written by a newer feedline.
+    """
+    run = read_run(where)
+    path = Path(where)
+    learned, note = read_epoch_metrics(path if path.is_dir() else path.parent)
+    return build_report(run, diagnose(run), learned, note)

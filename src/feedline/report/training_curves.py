@@ -1,7 +1,7 @@
-"""Loss, accuracy, learning rate and image size over the epochs, as lines in percent of a chart.
+"""Curves of loss, accuracy, learning rate and image size over the epochs, in percent of a chart.
 
-Guarantees: pure; what is not known leaves a gap; each line differs by its dashes and in words, too,
-and in nothing by colour alone.
+Guarantees: pure; unknown values leave a gap; each line differs by its dashes and by text, never by
+colour alone.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from feedline.report.chart import Mark, Shape
+from feedline.report.epoch_metrics import EpochMetrics
 from feedline.report.figures import as_percent, as_seconds
-from feedline.report.learned import LearnedEpoch
 
-__all__ = ["LearnedChart", "Line", "Plot", "learned_chart"]
+__all__ = ["Line", "Plot", "TrainingCurves", "training_curves"]
 
-_MOST = 200  # epochs that are drawn
-_DOTS = 60  # up to so many have a dot each, with its figures
-_LEAST_LABEL = 9.0  # percent of the width that a phase's name needs
+_MAX_DRAWN = 200  # epochs
+_MAX_DOTS = 60  # with more epochs, lines have no dots with figures
+_MIN_LABEL = 9.0  # percent of the width that a phase's name needs
 _TICKS = 8
 
-_Value = Callable[[LearnedEpoch], float | None]
+_Value = Callable[[EpochMetrics], float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a plot: its pieces from point to point, and its points, in percent."""
+    """Line of a plot: its segments and its dots, in percent."""
 
     kind: str
     name: str
@@ -37,15 +37,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot over the epochs.
+    """Plot over the epochs.
 
     Args:
         title: what it shows.
         height: in pixels.
-        lines: that have any point.
-        bars: that it has in the place of lines.
-        heights: of its axis.
-        words: what it shows, in a sentence.
+        lines: lines with at least one point.
+        bars: bars instead of lines.
+        heights: marks of its axis.
+        words: description in a sentence.
     """
 
     title: str
@@ -57,16 +57,16 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedChart:
+class TrainingCurves:
     """Plots over the same epochs.
 
     Args:
         plots: from top to bottom.
-        phases: where each begins, with its name where there is room for it.
-        epochs: of the axis.
-        times: of the axis, at the same places: time trained by then.
-        went_on: where the latest start went on; None where there was but one.
-        note: what is to be known to read it.
+        phases: start of each phase, with its name if there is space.
+        epochs: marks of the axis.
+        times: marks of the axis, at the same places: training time so far.
+        went_on: position at which the latest start resumed; None if there was one start only.
+        note: remark on the chart.
     """
 
     plots: list[Plot]
@@ -77,14 +77,14 @@ class LearnedChart:
     note: str
 
 
-def learned_chart(
-    learned: Sequence[LearnedEpoch], went_on_at: int | None = None
-) -> LearnedChart | None:
-    """The chart of some epochs; None where there are none.
+def training_curves(
+    learned: Sequence[EpochMetrics], went_on_at: int | None = None
+) -> TrainingCurves | None:
+    """Chart of some epochs; None if there are none.
 
     Args:
         learned: in order.
-        went_on_at: the epoch, from 0, that the latest start went on with.
+        went_on_at: epoch, from 0, at which the latest start resumed.
     """
     if not learned:
         return None
@@ -94,7 +94,9 @@ def learned_chart(
     def edge(epoch: float) -> float:
         return 100 * (epoch - first) / (last - first)
 
-    def plot(title: str, lines: Sequence[tuple[str, str, _Value]], form: _Form) -> Plot | None:
+    def plot(
+        title: str, lines: Sequence[tuple[str, str, _Value]], form: _PlotFormat
+    ) -> Plot | None:
         return _plot(title, lines, drawn, lambda each: edge(each.epoch - 0.5), form)
 
     plots = [
@@ -107,7 +109,7 @@ def learned_chart(
             _LOSS,
         ),
         plot(
-            "Accuracy in validation",
+            "Validation accuracy",
             [
                 ("top1", "top-1", lambda each: each.top1),
                 ("top5", "top-5", lambda each: each.top5),
@@ -123,14 +125,14 @@ def learned_chart(
     marks = [(edge(each.epoch - 0.5), each) for each in labelled]
     note = ""
     if len(drawn) < len(learned):
-        note = f"Of {len(learned)} epochs {len(drawn)} are drawn, evenly spaced."
-    goes_on = went_on_at is not None and first < went_on_at < last
-    return LearnedChart(
+        note = f"{len(drawn)} of {len(learned)} epochs are drawn, evenly spaced."
+    resumed = went_on_at is not None and first < went_on_at < last
+    return TrainingCurves(
         plots=[*(each for each in plots if each is not None), *([bars] if bars else [])],
         phases=[
             Mark(
                 edge(begin),
-                f"{size} px" if size and edge(end) - edge(begin) >= _LEAST_LABEL else "",
+                f"{size} px" if size and edge(end) - edge(begin) >= _MIN_LABEL else "",
             )
             for begin, end, size in phases
         ],
@@ -138,40 +140,40 @@ def learned_chart(
         times=[
             Mark(at, as_seconds(each.ended_s)) for at, each in marks if each.ended_s is not None
         ],
-        went_on=edge(went_on_at) if goes_on and went_on_at is not None else None,
+        went_on=edge(went_on_at) if resumed and went_on_at is not None else None,
         note=note,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """How a plot's axis and figures are."""
+class _PlotFormat:
+    """Format of a plot's axis and figures."""
 
-    said: Callable[[float], str]
+    text: Callable[[float], str]
     from_zero: bool
     height: int
     best: Callable[[Sequence[float]], float] | None = None
 
 
-_LOSS = _Form(lambda value: f"{value:.3g}", from_zero=False, height=150, best=min)
-_SHARE = _Form(lambda value: as_percent(100 * value), from_zero=True, height=150, best=max)
-_RATE = _Form(lambda value: f"{value:.3g}", from_zero=True, height=80)
+_LOSS = _PlotFormat(lambda value: f"{value:.3g}", from_zero=False, height=150, best=min)
+_SHARE = _PlotFormat(lambda value: as_percent(100 * value), from_zero=True, height=150, best=max)
+_RATE = _PlotFormat(lambda value: f"{value:.3g}", from_zero=True, height=80)
 
 
 def _plot(
     title: str,
     lines: Sequence[tuple[str, str, _Value]],
-    drawn: Sequence[LearnedEpoch],
-    at: Callable[[LearnedEpoch], float],
-    form: _Form,
+    drawn: Sequence[EpochMetrics],
+    at: Callable[[EpochMetrics], float],
+    form: _PlotFormat,
 ) -> Plot | None:
-    """A plot of what is known; None where nothing is."""
+    """Plot the known values; None if there are none."""
     values = [value for _, _, of in lines for each in drawn if (value := of(each)) is not None]
     if not values:
         return None
     low, high = min([0.0, *values] if form.from_zero else values), max(values)
-    room = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
-    low, high = (low if form.from_zero and low == 0 else low - room), high + room
+    margin = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
+    low, high = (low if form.from_zero and low == 0 else low - margin), high + margin
     if not math.isfinite(high - low):
         return None
 
@@ -192,40 +194,40 @@ def _plot(
             for one, two in pairwise(points)
             if one is not None and two is not None
         ]
-        lonely = len(pieces) < len(known) - 1 or len(known) == 1
+        isolated = len(pieces) < len(known) - 1 or len(known) == 1
         dots = [
-            (x, y, f"{name} {form.said(value)}, epoch {each.epoch}")
+            (x, y, f"{name} {form.text(value)}, epoch {each.epoch}")
             for x, y, value, each in known
-            if len(drawn) <= _DOTS or lonely
+            if len(drawn) <= _MAX_DOTS or isolated
         ]
         made.append(Line(kind, name, pieces, dots))
-        called = "" if name == title.lower() else f"{name} "
-        words.append(_words(called, [(value, each.epoch) for _, _, value, each in known], form))
-    heights = [Mark(height(each), form.said(each)) for each in _levels(low, high)]
+        label = "" if name == title.lower() else f"{name} "
+        words.append(_words(label, [(value, each.epoch) for _, _, value, each in known], form))
+    heights = [Mark(height(each), form.text(each)) for each in _levels(low, high)]
     return Plot(title, form.height, made, [], heights, f"{title}: {'; '.join(words)}.")
 
 
-def _words(called: str, known: Sequence[tuple[float, int]], form: _Form) -> str:
-    """A line in words."""
+def _words(label: str, known: Sequence[tuple[float, int]], form: _PlotFormat) -> str:
+    """Describe a line in words."""
     first, last = known[0], known[-1]
     if len(known) == 1:
-        return f"{called}{form.said(first[0])} in epoch {first[1]}"
-    text = f"{called}{form.said(first[0])} in epoch {first[1]}, {form.said(last[0])} in {last[1]}"
+        return f"{label}{form.text(first[0])} in epoch {first[1]}"
+    text = f"{label}{form.text(first[0])} in epoch {first[1]}, {form.text(last[0])} in {last[1]}"
     if form.best is not None:
         best = form.best([value for value, _ in known])
         when = next(epoch for value, epoch in known if value == best)
-        text += f", best {form.said(best)} in {when}"
+        text += f", best {form.text(best)} in {when}"
     return text
 
 
-def _some(learned: Sequence[LearnedEpoch]) -> list[LearnedEpoch]:
-    """Some hundred of them, evenly spaced, the last one included."""
-    share = -(-len(learned) // _MOST)
+def _some(learned: Sequence[EpochMetrics]) -> list[EpochMetrics]:
+    """Select evenly spaced epochs, at most `_MAX_DRAWN`, including the last one."""
+    share = -(-len(learned) // _MAX_DRAWN)
     return [each for k, each in enumerate(learned) if (len(learned) - 1 - k) % share == 0]
 
 
-def _phases(learned: Sequence[LearnedEpoch]) -> list[tuple[int, int, int | None]]:
-    """Epochs one after another at one size: the first, from 0, the end, and the size in pixels."""
+def _phases(learned: Sequence[EpochMetrics]) -> list[tuple[int, int, int | None]]:
+    """Consecutive epochs at one size: first epoch from 0, end, and size in pixels."""
     found: list[tuple[int, int, int | None]] = []
     for each in learned:
         if found and found[-1][2] == each.image_size:
@@ -238,9 +240,9 @@ def _phases(learned: Sequence[LearnedEpoch]) -> list[tuple[int, int, int | None]
 def _sizes(
     phases: Sequence[tuple[int, int, int | None]], edge: Callable[[float], float]
 ) -> Plot | None:
-    """The plot of image sizes; None where they are not known."""
+    """Plot of image sizes; None if they are unknown."""
     sizes = [size for _, _, size in phases if size is not None]
-    if not sizes or len(phases) > _MOST:
+    if not sizes or len(phases) > _MAX_DRAWN:
         return None
     top = 1.08 * max(sizes)
     bars, words = [], []
@@ -258,7 +260,7 @@ def _sizes(
 
 
 def _levels(low: float, high: float, most: int = 4) -> list[float]:
-    """Round places between two ends of an axis."""
+    """Round positions between the two ends of an axis."""
     rough = (high - low) / most
     if not rough > 0 or not math.isfinite(rough):
         return []
