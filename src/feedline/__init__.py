@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from feedline.recognition.compiled import compile, views
     from feedline.recognition.pair import pair
     from feedline.request import augmentation_strength, image_size, per_size
-    from feedline.train.phases import TrainPhase
-    from feedline.train.recipe import Recipe
+    from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
     from feedline.train.run_settings import RunSettings
     from feedline.tuning.find_batch_size import find_batch_size
@@ -75,7 +74,7 @@ _HOMES = {
     "RunSettings": "feedline.train.run_settings",
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
-    "TrainPhase": "feedline.train.phases",
+    "TrainPhase": "feedline.train.recipe",
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",

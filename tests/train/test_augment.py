@@ -13,8 +13,7 @@ from torch import Tensor
 from feedline.plan.batches import Plan
 from feedline.plan.schedule import Schedule
 from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mix
-from feedline.train.phases import TrainPhase
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, TrainPhase
 
 
 def batch(rows: int = 6, size: int = 16) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,7 @@ def test_a_file_of_torchs_that_is_no_checkpoint_of_ours_is_refused(tmp_path: Pat
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no such checkpoint"):
+    with pytest.raises(StateError, match="no such file"):
         load_checkpoint(tmp_path)
 
 

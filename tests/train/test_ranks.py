@@ -11,8 +11,8 @@ from interruption import Forks, job, on_ranks, said_in
 
 from feedline.errors import StateError
 from feedline.train.checkpoint import load_checkpoint
+from feedline.train.config import share_batches
 from feedline.train.recipe import Recipe
-from feedline.train.resume import share_batches
 from ranks import said_by_ranks
 
 
@@ -90,7 +90,6 @@ with join_ranks() as ranks, StopRequest() as request:
     print(json.dumps({
         "sum": float(ranks.summed(torch.tensor(ranks.rank + 1.0))),
         "stop": AgreedStop(request, ranks).requested(),
-        "first": ranks.from_main(lambda: "lead"),
         "all": ranks.gathered(ranks.rank),
         "mean": model.running_mean.tolist(),
     }))
@@ -99,7 +98,7 @@ assert distributed.is_initialized(), "the program's own group stays"
 
 
 def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
-    expected = {"sum": 3.0, "stop": 15, "first": "lead", "all": [0, 1], "mean": [1.0, 1.0]}
+    expected = {"sum": 3.0, "stop": 15, "all": [0, 1], "mean": [1.0, 1.0]}
     assert said_by_ranks(_OWN_GROUP) == [expected, expected]
 
 

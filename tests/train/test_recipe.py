@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ScheduleError, StateError, UsageError
-from feedline.train.config import make_recipe
-from feedline.train.phases import TrainPhase
+from feedline.train.config import changed_on_resume, check_resumable, make_recipe
 from feedline.train.presets import GRID_PX, PRESETS, preset_settings
-from feedline.train.recipe import Recipe
-from feedline.train.resume import changed_on_resume, check_resumable
+from feedline.train.recipe import Recipe, TrainPhase
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,10 @@ def evaluate(
             on_error=on_error,
             advance=bar.update,
         )
-    result = found.result
-    five = "" if result.top5 is None else f", top-5 {result.top5:.1%}"
+    five = "" if found.top5 is None else f", top-5 {found.top5:.1%}"
     typer.echo(
         f"{trained.name} at {image_size or trained.image_size} px: top-1 "
-        f"{result.top1:.1%}{five}, loss {result.loss:.4f} on {result.samples} images"
+        f"{found.top1:.1%}{five}, loss {found.loss:.4f} on {found.samples} images"
     )
     lowest = sorted(found.by_class, key=lambda each: each[2])[:_LOWEST]
     if len(found.by_class) > 1:

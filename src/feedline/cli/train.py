@@ -234,9 +234,7 @@ def _print_plan(assignment: Assignment, budget_s: float | None) -> dict[str, Any
 
     with ProgressBar("starting", clock="elapsed") as bar:
         plan = dry_run(
-            assignment.recipe,
-            assignment.run,
-            assignment.resumed,
+            assignment,
             budget_s=BUDGET_S if budget_s is None else budget_s,
             note=bar.note,
             progress=lambda text: bar.update(what=text),

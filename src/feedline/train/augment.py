@@ -1,9 +1,8 @@
 """Augmentation of whole batches on their device: policies, random erasing, MixUp and CutMix.
 
-Guarantees: what is drawn follows from the batch's seed, so a resumed run draws the same; Python's,
-numpy's and torch's random states are restored. Nothing waits for the device.
-
-Policies, MixUp and CutMix are torchvision's, erasing is timm's.
+Policies, MixUp and CutMix are torchvision's, erasing is timm's. What is drawn follows from the
+batch's seed, so a resumed run draws the same; Python's, numpy's and torch's random states are
+restored. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from torch import Tensor
 from feedline.plan.batches import Batch
 from feedline.plan.seeds import mix
 from feedline.randomness import seeded
-from feedline.train.phases import TrainPhase
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, TrainPhase
 
 __all__ = ["BatchAugmentation", "apply_policy", "erase_and_mix"]
 
@@ -26,12 +24,7 @@ _RAND_MAGNITUDE, _RAND_BINS = 90, 301  # 9 of 30, torchvision's default, in step
 
 
 class BatchAugmentation:
-    """The batch transforms of a recipe, for `DataLoader(pixel_transform=, batch_transform=)`.
-
-    Args:
-        recipe: settings of each phase.
-        classes: number of classes.
-    """
+    """The batch transforms of a recipe, for `DataLoader(pixel_transform=, batch_transform=)`."""
 
     def __init__(self, recipe: Recipe, classes: int) -> None:
         self._recipe = recipe
@@ -53,14 +46,7 @@ class BatchAugmentation:
 def erase_and_mix(
     images: Tensor, labels: Tensor, phase: TrainPhase, *, classes: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Apply random erasing, then MixUp or CutMix, to a batch.
-
-    Args:
-        images: float, shape (N, 3, H, W), normalised; not changed.
-        labels: int64, shape (N,), on the same device.
-        phase: `reprob`, `mixup` and `cutmix`.
-        classes: number of classes.
-        seed: of the draws.
+    """Apply random erasing, then MixUp or CutMix, to images, float (N, 3, H, W), and labels (N,).
 
     Returns:
         The images, and the labels or, if mixed, targets of shape (N, classes), float32.
@@ -87,8 +73,7 @@ def erase_and_mix(
 def apply_policy(images: Tensor, policy: str, strength: float, seed: int) -> Tensor:
     """Apply torchvision's RandAugment or TrivialAugmentWide to random groups of a batch.
 
-    torchvision draws one operation for a whole batch; here each of up to 16 groups draws its own,
-    so that each image gets every operation with torchvision's probability.
+    torchvision draws one operation for a whole batch; here each of up to 16 groups draws its own.
 
     Args:
         images: uint8, shape (N, 3, H, W); not changed.

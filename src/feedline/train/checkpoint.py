@@ -63,13 +63,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def save_checkpoint(
     path: Path, content: dict[str, Any], *, kind: str = _CHECKPOINT, previous: Path | None = None
 ) -> None:
-    """Write a checkpoint or weights, replacing an earlier file of that name.
-
-    Args:
-        path: final name; its folder exists.
-        content: tensors, numbers, text, and lists and dicts of them.
-        kind: kind of the file, for `load_checkpoint`.
-        previous: new name of the earlier file; None removes it.
+    """Write a checkpoint or weights, replacing an earlier file or giving it the name `previous`.
 
     Raises:
         SaveError: it cannot be written, mostly for a full disk; the earlier file is unchanged.
@@ -90,22 +84,16 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
-    """Read a checkpoint or weights, with tensors on the CPU.
-
-    Args:
-        path: a file, or the folder of a run for its last checkpoint or best weights.
-        kind: expected kind.
+    """Read a checkpoint or weights, from a file or the folder of a run, to the CPU.
 
     Raises:
         StateError: the file is missing, damaged, or something else.
     """
+    name = _NAMES[kind]
     if path.is_dir():
-        path = path / _NAMES[kind]
+        path = path / name
     if not path.is_file():
-        what = "checkpoint" if kind == _CHECKPOINT else "weights"
-        raise StateError(
-            f"{path}: no such {what}", hint=f"name the folder of a run or its {_NAMES[kind]}"
-        )
+        raise StateError(f"{path}: no such file", hint=f"name the folder of a run or its {name}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about foreign files; the error says more
@@ -120,10 +108,9 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
     found = content if isinstance(content, dict) else {}
     if (found.get("kind"), found.get("version")) != (kind, _VERSION):
         got = f"{found.get('kind', 'another file')}, version {found.get('version')}"
-        other = _NAMES.get(str(found.get("kind"))) and _NAMES[kind]
         raise StateError(
             f"{path}: expected {kind}, version {_VERSION}, got {got}",
-            hint=f"name {other} in the same folder" if other and found["kind"] != kind else "",
+            hint=f"name {name} in the same folder" if found.get("kind", kind) != kind else "",
         )
     return found
 
@@ -159,32 +146,16 @@ class CheckpointWriter:
     out: Path
     keep: int
     note: Callable[[str], object]
-    weights_error: str | None = field(default=None, init=False)
-    """Why the best weights could not be written, or None."""
-    checkpoint_error: str | None = field(default=None, init=False)
-    """Why the latest checkpoint could not be written, or None."""
+    errors: dict[str, str] = field(default_factory=dict, init=False)
+    """Why the latest file of a name could not be written."""
 
     def save(self, content: dict[str, Any], *, epochs: int | None, must: bool = False) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint, which stands after a number of epochs or within one (None).
 
-        Args:
-            content: the checkpoint.
-            epochs: number of finished epochs, if it stands between two.
-            must: raise if it cannot be written.
-
-        Raises:
-            SaveError: it cannot be written, and must be.
+        If it cannot be written, report that, or raise SaveError if it must be.
         """
         last = self.out / CHECKPOINT_NAME
-        try:
-            save_checkpoint(last, content, previous=self.out / PREVIOUS_NAME)
-            self.checkpoint_error = None
-        except SaveError as error:
-            self.checkpoint_error = str(error)
-            if must:
-                raise
-            kept = "the previous checkpoint stays" if last.exists() else "no checkpoint yet"
-            self.note(f"{error}. Training continues; {kept}")
+        if not self._write(last, content, must=must, previous=self.out / PREVIOUS_NAME):
             return
         if self.keep and epochs is not None:
             named = last.with_name(f"epoch-{epochs:04}.pt")
@@ -198,17 +169,25 @@ class CheckpointWriter:
 
     def save_best(self, content: dict[str, Any]) -> None:
         """Write the best weights so far."""
-        best = self.out / BEST_NAME
+        self._write(self.out / BEST_NAME, content, kind=WEIGHTS)
+
+    def _write(
+        self, path: Path, content: dict[str, Any], *, must: bool = False, **how: Any
+    ) -> bool:
         try:
-            save_checkpoint(best, content, kind=WEIGHTS)
-            self.weights_error = None
+            save_checkpoint(path, content, **how)
         except SaveError as error:
-            self.weights_error = str(error)
-            kept = "the previous weights stay" if best.exists() else "no weights yet"
+            self.errors[path.name] = str(error)
+            if must:
+                raise
+            kept = "the file before stays" if path.exists() else "there is none yet"
             self.note(f"{error}. Training continues; {kept}")
+            return False
+        self.errors.pop(path.name, None)
+        return True
 
     @property
     def best(self) -> Path | None:
         """File of the best weights; None if there is none, or an older one."""
         best = self.out / BEST_NAME
-        return best if self.weights_error is None and best.is_file() else None
+        return best if BEST_NAME not in self.errors and best.is_file() else None

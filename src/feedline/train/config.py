@@ -1,30 +1,93 @@
-"""Settings of a training from the command line, a TOML file and the resumed run.
+"""Settings of a training from the command line, a TOML file and the run that it resumes.
 
 Guarantees: the last one given counts, in the order: default, preset, resumed run, file, argument.
-An unknown name is an error that suggests close ones.
+An unknown name is an error that suggests close ones. A checkpoint is read once.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from feedline.errors import UsageError
+from feedline.errors import StateError, UsageError
 from feedline.stores.read_file import read_small
-from feedline.train.phases import check_names, setting_names
+from feedline.train.checkpoint import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    EPOCHS,
+    PREVIOUS_NAME,
+    load_checkpoint,
+)
 from feedline.train.presets import preset_settings
-from feedline.train.recipe import Recipe
-from feedline.train.resume import ResumedRun
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import Recipe, check_names, setting_names
+from feedline.train.run_folder import RECIPE_NAME, find_checkpoint
+from feedline.train.run_settings import PLACES, RunSettings
 
-__all__ = ["Assignment", "as_toml", "make_recipe", "read_config"]
+__all__ = [
+    "Assignment",
+    "ResumedRun",
+    "as_toml",
+    "changed_on_resume",
+    "check_resumable",
+    "differences",
+    "make_recipe",
+    "new_run_hint",
+    "read_config",
+    "share_batches",
+]
 
 _MAX_BYTES = 1 << 20
 _PRESET = ("preset", "epochs")
+# Settings that may change on resume: they are measured, or rescue a training that diverges.
+_FREE_ON_RESUME = ("val_image_size", "patience", "lr", "clip_grad", "amp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumedRun:
+    """A run to resume.
+
+    Args:
+        checkpoint: its last checkpoint, or the one that was named.
+        content: the checkpoint; cleared once it is restored, as it is large.
+        note: a message for the user, or "".
+    """
+
+    checkpoint: Path
+    content: dict[str, Any]
+    note: str
+
+    @property
+    def between_epochs(self) -> int | None:
+        """Number of finished epochs, if the run stands between two."""
+        history = self.content["history"]
+        return None if history["current"]["steps"] else len(history["records"])
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> ResumedRun:
+        """Read a checkpoint, or the newest readable one of its run if it is damaged or missing."""
+        out, candidates = checkpoint.parent, [checkpoint]
+        if checkpoint.name == CHECKPOINT_NAME:
+            others = [out / PREVIOUS_NAME, *sorted(out.glob(EPOCHS), reverse=True)]
+            candidates += [path for path in others if path.is_file()]
+        reasons: list[str] = []
+        for path in candidates:
+            try:
+                content = load_checkpoint(path)
+            except StateError as error:
+                if path.is_file() and error.__cause__ is None:  # another kind of file
+                    raise
+                reasons.append(str(error) if path.is_file() else f"{path} is missing")
+            else:
+                note = f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
+                return cls(checkpoint=checkpoint, content=content, note=note)
+        best = out / BEST_NAME
+        weights = f" --initial-checkpoint {shlex.quote(str(best))}" if best.is_file() else ""
+        raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +112,27 @@ class Assignment:
         Raises:
             UsageError: the file cannot be read, a setting is unknown or out of range, or settings
                 exclude each other.
-            ScheduleError: the schedule does not parse.
-            StateError: the resumed run has no readable checkpoint.
+            StateError: the resumed run has no readable checkpoint, or a folder of it is missing.
         """
         file, file_run = ({}, RunSettings()) if config is None else read_config(config)
         run = run.over(file_run)
         model = given.model if isinstance(given, Recipe) else given.get("model")
-        resumed = ResumedRun.find(run, model=model or file.get("model"))
+        checkpoint = find_checkpoint(run.resume, out=run.out, model=model or file.get("model"))
+        resumed = None if checkpoint is None else ResumedRun.read(checkpoint)
         if not isinstance(given, Recipe):
-            given = make_recipe(given, file, {} if resumed is None else resumed.recipe)
-        return cls(recipe=given, run=run, resumed=resumed)
+            given = make_recipe(given, file, {} if resumed is None else resumed.content["recipe"])
+        whole = run if resumed is None else run.over(RunSettings.read(resumed.content["run"]))
+        whole = whole.resolved()
+        for name, option in PLACES.items():
+            place = getattr(whole, name)
+            if resumed and place and getattr(run, name) is None and not place.exists():
+                value = "" if name == "data" else " PATH, or none"
+                again = f"feedline train --resume {shlex.quote(str(resumed.checkpoint.parent))}"
+                raise StateError(
+                    f"cannot resume: {option} of the run, {place}, is missing",
+                    hint=f"{again} {option}{value}",
+                )
+        return cls(recipe=given, run=whole, resumed=resumed)
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
@@ -73,29 +147,23 @@ def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
     """
     try:
         data = read_small(file, _MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--config {file} cannot be read: {error}") from None
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"--config {file} is larger than 1 MiB, the limit of a recipe")
-    try:
+        if len(data) > _MAX_BYTES:
+            raise UsageError("it is larger than 1 MiB, the limit of a recipe")
         table: dict[str, Any] = msgspec.toml.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"--config {file} is not valid TOML: {error}") from None
-    run = table.pop("run", {})
-    if not isinstance(run, dict):
-        raise UsageError(f"--config {file}: run must be a table, [run], got {run!r}")
-    try:
+        run = table.pop("run", {})
+        if not isinstance(run, dict):
+            raise UsageError(f"run must be a table, [run], got {run!r}")
         return table, RunSettings.read(run)
     except UsageError as error:
         raise UsageError(f"--config {file}: {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"--config {file} is not valid TOML: {error}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {file} cannot be read: {error}") from None
 
 
 def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
-    """Make a recipe from layers of settings.
-
-    Args:
-        given: settings by name; None for one that was not given.
-        under: settings for names that were not given, the first layer before the next.
+    """Make a recipe from layers of settings, the first before the next; None is not given.
 
     Raises:
         UsageError: a setting is unknown or out of range, or settings exclude each other.
@@ -124,8 +192,7 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
         raise UsageError(f"both schedule and preset {preset!r} are given; use one of them")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= 100_000:
         raise UsageError(
-            f"preset {preset!r} needs epochs, a whole number from 1 to 100000"
-            + ("" if epochs is None else f", got {epochs!r}"),
+            f"preset {preset!r} needs epochs, a whole number from 1 to 100000, got {epochs!r}",
             hint="--epochs N",
         )
     return Recipe(**(preset_settings(preset, epochs) | settings))
@@ -136,18 +203,85 @@ def as_toml(recipe: Recipe, run: RunSettings) -> str:
     settings = recipe.as_dict()
     schedule = settings.pop("schedule")
     if isinstance(schedule, str):
-        settings = {"schedule": schedule, **settings}
-        schedule = []
+        settings, schedule = {"schedule": schedule, **settings}, []
     tables = [("", settings), *(("[[schedule]]", phase) for phase in schedule)]
-    tables.append(("[run]", run.as_dict()))
     lines: list[str] = []
-    for name, table in tables:
+    for name, table in (*tables, ("[run]", run.as_dict())):
         if table:
             lines += ["", name] if name else []
-            lines += [f"{key} = {_value(value)}" for key, value in table.items()]
-    return "\n".join(lines) + "\n"
+            # Text, numbers and lists are as in JSON, except for one character.
+            values = (msgspec.json.encode(value).decode() for value in table.values())
+            lines += [f"{key} = {value}" for key, value in zip(table, values, strict=True)]
+    return "\n".join(lines).replace("\x7f", "\\u007f") + "\n"
 
 
-def _value(value: Any) -> str:
-    """A TOML value. Text, numbers and lists are as in JSON, except for one character."""
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Entries of `now` that have another value in `saved`, as text; "" for none."""
+    return "; ".join(
+        f"{name} was {saved.get(name)!r}, is {value!r}"
+        for name, value in now.items()
+        if saved.get(name) != value
+    )
+
+
+def changed_on_resume(recipe: Recipe, saved: Mapping[str, Any]) -> str:
+    """Settings that differ from `saved`, and may; "" for none."""
+    own = recipe.as_dict()
+    return differences(saved, {name: own[name] for name in _FREE_ON_RESUME})
+
+
+def check_resumable(recipe: Recipe, saved: Mapping[str, Any], *, done: int | None = None) -> bool:
+    """Check that a run with the recipe settings `saved` can continue under another recipe.
+
+    If `done` epochs are finished and the run stands between two, another schedule that begins with
+    these epochs may follow. Return True if it is another one.
+
+    Raises:
+        StateError: settings differ. The message names them.
+    """
+    own, free = recipe.as_dict(), set(_FREE_ON_RESUME)
+    extended = done is not None and own["schedule"] != saved["schedule"] and recipe.epochs > done
+    if done is not None and extended:
+        before = Recipe(**{name: saved[name] for name in setting_names(Recipe) if name in saved})
+        shapes = (
+            [(phase.size, phase.batch_size) for phase in map(each.phase_at, range(done))]
+            for each in (before, recipe)
+        )
+        extended = next(shapes) == next(shapes)
+    if extended:
+        free |= {"schedule", "warmup_epochs"}
+    if found := differences(saved, {name: own[name] for name in own if name not in free}):
+        raise StateError(
+            f"cannot resume: the checkpoint has another recipe ({found})",
+            hint="leave these settings out: --resume takes them from the run. Another schedule "
+            "is possible only between two epochs, and has to begin with the finished ones",
+        )
+    return extended
+
+
+def share_batches(recipe: Recipe, before: int, now: int) -> Recipe:
+    """The same recipe on another number of ranks, with the same global batches (StateError)."""
+    if before == now:
+        return recipe
+
+    def share(rows: int) -> int:
+        if rows * before % now:
+            raise StateError(
+                f"cannot resume on {now} processes: the global batch of {rows * before} images "
+                f"({rows} on each of {before}) cannot be divided by {now}"
+            )
+        return rows * before // now
+
+    phases = [
+        replace(phase, batch_size=phase.batch_size and share(phase.batch_size))
+        for phase in recipe.own_phases()
+    ]
+    shared = {"schedule": phases, "batch_size": share(recipe.batch_size)}
+    return Recipe(**(recipe.as_dict() | shared))
+
+
+def new_run_hint(out: Path) -> str:
+    """A command that starts a new run with the settings of this one."""
+    config = out / RECIPE_NAME
+    again = f"--config {shlex.quote(str(config))}" if config.is_file() else "DIR"
+    return f"feedline train {again}"

@@ -23,8 +23,8 @@ from feedline.remote.open_location import was_url
 from feedline.stores.index import table_hint
 from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
 from feedline.train.augment import BatchAugmentation
+from feedline.train.config import differences
 from feedline.train.recipe import Recipe
-from feedline.train.resume import differences
 from feedline.train.run_settings import RunSettings
 
 __all__ = [
@@ -53,11 +53,7 @@ def _has_folders(folder: Path) -> bool:
 
 
 def find_splits(root: Path, *, val: Path | None = None) -> Splits:
-    """Find the training and validation images of a dataset.
-
-    Args:
-        root: a folder in one of the two layouts.
-        val: a folder of class folders for validation; overrides those under `root`.
+    """Find the images of a dataset in one of the two layouts; `val` overrides those under `root`.
 
     Raises:
         DatasetError: a folder is missing or has no class folders.
@@ -107,11 +103,7 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
 
 
 def val_folder(root: Path) -> Path:
-    """The folder of validation images under `root`, or `root` itself if it has class folders only.
-
-    Raises:
-        DatasetError: there are no class folders.
-    """
+    """The folder of validation images under `root`, or `root` itself if it has class folders."""
     splits = find_splits(root)
     return splits.val or splits.train
 
@@ -119,8 +111,7 @@ def val_folder(root: Path) -> Path:
 def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
     """The training label of each validation label, or None if they are equal.
 
-    Raises:
-        DatasetError: the validation set has a class that the training set lacks.
+    A class that the training set lacks is a DatasetError.
     """
     numbers = {name: label for label, name in enumerate(train)}
     unknown = [name for name in val if name not in numbers]
@@ -137,19 +128,11 @@ def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainData:
-    """Images of a run.
-
-    Args:
-        train: training images.
-        val: validation images, or None.
-        labels: see `label_map`.
-        identity: classes, number and fingerprint of the training images, for a checkpoint.
-        note: a message for the user, or "".
-    """
+    """Images of a run, with what identifies the training images in a checkpoint."""
 
     train: ImageFolder
     val: ImageFolder | None
-    labels: Sequence[int] | None
+    labels: Sequence[int] | None  # see `label_map`
     identity: dict[str, Any]
     note: str
 
@@ -183,10 +166,7 @@ class TrainData:
             )
 
     def class_weights(self, recipe: Recipe) -> torch.Tensor | None:
-        """Inverse class frequencies, shape (classes,), float32, with mean 1 over the samples.
-
-        None if the recipe does not use them.
-        """
+        """Inverse class frequencies, shape (classes,), float32, with mean 1 over the samples."""
         if recipe.class_weights == "none":
             return None
         counts = torch.bincount(

@@ -3,8 +3,7 @@
 A picture is a surface with its class's texture (stripes, dots, bricks, ...) at a random scale,
 angle, place and pair of colours, in front of a coloured 1/f background (the spectrum of natural
 scenes: Field, "Relations between the statistics of natural images and the response properties of
-cortical cells", 1987), under slanted light and with sensor noise. Colour says nothing about the
-class; only texture does, so that a random crop still shows it.
+cortical cells", 1987), under slanted light and with sensor noise. Only texture shows the class.
 
 Guarantees: a picture depends on (seed, split, class, number) alone, and is the same bytes under the
 same versions of numpy and simplejpeg. Its JPEG is 375 x 500 pixels, some upright, of about 110 KB,
@@ -113,13 +112,7 @@ def _clouds(rng: np.random.Generator, height: int, width: int) -> NDArray[np.flo
 def demo_pixels(
     class_name: str, *, number: int, split: str = "train", seed: int = 0
 ) -> NDArray[np.uint8]:
-    """Draw one picture.
-
-    Args:
-        class_name: one of `CLASS_NAMES`.
-        number: number of the picture within its class, from 0.
-        split: "train" or "val"; they share no picture.
-        seed: another seed, another set.
+    """Draw picture `number` of a class in "train" or "val", which share none.
 
     Returns:
         uint8 of shape (375, 500, 3) or, for a quarter of the pictures, (500, 375, 3).
@@ -168,7 +161,7 @@ def demo_pixels(
 
 
 def demo_jpeg(class_name: str, *, number: int, split: str = "train", seed: int = 0) -> bytes:
-    """Draw one picture as a JPEG, 4:2:0, of about 110 KB. Arguments as for `demo_pixels`."""
+    """Draw a picture (see `demo_pixels`) as a JPEG, 4:2:0, of about 110 KB."""
     pixels = demo_pixels(class_name, number=number, split=split, seed=seed)
     encoded: bytes = simplejpeg.encode_jpeg(
         pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420"
@@ -178,17 +171,7 @@ def demo_jpeg(class_name: str, *, number: int, split: str = "train", seed: int =
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSet:
-    """Size and seed of a demo set: they decide every byte.
-
-    Args:
-        classes: 2 to 12 classes.
-        train_per_class: pictures of each class in `train/`.
-        val_per_class: pictures of each class in `val/`.
-        seed: another seed, other pictures; at least 0.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
+    """Size and seed of a demo set, which decide every byte: 2 to 12 classes, pictures of each."""
 
     classes: int = 6
     train_per_class: int = 64
@@ -223,12 +206,9 @@ class DemoSet:
 def write_demo_set(
     folder: Path, demo: DemoSet, *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> bool:
-    """Write a demo set, unless the folder has it already.
+    """Write a demo set: `train/<class>/*.jpg` and `val/<class>/*.jpg`.
 
-    Args:
-        folder: made if missing; empty, or with this set.
-        demo: size and seed.
-        progress: called with (pictures done, pictures in all) after each picture.
+    `progress` is called with (pictures done, pictures in all) after each picture.
 
     Returns:
         True if it was written; False if it was there.

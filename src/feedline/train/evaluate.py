@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from feedline.train.ranks import Ranks
 from feedline.train.runtime import memory_error
 from feedline.train.train_state import autocast
 
-__all__ = ["Evaluation", "FolderEvaluation", "Prediction", "evaluate", "evaluate_folder", "predict"]
+__all__ = ["Evaluation", "Prediction", "evaluate", "evaluate_folder", "predict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,8 @@ class Evaluation:
         top1: share of images, 0 to 1, whose class has the highest score.
         top5: share whose class is among the five highest; None for five classes or fewer.
         confusion: number of images of each class (row) predicted as each class (column), or None.
+        classes: names, in the order of the confusion matrix.
+        skipped: (path, reason) of images that could not be decoded.
     """
 
     samples: int
@@ -47,6 +49,22 @@ class Evaluation:
     top1: float
     top5: float | None
     confusion: list[list[int]] | None = None
+    classes: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def by_class(self) -> list[tuple[str, int, float]]:
+        """(name, number of images, top-1) of each class that has images."""
+        rows = zip(self.classes, self.confusion or [], strict=False)
+        return [
+            (name, sum(row), row[k] / sum(row)) for k, (name, row) in enumerate(rows) if sum(row)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, JSON-able, with the figures of each class."""
+        names = ("class", "samples", "top1")
+        by_class = [dict(zip(names, row, strict=True)) for row in self.by_class]
+        return asdict(self) | {"by_class": by_class, "skipped": [list(one) for one in self.skipped]}
 
 
 def evaluate(
@@ -66,16 +84,12 @@ def evaluate(
     Args:
         model: a model on the device.
         batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the device.
-        device: device of the model.
-        precision: dtype of the forward pass.
+        device, precision: of the forward pass.
         confusion: compute the confusion matrix.
         ranks: ranks that share the samples; None for this process alone.
         labels: the training label of each label in `batches`; None if they are equal.
-        stopped: called after each batch; True ends the evaluation.
+        stopped: called after each batch; True ends the evaluation, which then returns None.
         advance: called with the number of images of each batch.
-
-    Returns:
-        The figures, or None if it was stopped or there was no image.
     """
     table = None if labels is None else torch.tensor(labels, device=device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -123,41 +137,6 @@ def evaluate(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FolderEvaluation:
-    """Figures of a model on a folder of images.
-
-    Args:
-        result: accuracies, loss and confusion matrix.
-        classes: names, in the order of the confusion matrix.
-        skipped: (path, reason) of images that could not be decoded.
-    """
-
-    result: Evaluation
-    classes: list[str]
-    skipped: list[tuple[str, str]]
-
-    @property
-    def by_class(self) -> list[tuple[str, int, float]]:
-        """(name, number of images, top-1) of each class that has images."""
-        rows = self.result.confusion or []
-        return [
-            (name, sum(row), row[k] / sum(row))
-            for k, (name, row) in enumerate(zip(self.classes, rows, strict=True))
-            if sum(row)
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same, JSON-able."""
-        names = ("class", "samples", "top1")
-        return {
-            **asdict(self.result),
-            "classes": self.classes,
-            "by_class": [dict(zip(names, row, strict=True)) for row in self.by_class],
-            "skipped": [list(pair) for pair in self.skipped],
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """Classes of the image at `path`: (name, probability), the most probable first."""
 
@@ -169,17 +148,16 @@ def evaluate_folder(
     trained: TrainedModel,
     folder: Path,
     *,
-    advance: Callable[[int, int], object] = lambda done, total: None,
     precision: torch.dtype,
+    advance: Callable[[int, int], object] = lambda done, total: None,
     **loading: Any,
-) -> FolderEvaluation:
+) -> Evaluation:
     """Evaluate a model on a folder of class folders with the names of the training.
 
     Args:
-        trained: a trained model.
-        folder: class folders.
-        advance: called with the number of images done, and of all.
+        trained, folder: a trained model, and class folders.
         precision: dtype of the forward pass.
+        advance: called with the number of images done, and of all.
         loading: image_size (None for that of the validation), batch_size, workers, on_error.
 
     Raises:
@@ -207,30 +185,25 @@ def evaluate_folder(
             advance=count,
         )
         assert result is not None, "a folder has images"
-        return FolderEvaluation(result=result, classes=trained.classes, skipped=loader.skipped)
+        return replace(result, classes=trained.classes, skipped=loader.skipped)
 
 
 def predict(
     trained: TrainedModel,
     paths: Sequence[Path],
     *,
+    precision: torch.dtype,
     topk: int = 1,
     skipped: Callable[[str, str], object] = lambda path, reason: None,
-    precision: torch.dtype,
     **loading: Any,
 ) -> Iterator[Prediction]:
     """Classify images, in order, without those that are skipped.
 
     Args:
-        trained: a trained model.
-        paths: image files.
+        trained, paths: a trained model, and image files.
         topk: number of classes for each image.
         skipped: called at the end with path and reason of each image that was skipped.
-        precision, loading: as in `evaluate_folder`.
-
-    Raises:
-        SampleError: an image cannot be decoded, and `on_error` is "raise".
-        UsageError: a batch does not fit the device's memory.
+        precision, loading: as in `evaluate_folder`, with its errors.
     """
     files = image_files(paths, EvalCrop())
     with _batches(files, trained, **loading) as loader:

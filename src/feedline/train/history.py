@@ -71,15 +71,12 @@ class EpochRecord:
 
 @dataclass(kw_only=True)
 class EpochInProgress:
-    """Sums over the steps of an epoch.
+    """Sums over the steps of an epoch, including those before an interruption.
 
     Args:
         epoch: number, from 0.
         loss_sum: sum of the samples' losses, float64, shape (), on the training device.
-        steps: steps done.
-        samples: samples trained on.
-        seconds: time of the steps, including those before an interruption.
-        first_wait_s: time to the first batch, likewise.
+        steps, samples, seconds, first_wait_s: see `EpochRecord`.
         split: sums over the steps that were timed.
     """
 
@@ -90,11 +87,6 @@ class EpochInProgress:
     seconds: float = 0.0
     first_wait_s: float = 0.0
     split: Totals = field(default_factory=Totals)
-
-    @classmethod
-    def begin(cls, epoch: int, device: torch.device) -> EpochInProgress:
-        """An epoch without steps."""
-        return cls(epoch=epoch, loss_sum=torch.zeros((), dtype=torch.float64, device=device))
 
     def add(self, loss: Tensor, rows: int) -> None:
         """Add a step whose mean loss over `rows` samples was `loss`."""
@@ -108,10 +100,9 @@ class EpochInProgress:
 
     def record(self, **figures: Any) -> EpochRecord:
         """Figures of the finished epoch; see `EpochRecord` for those that are not sums."""
-        mean = self.split.mean()
         if self.split.steps:
-            names = ("wait_ms", "copy_ms", "compute_ms")
-            figures |= {name: getattr(mean, name) for name in names}
+            mean = self.split.mean()
+            figures |= {name: getattr(mean, name) for name in ("wait_ms", "copy_ms", "compute_ms")}
         return EpochRecord(
             epoch=self.epoch + 1,
             steps=self.steps,
@@ -124,12 +115,17 @@ class EpochInProgress:
         )
 
 
-@dataclass(kw_only=True)
 class History:
     """Records of the finished epochs, and the epoch in progress."""
 
-    current: EpochInProgress
-    records: list[EpochRecord] = field(default_factory=list)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.records: list[EpochRecord] = []
+        self.current = self._begin(0)
+
+    def _begin(self, epoch: int, loss_sum: float = 0.0, **sums: Any) -> EpochInProgress:
+        loss = torch.tensor(loss_sum, dtype=torch.float64, device=self._device)
+        return EpochInProgress(epoch=epoch, loss_sum=loss, **sums)
 
     @property
     def best_top1(self) -> float | None:
@@ -146,31 +142,21 @@ class History:
     def close_epoch(self, record: EpochRecord) -> None:
         """Add a finished epoch and begin the next."""
         self.records.append(record)
-        device = self.current.loss_sum.device
-        self.current = EpochInProgress.begin(self.current.epoch + 1, device)
+        self.current = self._begin(self.current.epoch + 1)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint; waits for the device."""
-        current = self.current
+    def state_dict(self, current: EpochInProgress) -> dict[str, Any]:
+        """State for a checkpoint, with the epoch in progress of all ranks; waits for the device."""
+        loss_sum, split = float(current.loss_sum.item()), list(astuple(current.split))
         return {
             "records": [asdict(record) for record in self.records],
-            "current": {
-                **vars(current),
-                "loss_sum": float(current.loss_sum.item()),
-                "split": list(astuple(current.split)),
-            },
+            "current": vars(current) | {"loss_sum": loss_sum, "split": split},
         }
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> History:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        saved = state["current"]
-        loss_sum = torch.tensor(saved["loss_sum"], dtype=torch.float64, device=device)
-        split = Totals(*saved["split"])
-        return cls(
-            current=EpochInProgress(**{**saved, "loss_sum": loss_sum, "split": split}),
-            records=[EpochRecord(**record) for record in state["records"]],
-        )
+        self.records = [EpochRecord(**record) for record in state["records"]]
+        split = Totals(*state["current"]["split"])
+        self.current = self._begin(**(state["current"] | {"split": split}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,13 +164,10 @@ class TrainPosition:
     """Position of a run between two steps.
 
     Args:
-        epoch: epoch in progress, from 1.
-        epochs: number of epochs.
-        phase: phase in progress, from 1.
-        phases: number of phases.
+        epoch, epochs: epoch in progress, from 1; number of epochs.
+        phase, phases: phase in progress, from 1; number of phases.
         size_px: side of the images of this phase.
-        step: steps of the run that are done.
-        steps: steps of the run.
+        step, steps: steps that are done; steps of the run.
         images: images of the epoch that were trained on, over all ranks.
         lr: learning rate of the latest step, or of the next one before any.
         loss: mean loss of the epoch; None if it was not read.
@@ -243,8 +226,7 @@ class TrainResult:
         stopped_by: signal that stopped the run; None if the schedule is done.
         best_top1: highest validation accuracy, 0 to 1; None without validation.
         weights: file of the best weights; None if there is none.
-        weights_error: why the best weights could not be written, or None.
-        checkpoint_error: why the latest checkpoint could not be written, or None.
+        weights_error, checkpoint_error: why the latest ones could not be written, or None.
         skipped: (path, reason) of images that could not be decoded.
         machine, versions: machine and library versions.
     """
@@ -264,12 +246,12 @@ class TrainResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The result, JSON-able."""
-        last = asdict(self.records[-1]) if self.records else None
+        epochs = [asdict(record) for record in self.records]
         return {
             "recipe": self.recipe.as_dict(),
             "classes": self.classes,
-            "epochs": [asdict(record) for record in self.records],
-            "final": last and {**last, "best_top1": self.best_top1},
+            "epochs": epochs,
+            "final": epochs[-1] | {"best_top1": self.best_top1} if epochs else None,
             "finished": self.stopped_by is None,
             "out": str(self.out),
             "weights": None if self.weights is None else str(self.weights),

@@ -9,6 +9,7 @@ becomes NaN or infinite, training stops before a checkpoint is saved.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,19 +20,18 @@ import torch
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
+from feedline.train.config import new_run_hint
 from feedline.train.data import TrainData, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.history import (
     EpochInProgress,
-    EpochRecord,
     History,
     TrainPosition,
     TrainReport,
 )
 from feedline.train.ranks import AgreedStop, Ranks
 from feedline.train.recipe import Recipe
-from feedline.train.resume import new_run_hint, quoted
-from feedline.train.run_folder import RunFiles
+from feedline.train.run_folder import write_figures
 from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import memory_error, random_state, restore_random_state
 from feedline.train.train_state import StepCounter, TrainState, train_step
@@ -45,20 +45,16 @@ _GPU_CHECK_STEPS = 50
 
 @dataclass(kw_only=True)
 class TrainingLoop:
-    """Everything that changes while a run trains.
+    """Everything that changes while a run trains. All ranks make the same calls.
 
     Args:
-        recipe: the recipe.
-        run: run settings; saved for the next start.
-        data: images.
-        loader: loader of the training images.
-        batches: the loader, watched.
+        recipe, run, data: of the run; saved in checkpoints.
+        loader, batches: loader of the training images, and the same, watched.
         val_loader: loader of the validation images, or None.
         state: model and optimizer.
         history: figures so far.
         writer: writes checkpoints.
-        files: writes figures.
-        ranks: the processes that train; each makes the same calls.
+        ranks: the processes that train.
         stop: checked after each step and each validation batch.
         report: callbacks.
     """
@@ -72,7 +68,6 @@ class TrainingLoop:
     state: TrainState
     history: History
     writer: CheckpointWriter
-    files: RunFiles
     ranks: Ranks
     stop: AgreedStop
     report: TrainReport
@@ -83,13 +78,9 @@ class TrainingLoop:
         self._stopped_by: int | None = None
 
     def save(self, *, must: bool = False) -> None:
-        """Write a checkpoint. If it cannot be written, report that and continue, unless it must be.
-
-        Raises:
-            SaveError: it cannot be written, and must be.
-        """
+        """Write a checkpoint; see `CheckpointWriter.save`."""
         random_states = self.ranks.gathered(random_state(self.state.device))
-        history = History(current=self._current_of_all_ranks(), records=self.history.records)
+        current = self._current_of_all_ranks()
         if not self.ranks.is_main:
             return
         content = {
@@ -99,25 +90,20 @@ class TrainingLoop:
             "dataset": self.data.identity,
             "loader": self.loader.state_dict(),
             "state": self.state.state_dict(),
-            "history": history.state_dict(),
+            "history": self.history.state_dict(current),
             "random": random_states,
         }
-        between = None if history.current.steps else len(history.records)
+        between = None if current.steps else len(self.history.records)
         self.writer.save(content, epochs=between, must=must)
 
     def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
-        """Restore a checkpoint.
-
-        Args:
-            saved: written by `save`.
-            extended: the schedule is another one; the run stands between two epochs.
-        """
+        """Restore a checkpoint; `extended` if the schedule is another one, between two epochs."""
         if extended:
             self.loader.set_epoch(len(saved["history"]["records"]))
         else:
             self.loader.load_state_dict(saved["loader"])
         self.state.load_state_dict(saved["state"])
-        self.history = History.from_state(saved["history"], self.state.device)
+        self.history.load_state_dict(saved["history"])
         if not self.ranks.is_main:  # rank 0 has the sums of all
             self.history.current.loss_sum.zero_()
             self.history.current.samples = 0
@@ -196,10 +182,18 @@ class TrainingLoop:
         # the run validates again, and so writes the same weights.
         better = record.val_top1 is None or best is None or record.val_top1 > best
         if better and self.ranks.is_main:
-            self._save_best(record)
+            content = {
+                "model": self.recipe.model,
+                "state_dict": state.eval_model.state_dict(),
+                "classes": list(self.data.train.classes),
+                "val_image_size": self.recipe.val_image_size,
+                "epoch": record.epoch,
+                "top1": record.val_top1,
+            }
+            self.writer.save_best(content)
         self.save()
         if self.ranks.is_main:
-            self.files.write_epochs(history.records)
+            write_figures(self.writer.out, history.records, self.report.note)
         self.report.ended(record, epochs=self.recipe.epochs)
         return not stopped or len(history.records) >= self.recipe.epochs
 
@@ -266,17 +260,13 @@ class TrainingLoop:
         return True
 
     def _read_loss(self) -> float:
-        """The mean loss of the epoch so far; waits for the device.
-
-        Raises:
-            FeedlineError: it is NaN or infinite.
-        """
+        """The mean loss of the epoch so far; waits for the device. FeedlineError if not finite."""
         current, state, out = self.history.current, self.state, self.writer.out
         loss = current.mean_loss()
         if not math.isfinite(loss):
             again = new_run_hint(out)
             if (out / CHECKPOINT_NAME).is_file():
-                again = f"feedline train --resume {quoted(out)}"
+                again = f"feedline train --resume {shlex.quote(str(out))}"
             lower = f"--lr {self.recipe.peak_lr / 3:.2g} --clip-grad 1"
             raise FeedlineError(
                 f"the loss became {loss} by step {state.step} (epoch {current.epoch + 1}, "
@@ -310,18 +300,7 @@ class TrainingLoop:
         what = f"a batch of {rows} images at {size} px (epoch {self.history.current.epoch + 1})"
         hint = f"use a smaller {option}"
         if (self.writer.out / CHECKPOINT_NAME).exists():
-            hint += f"; --resume {quoted(self.writer.out)} continues from the last checkpoint, "
+            out = shlex.quote(str(self.writer.out))
+            hint += f"; --resume {out} continues from the last checkpoint, "
             hint += "between two epochs also with smaller batches (--schedule)"
         return what, hint
-
-    def _save_best(self, last: EpochRecord) -> None:
-        """Write the weights as the best so far."""
-        content = {
-            "model": self.recipe.model,
-            "state_dict": self.state.eval_model.state_dict(),
-            "classes": list(self.data.train.classes),
-            "val_image_size": self.recipe.val_image_size,
-            "epoch": last.epoch,
-            "top1": last.val_top1,
-        }
-        self.writer.save_best(content)

@@ -112,10 +112,7 @@ def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
-    """Stop training the parameters whose names begin with one of these.
-
-    Returns:
-        Number of frozen values.
+    """Freeze the parameters whose names begin with one of these. Return the number of values.
 
     Raises:
         UsageError: no parameter's name begins with a prefix.
@@ -136,12 +133,9 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
 
 
 def load_pretrained(model: nn.Module, path: Path) -> list[str]:
-    """Load weights from a file. A head with another number of classes keeps its random weights.
+    """Load weights: best.pt of a run, a state_dict, safetensors, or a checkpoint that timm reads.
 
-    Args:
-        model: receives the weights.
-        path: best.pt of a run, a state_dict, a checkpoint with one under a name that timm knows, or
-            safetensors.
+    A head with another number of classes keeps its random weights.
 
     Returns:
         Names of the parameters that were not loaded.
@@ -184,17 +178,15 @@ def load_pretrained(model: nn.Module, path: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """A trained model.
+    """A trained model in evaluation mode, on its device.
 
     Args:
         path: file of the weights.
         name: name of timm's model.
-        model: in evaluation mode, on the device.
-        device: device of the model.
+        model, device: the model and where it is.
         classes: names, in the order of its outputs.
         image_size: side of the validation images, in pixels.
-        epoch: epoch after which it was kept.
-        top1: validation accuracy of that epoch, 0 to 1; None without validation.
+        top1: validation accuracy, 0 to 1; None without validation.
     """
 
     path: Path
@@ -203,16 +195,11 @@ class TrainedModel:
     device: torch.device
     classes: list[str]
     image_size: int
-    epoch: int
     top1: float | None
 
 
 def load_trained(path: Path, device: torch.device) -> TrainedModel:
-    """Load the weights of a run.
-
-    Args:
-        path: the folder of a run, for its best weights, or a file of weights.
-        device: device for the model.
+    """Load the best weights of a run, by its folder or their file.
 
     Raises:
         StateError: the file is missing, damaged, or something else.
@@ -236,7 +223,6 @@ def load_trained(path: Path, device: torch.device) -> TrainedModel:
         device=device,
         classes=classes,
         image_size=size,
-        epoch=int(content["epoch"]),
         top1=content["top1"],
     )
 
@@ -249,10 +235,11 @@ def export_safetensors(trained: TrainedModel, file: Path) -> None:
         StateError: the file cannot be written.
     """
     if file.is_dir() or file.suffix != ".safetensors":
-        folder = file.is_dir()
-        name = file / "model.safetensors" if folder else file.with_suffix(".safetensors")
-        what = "it is a folder" if folder else f"expected .safetensors, got {file.suffix!r}"
-        raise UsageError(f"cannot export to {file}: {what}", hint=f"name a file such as {name}")
+        name = file / "model.safetensors" if file.is_dir() else file.with_suffix(".safetensors")
+        raise UsageError(
+            f"cannot export to {file}: expected a file with the suffix .safetensors",
+            hint=f"name a file such as {name}",
+        )
     try:
         from safetensors.torch import save_file
     except ModuleNotFoundError:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from feedline.errors import UsageError
-from feedline.train.phases import TrainPhase
+from feedline.train.recipe import TrainPhase
 
 __all__ = ["GRID_PX", "PRESETS", "preset_settings", "round_size"]
 

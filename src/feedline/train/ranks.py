@@ -12,7 +12,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,17 +43,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of the training.
-
-    Args:
-        rank: its number, from 0.
-        world: number of ranks.
-        group: process group for values on the CPU; None for the default group.
-    """
+    """This process among those of the training."""
 
     rank: int = 0
     world: int = 1
     group: distributed.ProcessGroup | None = None
+    """For values on the CPU; None for the default group."""
 
     @property
     def is_main(self) -> bool:
@@ -67,14 +62,6 @@ class Ranks:
         total = value.to("cpu", copy=True)
         distributed.all_reduce(total, group=self.group)
         return total.to(value.device)
-
-    def from_main(self, make: Callable[[], _T]) -> _T:
-        """Call `make` on rank 0 and return its value on every rank."""
-        if self.world == 1:
-            return make()
-        values: list[Any] = [make() if self.is_main else None]
-        distributed.broadcast_object_list(values, src=0, group=self.group)
-        return values[0]  # type: ignore[no-any-return]
 
     def gathered(self, value: _T) -> list[_T]:
         """The value of each rank, in order."""
@@ -117,11 +104,7 @@ class AgreedStop:
         self._checked_s = time.monotonic()
 
     def requested(self, *, at_end: bool = False) -> int | None:
-        """The signal that asks for a stop; None without any. A collective call.
-
-        Args:
-            at_end: exchange requests now, as at the end of an epoch, and at the next call.
-        """
+        """The signal that asks for a stop, or None; `at_end` exchanges requests in any case."""
         own = self._request.requested()
         if self._ranks.world == 1:
             return own
@@ -144,10 +127,7 @@ def join_ranks() -> Iterator[Ranks]:
     """Join the other processes of the training, if torchrun has started any.
 
     A process group that the program has set up is used, with a gloo group for values on the CPU.
-
-    Raises:
-        UsageError: the environment has a rank, but not the address of the others.
-        FeedlineError: another rank has ended; names it if it ran on this machine.
+    If another rank has ended, FeedlineError names it if it ran on this machine.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -187,7 +167,7 @@ def join_ranks() -> Iterator[Ranks]:
 
 
 def _processes(ranks: Ranks) -> dict[int, psutil.Process]:
-    """The processes of the other ranks of this machine, by rank."""
+    """Processes of the other ranks of this machine, by rank."""
     found = {}
     for rank, (host, pid) in enumerate(ranks.gathered((platform.node(), os.getpid()))):
         if rank != ranks.rank and host == platform.node():
@@ -206,12 +186,7 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def find_ended(processes: Mapping[int, psutil.Process], *, within_s: float) -> int | None:
-    """Return the first rank whose process has ended, or None.
-
-    Args:
-        processes: by rank.
-        within_s: how long to wait for one to end.
-    """
+    """The first rank whose process has ended, or None if none ends in time."""
     until = time.monotonic() + within_s
     while True:
         for rank, process in processes.items():

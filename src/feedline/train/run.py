@@ -7,6 +7,7 @@ weights as an uninterrupted one, bit for bit on a CPU with the same number of to
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,15 +17,22 @@ from typing import Any
 
 import torch
 
-from feedline.bench.machine import versions
+from feedline.bench.machine import machine, versions
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.saved_settings import SavedSettings
-from feedline.train.checkpoint import CheckpointWriter
-from feedline.train.config import Assignment, as_toml
+from feedline.trace.this_machine import device_name
+from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, CheckpointWriter
+from feedline.train.config import (
+    Assignment,
+    ResumedRun,
+    as_toml,
+    changed_on_resume,
+    check_resumable,
+    share_batches,
+)
 from feedline.train.data import TrainData, train_loader, val_loader
 from feedline.train.history import (
-    EpochInProgress,
     History,
     TrainReport,
     TrainResult,
@@ -33,20 +41,18 @@ from feedline.train.loop import TrainingLoop
 from feedline.train.model import create_model, freeze
 from feedline.train.ranks import AgreedStop, Ranks, join_ranks
 from feedline.train.recipe import Recipe
-from feedline.train.resume import (
-    ResumedRun,
-    changed_on_resume,
-    check_resumable,
-    resolve_settings,
-    share_batches,
+from feedline.train.run_folder import (
+    RECIPE_NAME,
+    check_run_folder,
+    lock_run_folder,
+    make_run_folder,
+    write_text,
 )
-from feedline.train.run_folder import RunFiles, check_run_folder, lock_run_folder, make_run_folder
 from feedline.train.run_settings import RunSettings
 from feedline.train.runtime import (
     choose_device,
     choose_precision,
     compile_model,
-    machine,
     memory_error,
     prepare_process,
     reseed,
@@ -98,42 +104,35 @@ def train_model(
 def run_training(assignment: Assignment, report: TrainReport) -> TrainResult:
     """Train, or resume a run; see `train_model`."""
     with join_ranks() as ranks:
-        run = resolve_settings(assignment.run, assignment.resumed)
         report = report if ranks.is_main else TrainReport()
-        ready = prepare(assignment.recipe, run, assignment.resumed, report.note, world=ranks.world)
-        return _train(ready, run, ranks, report)
+        ready = prepare(assignment, report.note, world=ranks.world)
+        return _train(ready, ranks, report)
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
     """Everything a run needs before it begins.
 
     Args:
         recipe: the recipe, with batch sizes for the number of ranks.
+        run: run settings.
+        resumed: the run to resume, if any; with another schedule if `extended`.
         data: images.
-        device: device of the steps.
-        precision: dtype of the steps.
+        device, precision: of the steps.
         model: with its initial weights, on the CPU.
-        checkpoint: checkpoint to resume from; None for a new run.
-        saved: its content; large, released once it is restored.
-        extended: it resumes with another schedule.
     """
 
     recipe: Recipe
+    run: RunSettings
+    resumed: ResumedRun | None
+    extended: bool
     data: TrainData
     device: torch.device
     precision: torch.dtype
     model: torch.nn.Module
-    checkpoint: Path | None
-    saved: dict[str, Any] | None
-    extended: bool
 
     def make_state(self) -> TrainState:
-        """The model on its device, with its optimizer.
-
-        Raises:
-            UsageError: the device has no memory for it.
-        """
+        """The model on its device, with its optimizer (UsageError if memory is out)."""
         with memory_error(f"the model {self.recipe.model!r}", "choose a smaller --model"):
             return TrainState(
                 self.model,
@@ -144,27 +143,14 @@ class PreparedRun:
             )
 
 
-def prepare(
-    recipe: Recipe,
-    run: RunSettings,
-    resumed: ResumedRun | None,
-    note: Callable[[str], object],
-    *,
-    world: int,
-) -> PreparedRun:
-    """Find and check everything that a run needs.
-
-    Args:
-        recipe: the recipe.
-        run: resolved run settings.
-        resumed: the run to resume; its checkpoint is taken.
-        note: called with messages for the user.
-        world: number of ranks.
+def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
+    """Find and check everything that a run on `world` ranks needs.
 
     Raises:
         UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
             used.
     """
+    recipe, run, resumed = assignment.recipe, assignment.run, assignment.resumed
     if run.data is None:
         raise UsageError(
             "no folder of images, and no run to resume",
@@ -175,22 +161,18 @@ def prepare(
         SavedSettings.read(run.settings)  # the loader reads it again; errors now
     device = choose_device(run.device or "auto")
     precision = choose_precision(recipe.amp, device)
-    checkpoint, saved, extended = None, None, False
+    data, extended = TrainData.find(run.data, run.val_dir), False
     if resumed is not None:
-        checkpoint, saved = resumed.checkpoint, resumed.take()
         if resumed.note:
             note(resumed.note)
-        history = saved["history"]
-        between = None if history["current"]["steps"] else len(history["records"])
-        extended = check_resumable(recipe, saved["recipe"], done=between)
+        saved = resumed.content
+        extended = check_resumable(recipe, saved["recipe"], done=resumed.between_epochs)
         if changed := changed_on_resume(recipe, saved["recipe"]):
             note(f"changed from here on: {changed}")
         recipe = share_batches(recipe, saved["ranks"], world)
+        data.check_resumable(saved["dataset"])
     elif run.resume == "auto":
         note("no run to resume: starting a new one")
-    data = TrainData.find(run.data, run.val_dir)
-    if saved is not None:
-        data.check_resumable(saved["dataset"])
     prepare_process(seed=recipe.seed, device=device)
     model = create_model(
         recipe.model,
@@ -203,25 +185,29 @@ def prepare(
     if frozen := freeze(model, recipe.freeze):
         note(f"{frozen} parameters are frozen")
     create_optimizer(model, recipe)  # the real one is made on the device; errors now
-    check_run_folder(run.out, checkpoint=checkpoint)
+    check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
     return PreparedRun(
         recipe=recipe,
+        run=run,
+        resumed=resumed,
+        extended=extended,
         data=data,
         device=device,
         precision=precision,
         model=model,
-        checkpoint=checkpoint,
-        saved=saved,
-        extended=extended,
     )
 
 
-def _train(ready: PreparedRun, run: RunSettings, ranks: Ranks, report: TrainReport) -> TrainResult:
+def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult:
     """Train on one rank."""
-    recipe, data, device = ready.recipe, ready.data, ready.device
-    out = ranks.from_main(
-        lambda: make_run_folder(run.out, checkpoint=ready.checkpoint, model=recipe.model)
-    )
+    recipe, run, resumed = ready.recipe, ready.run, ready.resumed
+    data, device = ready.data, ready.device
+    made = None
+    if ranks.is_main:
+        checkpoint = resumed.checkpoint if resumed else None
+        made = make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
+    out = ranks.gathered(made)[0]
+    assert out is not None, "rank 0 has made it"
     reseed(recipe.seed, ranks.rank)
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
@@ -243,33 +229,36 @@ def _train(ready: PreparedRun, run: RunSettings, ranks: Ranks, report: TrainRepo
         state = ready.make_state()
         state.forward = ranks.parallel(state.model, device)
         compile_model(state, recipe, report.note)
-        files = RunFiles(out, report.note)
         loop = TrainingLoop(
             recipe=recipe,
             run=run,
             data=data,
             loader=loader,
-            batches=_watch(loader, run, out, resumed=ready.saved is not None),
+            batches=_watch(loader, run, out, resumed=resumed is not None),
             val_loader=validation,
             state=state,
-            history=History(current=EpochInProgress.begin(0, device)),
+            history=History(device),
             writer=CheckpointWriter(out=out, keep=run.keep_checkpoints or 0, note=report.note),
-            files=files,
             ranks=ranks,
             stop=AgreedStop(stop, ranks),
             report=report,
         )
-        if ready.saved is not None:
-            loop.restore(ready.saved, extended=ready.extended)
-            ready.saved = None
+        if resumed is not None:
+            loop.restore(resumed.content, extended=ready.extended)
+            resumed.content.clear()
             done = len(loop.history.records) >= recipe.epochs
             text = "is finished: nothing to do" if done else f"resumes after step {state.step}"
             if ready.extended and not done:
                 text += f", up to {recipe.epochs} epochs of the new schedule"
             report.note(f"{out} {text}")
+        environment: dict[str, Any] = {
+            "machine": machine()
+            | {"device": device.type, "gpu": device_name(), "threads": torch.get_num_threads()},
+            "versions": versions("timm"),
+        }
         if ranks.is_main:
-            environment = {"machine": machine(device), "versions": versions("timm")}
-            files.write_settings(as_toml(recipe, run), environment)
+            write_text(out / RECIPE_NAME, as_toml(recipe, run), report.note)
+            write_text(out / "environment.json", json.dumps(environment, indent=2), report.note)
         helps = device.type == "cuda" or recipe.compile
         if helps if run.warmup_shapes is None else run.warmup_shapes:
             warm_up(state, recipe.shapes, classes=len(data.train.classes), note=report.note)
@@ -283,11 +272,10 @@ def _train(ready: PreparedRun, run: RunSettings, ranks: Ranks, report: TrainRepo
         stopped_by=stopped_by,
         best_top1=loop.history.best_top1,
         weights=loop.writer.best,
-        weights_error=loop.writer.weights_error,
-        checkpoint_error=loop.writer.checkpoint_error,
+        weights_error=loop.writer.errors.get(BEST_NAME),
+        checkpoint_error=loop.writer.errors.get(CHECKPOINT_NAME),
         skipped=skipped,
-        machine=machine(device),
-        versions=versions("timm"),
+        **environment,
     )
 
 

@@ -8,14 +8,13 @@ runs/resnet18-1/metrics.csv        one line for each finished epoch; metrics.jso
 runs/resnet18-1/trace.json         where the time went, in all starts: `feedline report RUN`
 
 Guarantees: each file is whole, or as it was before. A file of figures that cannot be written does
-not end a training: it is reported once.
+not end a training.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import os
 import shlex
@@ -24,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from feedline.errors import StateError, UsageError
 from feedline.system import lock_file
@@ -33,11 +31,12 @@ from feedline.train.history import EpochRecord
 
 __all__ = [
     "RECIPE_NAME",
-    "RunFiles",
     "check_run_folder",
     "find_checkpoint",
     "lock_run_folder",
     "make_run_folder",
+    "write_figures",
+    "write_text",
 ]
 
 RECIPE_NAME = "recipe.toml"
@@ -78,7 +77,7 @@ def find_checkpoint(
     if resume != "auto":
         path = Path(resume)
         path = path / CHECKPOINT_NAME if path.is_dir() else path
-        others = path.name == CHECKPOINT_NAME and _has(path.parent, *_CHECKPOINTS, BEST_NAME)
+        others = path.name == CHECKPOINT_NAME and _newest(path.parent, *_CHECKPOINTS, BEST_NAME)
         if not path.is_file() and not others:
             raise StateError(
                 f"--resume {resume}: no checkpoint found",
@@ -88,40 +87,31 @@ def find_checkpoint(
     if out is not None:
         folders = [out]
     elif model is not None:
-        folders = [path for _, path in reversed(_numbered(model))]
+        folders = [path for _, path in _numbered(model)]
     else:
-        folders = sorted(_RUNS.glob("*"), key=_written, reverse=True)
-    found = (folder for folder in folders if _has(folder, *_CHECKPOINTS))
+        folders = sorted(_RUNS.glob("*"), key=lambda folder: _newest(folder, *_CHECKPOINTS))
+    found = (folder for folder in reversed(folders) if _newest(folder, *_CHECKPOINTS))
     return next((folder / CHECKPOINT_NAME for folder in found), None)
 
 
-def _has(folder: Path, *patterns: str) -> bool:
-    return any(path.is_file() for pattern in patterns for path in folder.glob(pattern))
-
-
-def _written(folder: Path) -> float:
-    """Time of the latest checkpoint of a run."""
-    paths = (path for name in _CHECKPOINTS for path in folder.glob(name))
+def _newest(folder: Path, *patterns: str) -> float:
+    """Time of the newest file of a folder that matches; 0 if there is none."""
+    paths = (path for pattern in patterns for path in folder.glob(pattern))
     return max((path.stat().st_mtime for path in paths), default=0.0)
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
-    """Check that a run can be written to a folder, without making it.
-
-    Args:
-        out: the folder, if given.
-        checkpoint: the checkpoint to resume from, or None.
+    """Check that a run can be written to a folder, or to the default one, without making it.
 
     Raises:
-        UsageError: it cannot be written to, or has the checkpoint of another run.
+        UsageError: it cannot be written to, or has another checkpoint than the one to resume from.
     """
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not parent.is_dir():
-        raise UsageError(f"cannot write a run to {out}: {parent} is a file", hint="choose --out")
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"cannot write a run to {out}: permission denied", hint="choose --out")
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = "permission denied" if parent.is_dir() else "it is a file"
+        raise UsageError(f"cannot write a run to {out}: {parent}: {why}", hint="choose --out")
     last = out / CHECKPOINT_NAME
     if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
         raise UsageError(
@@ -132,12 +122,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
 
 
 def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) -> Path:
-    """Make the folder of a run.
-
-    Args:
-        out: the folder, if given; None for that of the checkpoint, or the next free `runs/MODEL-N`.
-        checkpoint: the checkpoint to resume from, or None.
-        model: name of the model.
+    """Make the folder of a run: `out`, that of the checkpoint, or the next free `runs/MODEL-N`.
 
     Raises:
         UsageError: it cannot be written to, or has the checkpoint of another run.
@@ -145,30 +130,26 @@ def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) ->
     if out is None and checkpoint is not None:
         out = checkpoint.parent
     try:
-        if out is None:
-            newest = max((number for number, _ in _numbered(model)), default=0)
-            for number in itertools.count(newest + 1):
+        if out is not None:
+            check_run_folder(out, checkpoint=checkpoint)
+            out.mkdir(parents=True, exist_ok=True)
+            return out
+        number = max((number for number, _ in _numbered(model)), default=0)
+        while True:
+            number += 1
+            with suppress(FileExistsError):  # another run was faster
                 out = _RUNS / f"{_stem(model)}{number}"
-                with suppress(FileExistsError):  # another run was faster
-                    out.mkdir(parents=True)
-                    return out
-        assert out is not None
-        check_run_folder(out, checkpoint=checkpoint)
-        out.mkdir(parents=True, exist_ok=True)
+                out.mkdir(parents=True)
+                return out
     except OSError as error:
         raise UsageError(
             f"cannot write a run to {out}: {error.strerror}", hint="choose another --out"
         ) from None
-    return out
 
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder; remove it at the end if it is empty.
-
-    Raises:
-        UsageError: another run uses it.
-    """
+    """Keep other runs out of a folder (UsageError); remove it at the end if it is empty."""
     with ExitStack() as stack:
         if sys.platform == "win32":
             # Windows removes the file when it is closed, also at the end of the process.
@@ -189,40 +170,21 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-class RunFiles:
-    """Writes the files of figures of a run.
+def write_figures(out: Path, records: Sequence[EpochRecord], note: Callable[[str], object]) -> None:
+    """Write metrics.csv and metrics.jsonl; call `note` if that fails."""
+    rows = [asdict(record) for record in records]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [each.name for each in fields(EpochRecord)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(out / "metrics.csv", table.getvalue(), note)
+    write_text(out / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows), note)
 
-    Args:
-        out: folder of the run.
-        note: called with files that cannot be written.
-    """
 
-    def __init__(self, out: Path, note: Callable[[str], object]) -> None:
-        self._out = out
-        self._note = note
-        self._failed = False
-
-    def write_settings(self, toml: str, environment: dict[str, Any]) -> None:
-        """Write recipe.toml and environment.json."""
-        self._write(RECIPE_NAME, toml)
-        self._write("environment.json", json.dumps(environment, indent=2) + "\n")
-
-    def write_epochs(self, records: Sequence[EpochRecord]) -> None:
-        """Write metrics.csv and metrics.jsonl."""
-        rows = [asdict(record) for record in records]
-        table = io.StringIO()
-        names = [each.name for each in fields(EpochRecord)]
-        writer = csv.DictWriter(table, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        self._write("metrics.csv", table.getvalue())
-        self._write("metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            with replacing(self._out / name) as partial:
-                partial.write_text(text, encoding="utf-8")
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                self._note(f"{self._out / name} cannot be written: {error.strerror}")
+def write_text(path: Path, text: str, note: Callable[[str], object]) -> None:
+    """Write a file, replacing an earlier one; call `note` if that fails."""
+    try:
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        note(f"{path} cannot be written: {error.strerror}. Training continues")

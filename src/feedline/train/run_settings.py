@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.train.phases import Count, check_names, check_values, setting_names
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Count, Recipe, check_names, check_values, setting_names
 
 __all__ = ["PLACES", "RunSettings"]
 

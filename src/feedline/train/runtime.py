@@ -8,7 +8,6 @@ for each shape; `compile_model` raises torch.compile's limit of recompilations.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ import torch
 from feedline.device.usable import synchronize, usable_device
 from feedline.errors import UsageError
 from feedline.plan.seeds import mix
-from feedline.system import affinity_cores
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState, autocast
 from feedline.tuning.device_memory import is_out_of_memory
@@ -28,9 +26,9 @@ __all__ = [
     "choose_device",
     "choose_precision",
     "compile_model",
-    "machine",
     "memory_error",
     "prepare_process",
+    "preserved_random_state",
     "random_state",
     "reseed",
     "restore_random_state",
@@ -41,14 +39,9 @@ _WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles i
 
 
 def choose_device(name: str) -> torch.device:
-    """Choose the device of this process.
+    """The device of this process; "auto" is CUDA (or ROCm) if available, otherwise the CPU.
 
-    Args:
-        name: "auto" for CUDA (or ROCm) if available, otherwise the CPU; or a device of torch, such
-            as "cpu", "cuda", "mps" or "xpu". Each process of a machine gets a GPU of its own.
-
-    Raises:
-        UsageError: the device is not available.
+    Each process of a machine gets a GPU of its own. A device that is missing is a UsageError.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,12 +51,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
-    """Choose the dtype of a step from "auto", "off", "bf16" or "fp16".
+    """The dtype of a step, for "auto", "off", "bf16" or "fp16".
 
     "auto" is bfloat16 on a GPU with native support, float16 on other GPUs, float32 on a CPU.
-
-    Raises:
-        UsageError: float16 on a CPU, where it gains nothing.
+    float16 on a CPU, where it gains nothing, is a UsageError.
     """
     on_cuda = device.type == "cuda"
     if amp == "fp16" and not on_cuda:
@@ -99,9 +90,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
-    if device.type != "cpu" and device.type in state:
-        module = getattr(torch, device.type)
-        module.set_rng_state(state[device.type], *_numbered(device))
+    if device.type in state and device.type != "cpu":
+        getattr(torch, device.type).set_rng_state(state[device.type], *_numbered(device))
 
 
 def _numbered(device: torch.device) -> tuple[torch.device, ...]:
@@ -109,25 +99,20 @@ def _numbered(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Facts about the machine. `cpus`: logical CPUs that this process may use."""
-    on_cuda = device.type == "cuda"
-    return {
-        "cpus": affinity_cores(),
-        "torch_threads": torch.get_num_threads(),
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor(),
-        "platform": platform.platform(),
-    }
+@contextmanager
+def preserved_random_state(device: torch.device) -> Iterator[None]:
+    """Restore torch's random state, and cuDNN's choice of kernels, at the end."""
+    states, benchmark = random_state(device), torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        restore_random_state(states, device)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 @contextmanager
 def memory_error(what: str, hint: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors into one that names the batch.
-
-    Raises:
-        UsageError: the device's memory is out.
-    """
+    """Turn torch's out-of-memory errors into a UsageError that names the batch."""
     try:
         yield
     except RuntimeError as error:  # base class of torch's own
@@ -159,36 +144,30 @@ def warm_up(
     classes: int,
     note: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """Run a few steps on zeros at each batch shape, before training.
+    """Run a few steps on zeros at each batch shape (images, side in pixels), before training.
 
     A first step at a shape takes longer: cuDNN times its kernels, torch.compile compiles, the
     allocator requests memory. Weights, running statistics, optimizer, gradients and random states
-    are unchanged afterwards, to the bit.
-
-    Args:
-        state: model to run forward and backward.
-        shapes: (images, side in pixels) of batches, the largest first.
-        classes: number of classes.
-        note: called with the time of each shape.
+    are unchanged afterwards, to the bit. `note` is called with the time of each shape.
 
     Raises:
         UsageError: a batch does not fit the device's memory.
     """
-    model, device = state.forward, state.device
+    device, training = state.device, state.model.training
     buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
-    states, training = random_state(device), state.model.training
     state.model.train()
     try:
         for rows, size in shapes:
             began_s = time.perf_counter()
             what = f"a batch of {rows} images at {size} px"
-            with memory_error(what, "use a smaller --batch-size, or --grad-accum-steps"):
+            hint = "use a smaller --batch-size, or --grad-accum-steps"
+            with memory_error(what, hint), preserved_random_state(device):
                 images = torch.zeros(rows, 3, size, size, device=device)
                 images = images.contiguous(memory_format=torch.channels_last)
                 targets = torch.zeros(rows, classes, device=device)
                 for _ in range(_WARMUP_STEPS):
                     with autocast(device, state.precision):
-                        logits = model(images)
+                        logits = state.forward(images)
                         loss = torch.nn.functional.cross_entropy(logits.float(), targets)
                     loss.backward()
                     state.model.zero_grad(set_to_none=True)
@@ -200,4 +179,3 @@ def warm_up(
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        restore_random_state(states, device)

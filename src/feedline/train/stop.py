@@ -27,9 +27,8 @@ _SIGNALS = [
 class StopRequest:
     """Records these signals while it is entered; outside the main thread it records none.
 
-    Args:
-        report: called with the number of the first signal, from another thread: Python's handlers
-            run in the main thread, which may be in a backward pass for seconds.
+    `report` is called with the number of the first signal, from another thread: Python's handlers
+    run in the main thread, which may be in a backward pass for seconds.
     """
 
     def __init__(self, report: Callable[[int], object] = lambda signum: None) -> None:
@@ -42,11 +41,7 @@ class StopRequest:
         self._watcher: threading.Thread | None = None
 
     def requested(self) -> int | None:
-        """The first signal; None before any.
-
-        Raises:
-            BaseException: raised by the original handler of a second signal, and lost by Python.
-        """
+        """The first signal; None before any. Raises what a second one raised, if Python lost it."""
         if self._raised is not None:
             raise self._raised
         return self._signum

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feedline.errors import UsageError
-from feedline.train.phases import TrainPhase
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, TrainPhase
 
 __all__ = ["StepCounter", "TrainState", "autocast", "create_optimizer", "lr_factor", "train_step"]
 
@@ -54,15 +53,11 @@ def lr_factor(seen: float, *, sched: str, warmup: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCounter:
-    """Optimizer steps of a run: which batches make one, and how many there are.
-
-    Args:
-        recipe: epochs and gradient accumulation.
-        batches_in: number of batches of an epoch (from 0).
-    """
+    """Optimizer steps of a run: which batches make one, and how many there are."""
 
     recipe: Recipe
     batches_in: Callable[[int], int]
+    """Number of batches of an epoch (from 0)."""
 
     def parts(self, epoch: int, batch: int) -> tuple[int, int]:
         """(number of this batch within its step, batches of the step)."""
@@ -92,13 +87,10 @@ class StepCounter:
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make timm's optimizer for a model on its device.
+    """Make timm's optimizer for a model on its device (UsageError if it cannot be used).
 
     Weight decay applies to weights of two or more dimensions only (He et al., "Bag of tricks",
     2018, section 3.1), except those that the model excludes.
-
-    Raises:
-        UsageError: the optimizer is unknown or cannot be used, or nothing is trained.
     """
     from timm import optim  # an extra, seconds to import
 
@@ -124,8 +116,7 @@ class TrainState:
     Args:
         model: in channels_last layout; moved to the device.
         recipe: optimizer, learning rate and phases.
-        device: device of the steps.
-        precision: dtype of the forward pass. With float16 the loss is scaled.
+        device, precision: of the forward pass. With float16 the loss is scaled.
         class_weights: weights of the classes in the loss, shape (classes,), float32; or None.
     """
 
@@ -156,10 +147,6 @@ class TrainState:
         """Optimizer steps done."""
         self._recipe = recipe
         self._rates = _module_rates(self.model)
-        self._largest = {
-            name: max(getattr(phase, name) for phase in recipe.phases)
-            for name in ("drop", "drop_path")
-        }
         self.set_phase(self.phase)
         self.set_progress(0.0)
 
@@ -183,7 +170,7 @@ class TrainState:
         """Set the regularisation of a phase."""
         self.phase = phase
         for module, attribute, kind, rate in self._rates:
-            largest = self._largest[kind]
+            largest = max(getattr(each, kind) for each in self._recipe.phases)
             share = getattr(phase, kind) / largest if largest else 1.0  # the model's own
             setattr(module, attribute, rate * share)
 
@@ -247,8 +234,7 @@ def train_step(
         state: its model is in training mode.
         images: float, shape (N, 3, H, W), normalised, on the device.
         targets: int64, shape (N,), or class probabilities, float, (N, classes); on the device.
-        part: number of this batch among those whose gradients make one step, from 0.
-        parts: number of these batches.
+        part, parts: number of this batch among those whose gradients make one step, from 0.
 
     Returns:
         Mean loss of the batch before the step: float32, shape (), on the device, detached.

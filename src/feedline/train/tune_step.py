@@ -60,14 +60,7 @@ def largest_batches(
 ) -> BatchSizes:
     """Find the largest batch for each phase, with the recipe's optimizer, loss and precision.
 
-    Args:
-        model: name of a timm model.
-        classes: number of classes.
-        schedule: see `Schedule.parse`; batch sizes in it are kept.
-        most: no larger batch is tried.
-        device: see `choose_device`.
-        gpu_memory: GB to estimate for; None tries on this machine's GPU.
-        told: called after each trial, with the image size.
+    See `find_batch_size`.
 
     Raises:
         UsageError: there is no GPU and no `gpu_memory`; the model is unknown; nothing fits.
