@@ -85,15 +85,15 @@ def in_data_folder(
         image.save(tmp_path / "images/0.jpg")
         Image.new("L", image.size).save(tmp_path / "masks/0.png")
     monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more wait for each other if tests share the cores
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    if multiprocessing.get_start_method() != "fork" and sys.platform == "linux":
-        # A page is no file that a worker of another start method could import.
-        before = multiprocessing.get_start_method()
+    start_method = multiprocessing.get_start_method()
+    if sys.platform == "linux":  # a page is no file that a worker of another method could import
         multiprocessing.set_start_method("fork", force=True)
-        yield
-        multiprocessing.set_start_method(before, force=True)
-    else:
-        yield
+    yield
+    multiprocessing.set_start_method(start_method, force=True)
+    torch.set_num_threads(threads)
 
 
 def old_lmdb(path: str, files: list[Path]) -> None:
