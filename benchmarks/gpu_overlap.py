@@ -72,8 +72,8 @@ from torchvision.transforms import v2
 
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from feedline.images.demo_set import DemoSet, write_demo_set
 from feedline.system import usable_cores
-from feedline.train.demo_set import DemoSet, write_demo_set
 
 SCALE = (0.25, 1.0)
 

@@ -43,9 +43,9 @@ from typing import Any
 from cache_accuracy_table import Interval, interval
 from report import begun, save, table
 
+from feedline.images.demo_set import DemoSet, write_demo_set
 from feedline.plan.schedule import Schedule
 from feedline.system import usable_cores
-from feedline.train.demo_set import DemoSet, write_demo_set
 
 PACKAGES = ("feedline", "torch", "timm", "numpy", "simplejpeg", "pillow")
 PROGRESSIVE, FIXED = "progressive", "fixed"

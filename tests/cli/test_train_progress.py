@@ -109,7 +109,7 @@ def test_the_bar_shows_the_time_left_over_all_phases() -> None:
         shown.stepped(replace(now, step=k, images=10 * k))
     assert (bar.done, bar.total) == (3, 60)
     assert bar.end == "47 s left"  # 70 images of 0.1 s, 100 of 0.4 s
-    shown.validating(rows=40)
+    shown.validating(done=40)
     assert bar.text.endswith("validated 40")
 
 

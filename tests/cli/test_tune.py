@@ -14,7 +14,7 @@ import pytest
 from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.train.demo_set import DemoSet, write_demo_set
+from feedline.images.demo_set import DemoSet, write_demo_set
 from feedline.tuning import folder as tuning_folder
 from feedline.tuning import other_way
 from feedline.tuning.rehearsal import Rehearsal

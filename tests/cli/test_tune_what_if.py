@@ -12,7 +12,7 @@ from command_line import Command
 from feedline import build_cache
 from feedline.bench import level_rates
 from feedline.errors import ResourceError
-from feedline.train.demo_set import DemoSet, write_demo_set
+from feedline.images.demo_set import DemoSet, write_demo_set
 
 
 @pytest.fixture(scope="module")

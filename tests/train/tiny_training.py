@@ -41,7 +41,7 @@ class Recorder(TrainReport):
         self.stops = 0
         self.begun: list[tuple[int, int, int]] = []
         self.steps: list[int] = []
-        self.validated = 0
+        self.validated: list[int] = []
         self.records: list[EpochRecord] = []
         self._after, self._do = after, do
 
@@ -62,8 +62,8 @@ class Recorder(TrainReport):
         if now.step == self._after:
             self._do()
 
-    def validating(self, *, rows: int) -> None:
-        self.validated += rows
+    def validating(self, *, done: int) -> None:
+        self.validated.append(done)
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         self.records.append(record)

@@ -36,7 +36,7 @@ def demo_data(
     Example: feedline demo-data demo-data --num-classes 6 --train-per-class 64
     """
     from feedline.cli.progress import ProgressBar
-    from feedline.train.demo_set import DemoSet, write_demo_set  # loads numpy
+    from feedline.images.demo_set import DemoSet, write_demo_set  # loads numpy
 
     demo = DemoSet(
         classes=num_classes,

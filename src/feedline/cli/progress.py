@@ -239,7 +239,7 @@ class TrainProgress(TrainReport):
     def __init__(self, bar: ProgressBar, clock: Callable[[], float] = time.monotonic) -> None:
         self._bar, self._clock = bar, clock
         self._recipe: Recipe | None = None
-        self._images = self._val_images = self._validated = 0
+        self._images = self._val_images = 0
         self._costs: dict[int, float] = {}
         self._val_costs: dict[int, float] = {}
         self._window: deque[tuple[float, int, Totals]] = deque()
@@ -284,7 +284,7 @@ class TrainProgress(TrainReport):
     def begin(self, now: TrainPosition) -> None:
         """Show a new epoch."""
         self._window.clear()
-        self._validated, self._loss = 0, None
+        self._loss = None
         self._show(now)
 
     def stepped(self, now: TrainPosition) -> None:
@@ -318,10 +318,9 @@ class TrainProgress(TrainReport):
         end = "" if left_s is None else f"{duration(left_s)} left"
         self._bar.update(now.step, now.steps, self._text, end=end)
 
-    def validating(self, *, rows: int) -> None:
+    def validating(self, *, done: int) -> None:
         """Show the number of validated images."""
-        self._validated += rows
-        self._bar.update(what=f"{self._text}  validated {self._validated}")
+        self._bar.update(what=f"{self._text}  validated {done}")
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """Print the line of an epoch."""

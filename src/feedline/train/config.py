@@ -102,12 +102,11 @@ class Assignment:
     def collect(
         cls, given: Mapping[str, Any] | Recipe, run: RunSettings, *, config: Path | None = None
     ) -> Assignment:
-        """Collect the settings of a training.
+        """Collect the settings of a training from arguments and a TOML file.
 
         Args:
             given: a recipe, or recipe settings by name; None for one that was not given.
-            run: run settings.
-            config: a TOML file with settings that were not given.
+            run, config: run settings, and the file.
 
         Raises:
             UsageError: the file cannot be read, a setting is unknown or out of range, or settings
@@ -136,14 +135,11 @@ class Assignment:
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
-    """Read a TOML file of settings.
+    """Read a TOML file of recipe and run settings.
 
     Recipe settings, `preset` and `epochs` are top-level keys; phases with their own settings are
     [[schedule]] tables; the [run] table has the fields of `RunSettings`, with paths relative to the
     current folder.
-
-    Raises:
-        UsageError: the file cannot be read or parsed, or a run setting is invalid.
     """
     try:
         data = read_small(file, _MAX_BYTES)

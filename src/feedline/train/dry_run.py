@@ -26,9 +26,9 @@ from feedline.forecast.text import aligned, counted, duration, wrapped
 from feedline.system import rank_and_world
 from feedline.train.config import Assignment
 from feedline.train.data import train_loader
+from feedline.train.prepare import PreparedRun, prepare
 from feedline.train.presets import GRID_PX, round_size
 from feedline.train.recipe import REGULARISATION, Recipe, TrainPhase
-from feedline.train.run import PreparedRun, prepare
 from feedline.train.runtime import (
     choose_device,
     compile_model,
@@ -184,8 +184,6 @@ def dry_run(
     with preserved_random_state(choose_device(assignment.run.device or "auto")):
         ready = prepare(assignment, note, world=1)
         recipe, data = ready.recipe, ready.data
-        if data.note:
-            note(data.note)
         with ExitStack() as stack:  # as the run builds it, so that it refuses the same
             loader = train_loader(recipe, data.train, ready.run, ready.device, stack)
             batches = [loader.steps_in(epoch) for epoch in range(recipe.epochs)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def evaluate(
     ranks: Ranks | None = None,
     labels: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
-    advance: Callable[[int], None] = lambda rows: None,
+    advance: Callable[[int], object] = lambda done: None,
 ) -> Evaluation | None:
     """Evaluate a model; its weights, statistics and mode do not change.
 
@@ -89,7 +89,7 @@ def evaluate(
         ranks: ranks that share the samples; None for this process alone.
         labels: the training label of each label in `batches`; None if they are equal.
         stopped: called after each batch; True ends the evaluation, which then returns None.
-        advance: called with the number of images of each batch.
+        advance: called after each batch with the number of images done on this rank.
     """
     table = None if labels is None else torch.tensor(labels, device=device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -115,7 +115,7 @@ def evaluate(
                     counts = torch.bincount(pairs, minlength=classes**2)
                     matrix = counts if matrix is None else matrix + counts
                 samples += len(targets)
-                advance(len(targets))
+                advance(samples)
                 if stopped():
                     return None
     finally:
@@ -136,8 +136,7 @@ def evaluate(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Classes of the image at `path`: (name, probability), the most probable first."""
 
     path: str
@@ -167,13 +166,6 @@ def evaluate_folder(
     """
     images = ImageFolder(folder, transform=EvalCrop())
     labels = label_map(trained.classes, images.classes)
-    done = 0
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        advance(done, len(images))
-
     with _batches(images, trained, **loading) as loader:
         result = evaluate(
             trained.model,
@@ -182,7 +174,7 @@ def evaluate_folder(
             precision=precision,
             labels=labels,
             confusion=True,
-            advance=count,
+            advance=lambda done: advance(done, len(images)),
         )
         assert result is not None, "a folder has images"
         return replace(result, classes=trained.classes, skipped=loader.skipped)
@@ -218,8 +210,7 @@ def predict(
             rows = zip(read, found.indices.tolist(), found.values.tolist(), strict=True)
             for number, labels, values in rows:
                 names = [trained.classes[label] for label in labels]
-                classes = list(zip(names, values, strict=True))
-                yield Prediction(path=str(paths[number]), classes=classes)
+                yield Prediction(str(paths[number]), list(zip(names, values, strict=True)))
         for path, reason in loader.skipped:
             skipped(path, reason)
 

@@ -122,6 +122,7 @@ class History:
         self._device = device
         self.records: list[EpochRecord] = []
         self.current = self._begin(0)
+        """The epoch in progress, on this rank."""
 
     def _begin(self, epoch: int, loss_sum: float = 0.0, **sums: Any) -> EpochInProgress:
         loss = torch.tensor(loss_sum, dtype=torch.float64, device=self._device)
@@ -161,13 +162,9 @@ class History:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPosition:
-    """Position of a run between two steps.
+    """Position of a run between two steps: epoch and phase in progress, from 1, steps done.
 
     Args:
-        epoch, epochs: epoch in progress, from 1; number of epochs.
-        phase, phases: phase in progress, from 1; number of phases.
-        size_px: side of the images of this phase.
-        step, steps: steps that are done; steps of the run.
         images: images of the epoch that were trained on, over all ranks.
         lr: learning rate of the latest step, or of the next one before any.
         loss: mean loss of the epoch; None if it was not read.
@@ -204,8 +201,8 @@ class TrainReport:
     def stepped(self, now: TrainPosition) -> None:
         """A step is done."""
 
-    def validating(self, *, rows: int) -> None:
-        """`rows` more images are validated."""
+    def validating(self, *, done: int) -> None:
+        """`done` images of this rank are validated."""
 
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """An epoch of `epochs` is finished."""
@@ -216,19 +213,16 @@ class TrainReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """Outcome of a run.
+    """Outcome of a run in the folder `out`.
 
     Args:
-        recipe: the trained recipe.
-        out: folder of the run.
-        classes: class names, in the order of the model's outputs.
+        classes: names, in the order of the model's outputs.
         records: finished epochs.
         stopped_by: signal that stopped the run; None if the schedule is done.
         best_top1: highest validation accuracy, 0 to 1; None without validation.
         weights: file of the best weights; None if there is none.
         weights_error, checkpoint_error: why the latest ones could not be written, or None.
         skipped: (path, reason) of images that could not be decoded.
-        machine, versions: machine and library versions.
     """
 
     recipe: Recipe

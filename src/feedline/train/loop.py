@@ -3,7 +3,8 @@
 Guarantees: a checkpoint is taken between two steps and defines the remaining samples, so a resumed
 run takes the steps that the interrupted one would have taken. An epoch is finished once it is
 validated and in the history; a run stopped in between validates first when it resumes. If the loss
-becomes NaN or infinite, training stops before a checkpoint is saved.
+becomes NaN or infinite, training stops before a checkpoint is saved. Both loaders are built once,
+so their workers start once.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from feedline.errors import FeedlineError
-from feedline.loader import DataLoader
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
-from feedline.train.data import TrainData, without_padding
+from feedline.train.data import train_loader, val_loader, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.history import (
-    EpochInProgress,
-    History,
-    TrainPosition,
-    TrainReport,
-)
+from feedline.train.history import EpochInProgress, History, TrainPosition, TrainReport
+from feedline.train.prepare import PreparedRun
 from feedline.train.ranks import AgreedStop, Ranks
-from feedline.train.recipe import Recipe
 from feedline.train.run_folder import write_figures
-from feedline.train.run_settings import RunSettings
-from feedline.train.runtime import memory_error, random_state, restore_random_state
-from feedline.train.train_state import StepCounter, TrainState, train_step
+from feedline.train.runtime import (
+    compile_model,
+    memory_error,
+    random_state,
+    restore_random_state,
+    warm_up,
+)
+from feedline.train.stop import StopRequest
+from feedline.train.train_state import StepCounter, train_step
+from feedline.watching.watched import forget, watch
 
 __all__ = ["TrainingLoop"]
 
@@ -43,41 +46,70 @@ _CPU_CHECK_STEPS = 1
 _GPU_CHECK_STEPS = 50
 
 
-@dataclass(kw_only=True)
 class TrainingLoop:
     """Everything that changes while a run trains. All ranks make the same calls.
 
     Args:
-        recipe, run, data: of the run; saved in checkpoints.
-        loader, batches: loader of the training images, and the same, watched.
-        val_loader: loader of the validation images, or None.
-        state: model and optimizer.
-        history: figures so far.
-        writer: writes checkpoints.
+        ready: settings, images and model.
+        out: folder of the run.
         ranks: the processes that train.
-        stop: checked after each step and each validation batch.
         report: callbacks.
+        stack: closes the loaders and restores the handlers of signals.
     """
 
-    recipe: Recipe
-    run: RunSettings
-    data: TrainData
-    loader: DataLoader[Any]
-    batches: Iterable[Any]
-    val_loader: DataLoader[Any] | None
-    state: TrainState
-    history: History
-    writer: CheckpointWriter
-    ranks: Ranks
-    stop: AgreedStop
-    report: TrainReport
-
-    def __post_init__(self) -> None:
-        self._steps = StepCounter(recipe=self.recipe, batches_in=self.loader.steps_in)
-        self._total = self._steps.total
+    def __init__(
+        self, ready: PreparedRun, out: Path, ranks: Ranks, report: TrainReport, stack: ExitStack
+    ) -> None:
+        run, recipe, data, device = ready.run, ready.recipe, ready.data, ready.device
+        self.ready, self.recipe, self.data = ready, recipe, data
+        self.ranks, self.report = ranks, report
+        self.stop = AgreedStop(stack.enter_context(StopRequest(report.stopping)), ranks)
         self._stopped_by: int | None = None
+        self.loader = train_loader(recipe, data.train, run, device, stack)
+        for line in self.loader.explain().splitlines():
+            if line.startswith("copies "):
+                report.note(f"copies: {line.removeprefix('copies').strip()}")
+        self.batches = self._watched(out)
+        self.val_loader = val_loader(recipe, data, run, device, stack)
+        self.state = ready.make_state()
+        self.state.forward = ranks.parallel(self.state.model, device)
+        compile_model(self.state, recipe, report.note)
+        self.history = History(device)
+        self.writer = CheckpointWriter(out=out, keep=run.keep_checkpoints or 0, note=report.note)
+        self._steps = StepCounter(recipe=recipe, batches_in=self.loader.steps_in)
+        self._total = self._steps.total
+        if ready.resumed is not None:
+            self._restore(ready.resumed.content)
+            ready.resumed.content.clear()
+            done = len(self.history.records) >= recipe.epochs
+            text = f"resumes after step {self.state.step}"
+            text = "is finished: nothing to do" if done else text
+            if ready.extended and not done:
+                text += f", up to {recipe.epochs} epochs of the new schedule"
+            report.note(f"{out} {text}")
+        helps = device.type == "cuda" or recipe.compile
+        if helps if run.warmup_shapes is None else run.warmup_shapes:
+            warm_up(self.state, recipe.shapes, classes=len(data.train.classes), note=report.note)
 
-    def save(self, *, must: bool = False) -> None:
+    def _watched(self, out: Path) -> Any:
+        """The loader's batches, with a record of the time in the folder of the run."""
+        metrics = None
+        if self.ready.run.tensorboard:
+            from feedline.watching import tensorboard
+
+            metrics = tensorboard.writer(out / "tensorboard")
+        forget("train")
+        watched = watch(self.loader, run=out, panel=False, metrics=metrics)
+        if self.ready.resumed is not None:
+            watched.continue_run()
+        return watched
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(path, reason) of images that could not be decoded."""
+        return [*self.loader.skipped, *(self.val_loader.skipped if self.val_loader else [])]
+
+    def _save(self, *, must: bool = False) -> None:
         """Write a checkpoint; see `CheckpointWriter.save`."""
         random_states = self.ranks.gathered(random_state(self.state.device))
         current = self._current_of_all_ranks()
@@ -85,7 +117,7 @@ class TrainingLoop:
             return
         content = {
             "recipe": self.recipe.as_dict(),
-            "run": self.run.as_dict(),
+            "run": self.ready.run.as_dict(),
             "ranks": self.ranks.world,
             "dataset": self.data.identity,
             "loader": self.loader.state_dict(),
@@ -96,9 +128,8 @@ class TrainingLoop:
         between = None if current.steps else len(self.history.records)
         self.writer.save(content, epochs=between, must=must)
 
-    def restore(self, saved: dict[str, Any], *, extended: bool = False) -> None:
-        """Restore a checkpoint; `extended` if the schedule is another one, between two epochs."""
-        if extended:
+    def _restore(self, saved: dict[str, Any]) -> None:
+        if self.ready.extended:
             self.loader.set_epoch(len(saved["history"]["records"]))
         else:
             self.loader.load_state_dict(saved["loader"])
@@ -163,7 +194,7 @@ class TrainingLoop:
         val = self._validate(phase.val_image_size or 0)
         stopped = self._is_stopped(at_end=True)
         if stopped and self.val_loader is not None and val is None:
-            self.save(must=True)
+            self._save(must=True)
             return False
         best = history.best_top1
         record = self._current_of_all_ranks().record(
@@ -191,7 +222,7 @@ class TrainingLoop:
                 "top1": record.val_top1,
             }
             self.writer.save_best(content)
-        self.save()
+        self._save()
         if self.ranks.is_main:
             write_figures(self.writer.out, history.records, self.report.note)
         self.report.ended(record, epochs=self.recipe.epochs)
@@ -220,7 +251,7 @@ class TrainingLoop:
         state, loader, current = self.state, self.loader, self.history.current
         phase = self.recipe.phase_at(current.epoch)
         check_every = _CPU_CHECK_STEPS if state.device.type == "cpu" else _GPU_CHECK_STEPS
-        save_every = self.run.checkpoint_every or 0
+        save_every = self.ready.run.checkpoint_every or 0
         state.model.train()
         before_s, before, began_s = current.seconds, current.split, time.monotonic()
         untimed = loader.timing.totals()
@@ -251,11 +282,11 @@ class TrainingLoop:
                 self.report.stepped(self._position(self._read_loss() if reads else None))
                 if self._is_stopped():
                     update_sums()
-                    self.save(must=True)
+                    self._save(must=True)
                     return False
                 if save_every and state.step % save_every == 0:
                     update_sums()
-                    self.save()
+                    self._save()
         update_sums()
         return True
 
@@ -292,7 +323,7 @@ class TrainingLoop:
                 labels=self.data.labels,
                 ranks=self.ranks,
                 stopped=self._is_stopped,
-                advance=lambda rows: self.report.validating(rows=rows),
+                advance=lambda done: self.report.validating(done=done),
             )
 
     def _batch_hint(self, rows: int | None, size: int, option: str) -> tuple[str, str]:
@@ -300,7 +331,5 @@ class TrainingLoop:
         what = f"a batch of {rows} images at {size} px (epoch {self.history.current.epoch + 1})"
         hint = f"use a smaller {option}"
         if (self.writer.out / CHECKPOINT_NAME).exists():
-            out = shlex.quote(str(self.writer.out))
-            hint += f"; --resume {out} continues from the last checkpoint, "
-            hint += "between two epochs also with smaller batches (--schedule)"
+            hint += f" and --resume {shlex.quote(str(self.writer.out))}"
         return what, hint

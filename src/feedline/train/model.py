@@ -112,11 +112,7 @@ def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
-    """Freeze the parameters whose names begin with one of these. Return the number of values.
-
-    Raises:
-        UsageError: no parameter's name begins with a prefix.
-    """
+    """Freeze the parameters whose names begin with one of these. Return the number of values."""
     frozen = 0
     for prefix in prefixes:
         found = [value for name, value in model.named_parameters() if name.startswith(prefix)]
@@ -135,13 +131,8 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
 def load_pretrained(model: nn.Module, path: Path) -> list[str]:
     """Load weights: best.pt of a run, a state_dict, safetensors, or a checkpoint that timm reads.
 
-    A head with another number of classes keeps its random weights.
-
-    Returns:
-        Names of the parameters that were not loaded.
-
-    Raises:
-        UsageError: the file cannot be read, or belongs to another model.
+    A head with another number of classes keeps its random weights. Return the names of its
+    parameters.
     """
     from timm.models import load_state_dict
 
@@ -149,15 +140,9 @@ def load_pretrained(model: nn.Module, path: Path) -> list[str]:
         raise UsageError(f"pretrained: no such file {str(path)!r}")
     try:
         found = load_state_dict(str(path), weights_only=True)
-    except (ImportError, AssertionError):
-        raise UsageError(
-            f"reading {path} needs safetensors", hint="pip install safetensors"
-        ) from None
     except Exception as error:  # for random bytes the unpickler raises any
-        raise UsageError(
-            f"{path} is not a readable file of weights",
-            hint="name a state_dict saved by torch.save, or safetensors",
-        ) from error
+        hint = "name a state_dict saved by torch.save, or safetensors (pip install safetensors)"
+        raise UsageError(f"{path} is not a readable file of weights", hint=hint) from error
     own = model.state_dict()
     config: Any = getattr(model, "default_cfg", {}) or {}
     named = config.get("classifier", ())
@@ -178,23 +163,14 @@ def load_pretrained(model: nn.Module, path: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """A trained model in evaluation mode, on its device.
+    """A trained model in evaluation mode, on its device."""
 
-    Args:
-        path: file of the weights.
-        name: name of timm's model.
-        model, device: the model and where it is.
-        classes: names, in the order of its outputs.
-        image_size: side of the validation images, in pixels.
-        top1: validation accuracy, 0 to 1; None without validation.
-    """
-
-    path: Path
+    path: Path  # of the weights
     name: str
     model: nn.Module
     device: torch.device
-    classes: list[str]
-    image_size: int
+    classes: list[str]  # in the order of its outputs
+    image_size: int  # of the validation images
     top1: float | None
 
 
@@ -228,18 +204,10 @@ def load_trained(path: Path, device: torch.device) -> TrainedModel:
 
 
 def export_safetensors(trained: TrainedModel, file: Path) -> None:
-    """Write weights as safetensors, with model, classes and image size as metadata.
-
-    Raises:
-        UsageError: the name does not end in ".safetensors", or safetensors is not installed.
-        StateError: the file cannot be written.
-    """
-    if file.is_dir() or file.suffix != ".safetensors":
-        name = file / "model.safetensors" if file.is_dir() else file.with_suffix(".safetensors")
-        raise UsageError(
-            f"cannot export to {file}: expected a file with the suffix .safetensors",
-            hint=f"name a file such as {name}",
-        )
+    """Write weights as safetensors, with model, classes and image size as metadata."""
+    if file.suffix != ".safetensors":
+        hint = f"name a file such as {file.with_suffix('.safetensors')}"
+        raise UsageError(f"cannot export to {file}: expected the suffix .safetensors", hint=hint)
     try:
         from safetensors.torch import save_file
     except ModuleNotFoundError:

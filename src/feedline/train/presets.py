@@ -84,11 +84,7 @@ PRESETS = {
 
 
 def preset_settings(name: str, epochs: int) -> dict[str, Any]:
-    """Recipe settings of a preset.
-
-    Raises:
-        UsageError: the name is unknown.
-    """
+    """Recipe settings of a preset (UsageError if the name is unknown)."""
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.5)
         guess = f"; did you mean {close[0]!r}?" if close else ""

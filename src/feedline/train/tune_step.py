@@ -15,7 +15,6 @@ from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer, train_step
-from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.find_batch_size import find_batch_size
 
@@ -53,14 +52,13 @@ def largest_batches(
     *,
     classes: int,
     schedule: str,
-    most: int,
     device: str,
     gpu_memory: float | None,
-    told: Callable[[int, BatchTrial], object] | None = None,
+    **search: Any,
 ) -> BatchSizes:
     """Find the largest batch for each phase, with the recipe's optimizer, loss and precision.
 
-    See `find_batch_size`.
+    `search` are `most` and `told` of `find_batch_size`.
 
     Raises:
         UsageError: there is no GPU and no `gpu_memory`; the model is unknown; nothing fits.
@@ -83,7 +81,6 @@ def largest_batches(
         optimizer=create_optimizer(made, recipe),
         loss=partial(functional.cross_entropy, label_smoothing=recipe.smoothing),
         precision=choose_precision(recipe.amp, where) if tried else torch.bfloat16,
-        most=most,
         gpu_memory=gpu_memory,
-        told=told,
+        **search,
     )

@@ -10,7 +10,7 @@ import pytest
 import simplejpeg
 
 from feedline.errors import DatasetError, UsageError
-from feedline.train.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
+from feedline.images.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
 
 SMALL = DemoSet(classes=2, train_per_class=2, val_per_class=1)
 

@@ -1,0 +1,118 @@
+"""Everything a run needs, found and checked before a folder is made or a worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from feedline.errors import UsageError
+from feedline.loader.saved_settings import SavedSettings
+from feedline.train.config import (
+    Assignment,
+    ResumedRun,
+    changed_on_resume,
+    check_resumable,
+    share_batches,
+)
+from feedline.train.data import TrainData
+from feedline.train.model import create_model, freeze
+from feedline.train.recipe import Recipe
+from feedline.train.run_folder import check_run_folder
+from feedline.train.run_settings import RunSettings
+from feedline.train.runtime import choose_device, choose_precision, memory_error, prepare_process
+from feedline.train.train_state import TrainState, create_optimizer
+
+__all__ = ["PreparedRun", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """Everything a run needs before it begins.
+
+    Args:
+        recipe: the recipe, with batch sizes for the number of ranks.
+        run: run settings.
+        resumed: the run to resume, if any; with another schedule if `extended`.
+        data: images.
+        device, precision: of the steps.
+        model: with its initial weights, on the CPU.
+    """
+
+    recipe: Recipe
+    run: RunSettings
+    resumed: ResumedRun | None
+    extended: bool
+    data: TrainData
+    device: torch.device
+    precision: torch.dtype
+    model: torch.nn.Module
+
+    def make_state(self) -> TrainState:
+        """The model on its device, with its optimizer (UsageError if memory is out)."""
+        with memory_error(f"the model {self.recipe.model!r}", "choose a smaller --model"):
+            return TrainState(
+                self.model,
+                self.recipe,
+                device=self.device,
+                precision=self.precision,
+                class_weights=self.data.class_weights(self.recipe),
+            )
+
+
+def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
+    """Find and check everything that a run on `world` ranks needs.
+
+    Raises:
+        UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
+            used.
+    """
+    recipe, run, resumed = assignment.recipe, assignment.run, assignment.resumed
+    if run.data is None:
+        raise UsageError(
+            "no folder of images, and no run to resume",
+            hint="feedline train DIR, with train/ and val/ in it, or feedline train --resume RUN; "
+            "`feedline demo-data demo-data` makes images to try",
+        )
+    if run.settings is not None:
+        SavedSettings.read(run.settings)  # the loader reads it again; errors now
+    device = choose_device(run.device or "auto")
+    precision = choose_precision(recipe.amp, device)
+    data, extended = TrainData.find(run.data, run.val_dir), False
+    if data.note:
+        note(data.note)
+    if resumed is not None:
+        if resumed.note:
+            note(resumed.note)
+        saved = resumed.content
+        extended = check_resumable(recipe, saved["recipe"], done=resumed.between_epochs)
+        if changed := changed_on_resume(recipe, saved["recipe"]):
+            note(f"changed from here on: {changed}")
+        recipe = share_batches(recipe, saved["ranks"], world)
+        data.check_resumable(saved["dataset"])
+    elif run.resume == "auto":
+        note("no run to resume: starting a new one")
+    prepare_process(seed=recipe.seed, device=device)
+    model = create_model(
+        recipe.model,
+        classes=len(data.train.classes),
+        sizes=recipe.sizes,
+        pretrained=recipe.pretrained,
+        drop=max(phase.drop or 0.0 for phase in recipe.phases),
+        drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
+    )
+    if frozen := freeze(model, recipe.freeze):
+        note(f"{frozen} parameters are frozen")
+    create_optimizer(model, recipe)  # the real one is made on the device; errors now
+    check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
+    return PreparedRun(
+        recipe=recipe,
+        run=run,
+        resumed=resumed,
+        extended=extended,
+        data=data,
+        device=device,
+        precision=precision,
+        model=model,
+    )
